@@ -1,12 +1,13 @@
-"""How far trainer and generator differ by rounding, beside what the policy alone says of it (`lrl.weights.agreement`).
+"""How far trainer and generator differ by rounding, beside what the policy alone says of it
+(`lrl.weights.agreement`).
 
     python -m benchmarks.agreement                        the quickstart's policy and random ones
     python -m benchmarks.agreement --folders FOLDER       others, in Hugging Face format
     python -m benchmarks.agreement --print-only           print what is there
 
-The policy computes the log-probs of a text in float32, and once more with errors of the size of the generator's
-rounding. A real vLLM server computes them in its format, and writes responses. All differences are means of their
-sizes in nats a token.
+The policy computes the log-probs of a text in float32, and once more with errors of the size of the
+generator's rounding. A real vLLM server computes them in its format, and writes responses. All
+differences are means of their sizes in nats a token.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ TOKENS = 256
 """Of the text; fewer where the model has fewer positions."""
 RESPONSE_TOKENS, RESPONSES = 32, 8
 STORY = (
-    "A farmer has 3 fields with 12 cows each. He sells 7 cows at the market on Monday and buys 2 goats on his way. "
-    "How many cows has he left? On Tuesday his neighbour asks him for half of them, and pays with a horse, a cart and "
-    "40 kg of seed. The first field is the largest, since it lies beside the river, where the grass grows all summer. "
-    "What would he have to sell in order to buy a second horse, if a horse costs as much as 4 cows or 9 goats? Write "
-    "down how you have found the answer, step by step, and put it at the end behind the words 'the answer is'. A train "
-    "leaves the town at a quarter past eight and needs 55 minutes; when does it arrive if it waits 10 minutes twice?"
+    "A farmer has 3 fields with 12 cows each. He sells 7 cows at the market on Monday and buys 2 "
+    "goats on his way. How many cows has he left? On Tuesday his neighbour asks him for half of "
+    "them, and pays with a horse, a cart and 40 kg of seed. The first field is the largest, since "
+    "it lies beside the river, where the grass grows all summer. What would he have to sell in "
+    "order to buy a second horse, if a horse costs as much as 4 cows or 9 goats? Write down how "
+    "you have found the answer, step by step, and put it at the end behind the words 'the answer "
+    "is'. A train leaves the town at a quarter past eight and needs 55 minutes; when does it "
+    "arrive if it waits 10 minutes twice?"
 )
 HEAD = (
-    "| policy | generator | tokens | log-prob, mean | difference | by the policy alone | ratio | limit | largest "
-    "difference | of sampled tokens |\n" + "|---" * 10 + "|"
+    "| policy | generator | tokens | log-prob, mean | difference | by the "
+    "policy alone | ratio | limit | largest difference | of sampled tokens |\n" + "|---" * 10 + "|"
 )
 
 
@@ -55,7 +58,11 @@ def folder_of(policy: str, folder: Path) -> Path:
     if policy == "quickstart":
         return policy_of(0)
     if policy in FAMILIES:
-        sizes: dict[str, Any] = {"hidden_size": 128, "max_position_embeddings": 1024, "vocab_size": 64}
+        sizes: dict[str, Any] = {
+            "hidden_size": 128,
+            "max_position_embeddings": 1024,
+            "vocab_size": 64,
+        }
         if policy not in ("granite", "phi3"):
             sizes["head_dim"] = 32  # as theirs; vLLM's CPU build has no smaller ones
         save_tiny(policy, folder / policy, 4.0, **sizes, tie_word_embeddings=policy == "gemma2")
@@ -83,7 +90,9 @@ Response = tuple[list[int], list[float]]
 """Tokens and their log-probs."""
 
 
-async def ask(server: Any, tokens: list[int], prompt: list[int]) -> tuple[list[float], list[Response]]:
+async def ask(
+    server: Any, tokens: list[int], prompt: list[int]
+) -> tuple[list[float], list[Response]]:
     """Returns the generator's log-probs of the text, and responses to its beginning."""
     client, found = GeneratorClient(server.url, server.name, server.token), []
     parameters = Sampling(max_tokens=RESPONSE_TOKENS).as_vllm(n=1, written=0)
@@ -92,7 +101,9 @@ async def ask(server: Any, tokens: list[int], prompt: list[int]) -> tuple[list[f
         for _ in range(RESPONSES):
             body = {"token_ids": prompt, "sampling_params": parameters}
             (choice,) = (await client.post(GENERATE, body, deadline_s=600.0))["choices"]
-            found.append((choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]))
+            found.append(
+                (choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]])
+            )
     finally:
         await client.close()
     return logprobs, found
@@ -107,7 +118,10 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
     tokens = text_of(policy, module, min(TOKENS, positions - RESPONSE_TOKENS))
     text, prompt = Text(module.prompt_logprobs, tokens, [dtype]), tokens[: len(tokens) // 4]
     settings = lrl.ServerSettings(
-        max_model_len=len(tokens) + RESPONSE_TOKENS, max_num_seqs=RESPONSES, dtype=dtype, kv_cache_gib=0.3
+        max_model_len=len(tokens) + RESPONSE_TOKENS,
+        max_num_seqs=RESPONSES,
+        dtype=dtype,
+        kv_cache_gib=0.3,
     )
     with lent_server(made, settings, folder) as server:
         server.start()
@@ -116,7 +130,9 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
     sampled = [
         abs(own - theirs)
         for written, logprobs in responses
-        for own, theirs in zip(module.prompt_logprobs(prompt + written)[len(prompt) - 1 :], logprobs, strict=True)
+        for own, theirs in zip(
+            module.prompt_logprobs(prompt + written)[len(prompt) - 1 :], logprobs, strict=True
+        )
     ]
     spread = text.spread(dtype)
     assert spread is not None, "it was measured"
@@ -126,7 +142,9 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
         "difference": records.rounded(mean_difference(text.expected, found)),
         "spread": records.rounded(spread),
         "limit": records.rounded(tolerance(dtype, spread)),
-        "largest": records.rounded(max(abs(a - b) for a, b in zip(text.expected, found, strict=True))),
+        "largest": records.rounded(
+            max(abs(a - b) for a, b in zip(text.expected, found, strict=True))
+        ),
         "sampled": records.rounded(sum(sampled) / len(sampled)),
         "sampled_tokens": len(sampled),
     }
@@ -140,16 +158,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ratio = f"{row['difference'] / row['spread']:.2g}"
         rest = [f"{row[name]:.2g}" for name in ("limit", "largest", "sampled")]
         name = Path(row["policy"]).name
-        lines.append(f"| {' | '.join([name, row['dtype'], str(row['tokens']), *numbers, ratio, *rest])} |")
+        lines.append(
+            f"| {' | '.join([name, row['dtype'], str(row['tokens']), *numbers, ratio, *rest])} |"
+        )
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=__doc__.splitlines()[0])
-    parser.add_argument("--folders", nargs="*", default=[], help="policies of your own, in Hugging Face format")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agreement", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--folders", nargs="*", default=[], help="policies of your own, in Hugging Face format"
+    )
     dtypes = [dtype for dtype in get_args(Rounded) if dtype in LARGEST]
-    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=["bfloat16"], help="of the generator")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=dtypes, default=["bfloat16"], help="of the generator"
+    )
     arguments.add_print_only(parser, "agreement")
     return parser
 
@@ -164,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def measure_all(args: argparse.Namespace, command: str) -> None:
         for run in runs_of(args):
             row = records.measured(
-                args.out, run, lambda run=run: measure(**run, folder=args.folder) | {"command": command}
+                args.out,
+                run,
+                lambda run=run: measure(**run, folder=args.folder) | {"command": command},
             )  # type: ignore[misc]
             logging.info("%s", row)
 

@@ -14,7 +14,8 @@ from benchmarks import records
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Returns the arguments in `argv`, or else in this process's own; `command` is the whole command line."""
+    """Returns the arguments in `argv`, or else in this process's own; `command` is the whole
+    command line."""
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(words)
     args.command = " ".join([parser.prog, shlex.join(words)]).rstrip()
@@ -28,7 +29,8 @@ def measure_and_print(
     runs_of: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
     table: Callable[[list[dict[str, Any]]], str],
 ) -> int:
-    """Measures what the records lack, unless the command only prints (`add_print_only`); then prints a table."""
+    """Measures what the records lack, unless the command only prints (`add_print_only`); then
+    prints a table."""
     args = parse(parser, argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -45,17 +47,29 @@ def add_out(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def add_places(parser: argparse.ArgumentParser, name: str, plot: bool = True) -> None:
-    """Adds the folder of a benchmark's runs and the file of its records; with a plot also `--plot-only`."""
-    parser.add_argument("--folder", type=Path, default=Path("runs") / name, help="of logs and responses (%(default)s)")
+    """Adds the folder of a benchmark's runs and the file of its records; with a plot also
+    `--plot-only`."""
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs") / name,
+        help="of logs and responses (%(default)s)",
+    )
     add_out(parser, name)
     if plot:
-        parser.add_argument("--plot", type=Path, default=Path(f"docs/{name}.png"), help="(%(default)s)")
-        parser.add_argument("--plot-only", action="store_true", help="draw and print what is there; run nothing")
+        parser.add_argument(
+            "--plot", type=Path, default=Path(f"docs/{name}.png"), help="(%(default)s)"
+        )
+        parser.add_argument(
+            "--plot-only", action="store_true", help="draw and print what is there; run nothing"
+        )
 
 
 def add_print_only(parser: argparse.ArgumentParser, name: str) -> None:
     """Adds the places of a benchmark without a plot, and `--print-only`."""
-    parser.add_argument("--print-only", action="store_true", help="print what is there; run nothing")
+    parser.add_argument(
+        "--print-only", action="store_true", help="print what is there; run nothing"
+    )
     add_places(parser, name, plot=False)
 
 

@@ -1,8 +1,9 @@
-"""Both sides at once, without data between them: generation without training, and training on responses that are there.
+"""Both sides at once, without data between them: generation without training, and training on
+responses that are there.
 
-Each is a separate process, with its threads of an asynchronous run, and each waits for the other at every step's end.
-Nothing else goes between them. So the machine causes the difference to training alone; lrl causes the difference of an
-asynchronous step to such a step.
+Each is a separate process, with its threads of an asynchronous run, and each waits for the other at
+every step's end. Nothing else goes between them. So the machine causes the difference to training
+alone; lrl causes the difference of an asynchronous step to such a step.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ PATIENCE_S = 300.0
 
 
 def both_at_once(
-    system: System, server: LentServer, policy: Path, lengths: LengthSampler, counted: int, folder: Path, warm_up: int
+    system: System,
+    server: LentServer,
+    policy: Path,
+    lengths: LengthSampler,
+    counted: int,
+    folder: Path,
+    warm_up: int,
 ) -> tuple[list[float], list[Timed]]:
-    """Returns, for the counted steps, the seconds of both sides, and the times of the training side.
+    """Returns, for the counted steps, the seconds of both sides, and the times of the training
+    side.
 
     Raises:
         RuntimeError: The other process ended early, or takes longer than `PATIENCE_S` for a step.
@@ -37,7 +45,9 @@ def both_at_once(
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     steps = warm_up + counted
-    trains = context.Process(target=train_for, args=(there, system, policy, lengths, steps, folder), daemon=True)
+    trains = context.Process(
+        target=train_for, args=(there, system, policy, lengths, steps, folder), daemon=True
+    )
     trains.start()
     there.close()  # so that its end is heard here
     pace = AtThePaceOf(here, steps)
@@ -51,9 +61,15 @@ def both_at_once(
 
 
 def train_for(
-    other: Connection, system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path
+    other: Connection,
+    system: System,
+    policy: Path,
+    lengths: LengthSampler,
+    steps: int,
+    folder: Path,
 ) -> None:
-    """Trains so many steps alone, from the first response of the other side; reports each step to it."""
+    """Trains so many steps alone, from the first response of the other side; reports each step to
+    it."""
     train_alone(system, policy, lengths, steps, folder, Tells(other))
 
 
@@ -86,7 +102,8 @@ class AtThePaceOf(L.Callback):
     """
 
     def __init__(self, other: Connection, steps: int) -> None:
-        self.other, self.left = other, steps
+        self.other = other
+        self.left = steps
         self.seconds: list[float] = []
         self.times: list[Timed] = []
 
@@ -116,5 +133,9 @@ def heard(other: Connection) -> Any:
         if other.poll(PATIENCE_S):
             return other.recv()
     except EOFError:
-        raise RuntimeError("The other side of a run with both at once has ended early; its log is above.") from None
-    raise RuntimeError(f"The other side of a run with both at once said nothing for {PATIENCE_S:g} s.")
+        raise RuntimeError(
+            "The other side of a run with both at once has ended early; its log is above."
+        ) from None
+    raise RuntimeError(
+        f"The other side of a run with both at once said nothing for {PATIENCE_S:g} s."
+    )

@@ -1,10 +1,12 @@
-"""How much one core slows the other: the speed of each of two processes beside the other, as a share of it alone.
+"""How much one core slows the other: the speed of each of two processes beside the other, as a
+share of it alone.
 
     python -m benchmarks.both_cores
 
-Two kinds of work: matrix products that fit a core's own cache, and sums of vectors far larger than any. The first kind
-does not slow the other core; the second shares the way to memory. Training and decoding are a mix of both, so this says
-how near to its larger side alone an overlapped step can come on this machine, on this day.
+Two kinds of work: matrix products that fit a core's own cache, and sums of vectors far larger than
+any. The first kind does not slow the other core; the second shares the way to memory. Training and
+decoding are a mix of both, so this says how near to its larger side alone an overlapped step can
+come on this machine, on this day.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def look(work: str, processes: int) -> float:
 
 def main() -> None:
     """Measures in turns and prints the shares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=5, help="of each look (%(default)s)")
     arguments.add_out(parser, "both_cores")
     settings = parser.parse_args()
@@ -68,8 +72,15 @@ def main() -> None:
     for work in WORK:
         shares = [look(work, 2) / look(work, 1) for _ in range(settings.repeats)]
         least, middle, most = (rounded(of(shares)) for of in (min, median, max))
-        print(f"{work}: beside the other core {middle:.2f} of the speed alone ({least:.2f} to {most:.2f})", flush=True)
-        append(settings.out, {"work": work, "share": [least, middle, most], "repeats": settings.repeats})
+        print(
+            f"{work}: beside the other core {middle:.2f} of the speed alone ({least:.2f} to "
+            f"{most:.2f})",
+            flush=True,
+        )
+        append(
+            settings.out,
+            {"work": work, "share": [least, middle, most], "repeats": settings.repeats},
+        )
 
 
 if __name__ == "__main__":

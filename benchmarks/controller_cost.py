@@ -1,15 +1,17 @@
-"""The controller's cost: processor time and memory per response, by the number of responses in flight.
+"""The controller's cost: processor time and memory per response, by the number of responses in
+flight.
 
     python -m benchmarks.controller_cost
     python -m benchmarks.controller_cost --in-flight 100 1000 --repeats 3
 
-The real controller, ledger, pacing, dispatch and pool run on the virtual clock. Instead of vLLM, a client waits for the
-time of a response and then returns its tokens, without HTTP and JSON. Groups of 8, one generator for 256 responses,
-responses of 1 to 4 seconds, equal rewards at once; the trainer takes groups in the order of arrival. A response counts
-when it has been admitted, dispatched, written, scored, finished and handed over. Its time is the process's own
-processor time, with and without Python's garbage collector. As in a run (`lrl.strategies.generator_devices`), objects
-from before the first step are frozen for the collector. Memory is tracemalloc's count with all responses in flight and
-without tokens.
+The real controller, ledger, pacing, dispatch and pool run on the virtual clock. Instead of vLLM, a
+client waits for the time of a response and then returns its tokens, without HTTP and JSON. Groups
+of 8, one generator for 256 responses, responses of 1 to 4 seconds, equal rewards at once; the
+trainer takes groups in the order of arrival. A response counts when it has been admitted,
+dispatched, written, scored, finished and handed over. Its time is the process's own processor time,
+with and without Python's garbage collector. As in a run (`lrl.strategies.generator_devices`),
+objects from before the first step are frozen for the collector. Memory is tracemalloc's count with
+all responses in flight and without tokens.
 """
 
 from __future__ import annotations
@@ -42,15 +44,17 @@ CAPACITY = 256
 TOKENS = 64
 """Of a response."""
 HEAD = (
-    "| responses in flight | generators | µs per response | spread | without collector | spread | bytes of each | "
-    "spread |\n|---|---|---|---|---|---|---|---|"
+    "| responses in flight | generators | µs per response | spread | without collector | spread | "
+    "bytes of each | spread |\n|---|---|---|---|---|---|---|---|"
 )
 
 
 class ModelClient:
     """A model of a generator's client; the responses to a prompt end together, after 1 to 4 s."""
 
-    async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
+    async def write(
+        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
         """See `GeneratorClient.write`."""
         await asyncio.sleep(1.0 + how["priority"] * 0.618 % 3.0)
         for rollout in rollouts:
@@ -59,15 +63,27 @@ class ModelClient:
 
 
 def make_controller(in_flight: int, steps: int) -> Controller:
-    """Returns a controller with generators that hold version 0; a step has as many responses as are in flight."""
+    """Returns a controller with generators that hold version 0; a step has as many responses as are
+    in flight."""
     server: Any = SimpleNamespace(url="", name="generator", token="", trust=None)
     generators = [Generator(server, CAPACITY) for _ in range(-(-in_flight // CAPACITY))]
     for generator in generators:
-        generator.state, generator.version = State.SERVING, 0
+        generator.state = State.SERVING
+        generator.version = 0
         generator.client = ModelClient()  # type: ignore[assignment]
-    pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps)
+    pacing = Pacing(
+        prompts_per_epoch=10**9, groups_per_step=in_flight // RESPONSES, max_lag=0, last_step=steps
+    )
     prompts, sampling = ModelPrompts(10**9, 1), Sampling(n=RESPONSES)
-    return Controller(prompts, GeneratorPool(generators), NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 1e9)
+    return Controller(
+        prompts,
+        GeneratorPool(generators),
+        NoRewards(),
+        Ledger(pacing),
+        sampling,
+        lambda tokens: "",
+        1e9,
+    )
 
 
 async def seconds(in_flight: int, steps: int, collects: bool) -> float:
@@ -96,7 +112,10 @@ async def size(in_flight: int) -> int:
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     pool: Any = controller.fleet
-    assert sum(generator.in_flight for generator in pool.generators) == in_flight // RESPONSES * RESPONSES
+    assert (
+        sum(generator.in_flight for generator in pool.generators)
+        == in_flight // RESPONSES * RESPONSES
+    )
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     return held
@@ -130,7 +149,11 @@ def spread(values: Sequence[float]) -> list[float | None]:
 def row(record: dict[str, Any]) -> str:
     """Returns a measurement as a line of the table."""
     cells = [f"{record['in_flight']:,}", str(record["generators"])]
-    for name, digits in (("us_per_answer", 1), ("us_per_answer_without_collector", 1), ("bytes_per_answer", 0)):
+    for name, digits in (
+        ("us_per_answer", 1),
+        ("us_per_answer_without_collector", 1),
+        ("bytes_per_answer", 0),
+    ):
         least, middle, most = record[name]
         cells += [f"{middle:,.{digits}f}", f"{least:,.{digits}f} to {most:,.{digits}f}"]
     return f"| {' | '.join(cells)} |"
@@ -138,9 +161,19 @@ def row(record: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each number of responses and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.controller_cost", description="The controller's cost.")
-    parser.add_argument("--in-flight", nargs="+", type=int, default=[100, 1000, 10_000], help="responses (%(default)s)")
-    parser.add_argument("--responses", type=int, default=40_000, help="written in each repeat (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.controller_cost", description="The controller's cost."
+    )
+    parser.add_argument(
+        "--in-flight",
+        nargs="+",
+        type=int,
+        default=[100, 1000, 10_000],
+        help="responses (%(default)s)",
+    )
+    parser.add_argument(
+        "--responses", type=int, default=40_000, help="written in each repeat (%(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=7, help="fresh runs of each (%(default)s)")
     arguments.add_out(parser, "controller_cost")
     args = arguments.parse(parser, argv)

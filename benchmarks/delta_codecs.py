@@ -1,13 +1,15 @@
-"""What is left of a version when it travels as its difference to the one before, by the way of compressing it.
+"""What is left of a version when it travels as its difference to the one before, by the way of
+compressing it.
 
     python -m benchmarks.delta_codecs                         measure and print; about two minutes
     python -m benchmarks.delta_codecs --layers 1 --lrs 1e-6     a rehearsal
     python -m benchmarks.delta_codecs --print-only            print what is there
 
-A Llama (`benchmarks.weight_transports`) is trained by AdamW in float32 on random tokens. What differs between its last
-two versions, each in one number format, is compressed on one core, and restored. `words that differ` is lrl's way
-(`lrl.weights.delta`). The others compress the XOR of the whole versions: zlib at level 1, the same with its strategy
-for runs, and zstd if the package zstandard is installed, which lrl does not need.
+A Llama (`benchmarks.weight_transports`) is trained by AdamW in float32 on random tokens. What
+differs between its last two versions, each in one number format, is compressed on one core, and
+restored. `words that differ` is lrl's way (`lrl.weights.delta`). The others compress the XOR of the
+whole versions: zlib at level 1, the same with its strategy for runs, and zstd if the package
+zstandard is installed, which lrl does not need.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from benchmarks import arguments, records
 from benchmarks.weight_transports import MB, Version, two_versions
 from lrl.weights.delta import PIECE, Bytes, compressed, restored
 
-HEAD = "| lr | format | MB | weights that changed | codec | left | compressed (MB/s) | restored (MB/s) |\n" + "|---" * 8
+HEAD = (
+    "| lr | format | MB | weights that changed | codec | left | compressed (MB/s) | restored "
+    "(MB/s) |\n" + "|---" * 8
+)
 Codec = tuple[Callable[[Bytes, Bytes], bytes], Callable[[Bytes, bytes], Bytes]]
-"""Makes of an older and a newer piece what is left, and of the older piece and what is left the newer one."""
+"""Makes of an older and a newer piece what is left, and of the older piece and what is left the
+newer one."""
 
 
 def codecs() -> dict[str, Codec]:
@@ -48,7 +54,9 @@ def codecs() -> dict[str, Codec]:
         zstandard: Any = importlib.import_module("zstandard")
         for level in (1, 3):
             compressor = zstandard.ZstdCompressor(level=level)
-            found[f"zstd {level}"] = of_xor(compressor.compress, zstandard.ZstdDecompressor().decompress)
+            found[f"zstd {level}"] = of_xor(
+                compressor.compress, zstandard.ZstdDecompressor().decompress
+            )
     return found
 
 
@@ -74,19 +82,24 @@ def measure(args: argparse.Namespace, command: str) -> None:
         if all(records.find(made, run) for run in runs_of(args) if run["lr"] == lr):
             continue
         versions = two_versions(args.layers, lr, args.steps)
-        for run in (run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None):
+        for run in (
+            run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None
+        ):
             before, after = (in_format(version, run["dtype"]) for version in versions)
             found = {name: figures(codec, before, after) for name, codec in codecs().items()}
             width = {"bfloat16": np.uint16, "float32": np.uint32}[run["dtype"]]
             changed = records.rounded(float(np.mean(before.view(width) != after.view(width))))
             records.append(
-                args.out, run | {"mb": len(after) / MB, "changed": changed, "found": found, "command": command}
+                args.out,
+                run
+                | {"mb": len(after) / MB, "changed": changed, "found": found, "command": command},
             )
             logging.info("%s", run | found)
 
 
 def figures(codec: Codec, before: Bytes, after: Bytes) -> list[float | None]:
-    """Returns the share that is left, and the megabytes of the version a second of compressing and of restoring.
+    """Returns the share that is left, and the megabytes of the version a second of compressing and
+    of restoring.
 
     Raises:
         RuntimeError: The newer version does not come back.
@@ -103,13 +116,18 @@ def figures(codec: Codec, before: Bytes, after: Bytes) -> list[float | None]:
         left += len(small)
         if not np.array_equal(made, new):
             raise RuntimeError("A codec does not restore what it compressed.")
-    return [records.rounded(value) for value in (left / len(after), *(len(after) / MB / one for one in seconds))]
+    return [
+        records.rounded(value)
+        for value in (left / len(after), *(len(after) / MB / one for one in seconds))
+    ]
 
 
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the fields by which the records are found, in their order."""
     how = {"layers": args.layers, "steps": args.steps}
-    return [how | {"lr": lr, "dtype": dtype} for lr in args.lrs for dtype in ("bfloat16", "float32")]
+    return [
+        how | {"lr": lr, "dtype": dtype} for lr in args.lrs for dtype in ("bfloat16", "float32")
+    ]
 
 
 def table(made: Sequence[dict[str, Any]]) -> str:
@@ -124,7 +142,9 @@ def table(made: Sequence[dict[str, Any]]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.delta_codecs", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.delta_codecs", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--lrs", nargs="+", type=float, default=[1e-6, 1e-5], help="(%(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="of the policy (%(default)s)")
     parser.add_argument("--steps", type=int, default=5, help="of AdamW (%(default)s)")

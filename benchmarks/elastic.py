@@ -3,9 +3,10 @@
     python -m benchmarks.elastic                 30 steps of each
     python -m benchmarks.elastic --steps 5       a rehearsal
 
-The quickstart's task and policy, with a learning rate of almost 0. A generator writes so few responses at once that the
-trainer waits for it: one group, or as many as `--capacity` holds. The second one joins by `lrl join` and leaves
-by `--leave`. All figures are the run's own, from its TensorBoard file and from the ledger in its last checkpoint.
+The quickstart's task and policy, with a learning rate of almost 0. A generator writes so few
+responses at once that the trainer waits for it: one group, or as many as `--capacity` holds. The
+second one joins by `lrl join` and leaves by `--leave`. All figures are the run's own, from its
+TensorBoard file and from the ledger in its last checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ WAIT_S = 1800.0
 """Deadline of everything that the benchmark waits for."""
 LOOK_S = 1.0
 STANDSTILL = 1e-12
-"""A learning rate at which responses keep their length: at 5e-5 they grow, and tokens a second with them."""
+"""A learning rate at which responses keep their length: at 5e-5 they grow, and tokens a second with
+them."""
 CALLBACKS = ("WeightSync", "Throughput")
 COUNT = "fleet/reissued"
 """A counter that a run writes only once it is above zero."""
@@ -49,7 +51,8 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> Path:
-    """Returns the quickstart's recipe without an end and without evaluations, which would write tokens too."""
+    """Returns the quickstart's recipe without an end and without evaluations, which would write
+    tokens too."""
     recipe = yaml.safe_load(recipes()["quickstart"].read_text())
     recipe["seed_everything"] = args.seed
     recipe["model"]["init_args"] |= {"lr": STANDSTILL, "schedule": "constant"}
@@ -60,10 +63,15 @@ def config_of(args: argparse.Namespace, folder: Path) -> Path:
     }
     trainer = recipe["trainer"]
     trainer["max_steps"] = -1
-    trainer["strategy"]["init_args"]["server"] = {"max_num_seqs": args.capacity, "kv_cache_gib": 0.5}
+    trainer["strategy"]["init_args"]["server"] = {
+        "max_num_seqs": args.capacity,
+        "kv_cache_gib": 0.5,
+    }
     trainer["logger"]["init_args"] = {"save_dir": str(folder), "name": "run", "version": 0}
     kept = [f"lrl.callbacks.{name}" for name in CALLBACKS]
-    trainer["callbacks"] = [callback for callback in trainer["callbacks"] if callback["class_path"] in kept]
+    trainer["callbacks"] = [
+        callback for callback in trainer["callbacks"] if callback["class_path"] in kept
+    ]
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(recipe))
     return config
@@ -84,7 +92,9 @@ class Run:
         self._events: EventAccumulator | None = None
         with (folder / "output.log").open("wb") as output:
             self.process = subprocess.Popen(
-                [*LRL, "fit", "--config", str(config_of(args, folder))], stdout=output, stderr=subprocess.STDOUT
+                [*LRL, "fit", "--config", str(config_of(args, folder))],
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
 
     def __enter__(self) -> Run:
@@ -103,7 +113,9 @@ class Run:
         """Returns each step's figures so far, by the tags in `TAGS`."""
         if not any(self.folder.glob("events.*")):
             return []
-        events = self._events = self._events or EventAccumulator(str(self.folder), size_guidance={"scalars": 0})
+        events = self._events = self._events or EventAccumulator(
+            str(self.folder), size_guidance={"scalars": 0}
+        )
         events.Reload()
         if any(tag not in events.Tags()["scalars"] for tag in TAGS):
             return []
@@ -117,11 +129,14 @@ class Run:
         ]
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        """Waits until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it takes too long."""
+        """Waits until `condition` holds; raises RuntimeError if the run ends, TimeoutError if it
+        takes too long."""
         deadline = time.monotonic() + WAIT_S
         while not condition():
             if self.process.poll() is not None:
-                raise RuntimeError(f"The run ended before {what}; see {self.folder.parents[1] / 'output.log'}.")
+                raise RuntimeError(
+                    f"The run ended before {what}; see {self.folder.parents[1] / 'output.log'}."
+                )
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what} did not come within {WAIT_S:g} s.")
             time.sleep(LOOK_S)
@@ -137,7 +152,9 @@ class Run:
             known = first
             self.wait_for(lambda known=known: len(self.series()) > known, "the next step")  # type: ignore[misc]
             first = len(self.series())
-        self.wait_for(lambda: len(self.series()) >= first + steps, f"{steps} steps with {alive} generators")
+        self.wait_for(
+            lambda: len(self.series()) >= first + steps, f"{steps} steps with {alive} generators"
+        )
         found = self.series()[first : first + steps]
         if {step["fleet/alive"] for step in found} != {alive}:
             which = f"steps {first} to {first + steps - 1}"
@@ -175,7 +192,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def phase(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
-    """Returns tokens a second over all of `steps`, seconds a step, and the share of the trainer's time in waits."""
+    """Returns tokens a second over all of `steps`, seconds a step, and the share of the trainer's
+    time in waits."""
     seconds = sum(step["time/step"] for step in steps)
     tokens = sum(step["throughput/generated_tokens_per_s"] * step["time/step"] for step in steps)
     return {
@@ -186,7 +204,8 @@ def phase(steps: Sequence[dict[str, float]]) -> dict[str, float | None]:
 
 
 def trained(run: Path, groups: int) -> dict[str, int]:
-    """Reads the ledger of the last checkpoint: groups that its steps trained, and groups lost or given up.
+    """Reads the ledger of the last checkpoint: groups that its steps trained, and groups lost or
+    given up.
 
     Returns:
         `trained`, which has to be `expected`; `given_up`.
@@ -206,23 +225,32 @@ def table(record: dict[str, Any]) -> str:
     rows = ["| generators | tokens/s | seconds a step | the trainer waited |", "|---|---|---|---|"]
     for name, generators in (("before", "1"), ("with", "2"), ("after", "1 again")):
         found = record[name]
-        rows.append(f"| {generators} | {found['tokens_per_s']:.0f} | {found['step_s']:.2f} | {found['wait']:.0%} |")
+        rows.append(
+            f"| {generators} | {found['tokens_per_s']:.0f} | {found['step_s']:.2f} | "
+            f"{found['wait']:.0%} |"
+        )
     rows.append(
-        f"\n{record['with']['tokens_per_s'] / record['before']['tokens_per_s']:.2f} times the tokens; serving "
-        f"{record['joined_s']:.0f} s after the command, out {record['left_s']:.1f} s after the other one, "
-        f"{record['reissued']} responses went on elsewhere; {record['trained']} groups trained of "
-        f"{record['expected']}, {record['given_up']} given up"
+        f"\n{record['with']['tokens_per_s'] / record['before']['tokens_per_s']:.2f} times the "
+        f"tokens; serving {record['joined_s']:.0f} s after the command, out {record['left_s']:.1f} "
+        f"s after the other one, {record['reissued']} responses went on elsewhere; "
+        f"{record['trained']} groups trained of {record['expected']}, {record['given_up']} given up"
     )
     return "\n".join(rows)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=30, help="with each number of generators (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.elastic", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--steps", type=int, default=30, help="with each number of generators (%(default)s)"
+    )
     parser.add_argument("--groups", type=int, default=16, help="problems a step (%(default)s)")
     parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)")
+    parser.add_argument(
+        "--capacity", type=int, default=4, help="responses a generator writes at once (%(default)s)"
+    )
     parser.add_argument("--max_lag", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     arguments.add_places(parser, "elastic", plot=False)
@@ -234,7 +262,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = {"settings": settings_of(args)}
-    print(table(records.measured(args.out, settings, lambda: measure(args) | {"command": args.command})))
+    print(
+        table(
+            records.measured(args.out, settings, lambda: measure(args) | {"command": args.command})
+        )
+    )
     return 0
 
 

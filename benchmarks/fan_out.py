@@ -1,4 +1,5 @@
-"""How long a version takes to reach all generators, simulated: by the number of generators, the links and the way.
+"""How long a version takes to reach all generators, simulated: by the number of generators, the
+links and the way.
 
     python -m benchmarks.fan_out
 
@@ -29,9 +30,14 @@ GB = 1e9
 DEADLINE_S = 300.0
 """Of a phase of a sync: the default of `WeightSync.deadline_s`."""
 DELTA_SHARE, DELTA_S_PER_GB = 0.011, 2.2
-"""Of the whole's bytes, and 1.15 s for 0.53 GB, hardly any of it on the wire, in `docs/results/weights.md`."""
+"""Of the whole's bytes, and 1.15 s for 0.53 GB, hardly any of it on the wire, in
+`docs/results/weights.md`."""
 WAYS = ("all from rank 0", "tree", "delta")
-HEAD = "| generators | link (Gbit/s) | " + " | ".join(f"{way} (s)" for way in WAYS) + " | rank 0 sent, tree (copies) |"
+HEAD = (
+    "| generators | link (Gbit/s) | "
+    + " | ".join(f"{way} (s)" for way in WAYS)
+    + " | rank 0 sent, tree (copies) |"
+)
 
 
 class Link:
@@ -73,7 +79,9 @@ class Link:
 
     def _end_of_one(self) -> None:
         self._advance()
-        for done in [done for done, left in self._left.items() if left <= 1.0]:  # one byte: the rounding of times
+        for done in [
+            done for done, left in self._left.items() if left <= 1.0
+        ]:  # one byte: the rounding of times
             del self._left[done]
             done.set()
         self._set_timer()
@@ -86,7 +94,8 @@ def machine(number: int) -> Any:
 
 
 async def tree(count: int, size: float, rate: float, rebuild_s: float) -> tuple[float, float]:
-    """Returns the seconds until all have fetched `size` bytes and rebuilt the file, and the bytes that rank 0 sent."""
+    """Returns the seconds until all have fetched `size` bytes and rebuilt the file, and the bytes
+    that rank 0 sent."""
     slots = UploadSlots(PATIENCE * DEADLINE_S)
     links: defaultdict[Any, Link] = defaultdict(lambda: Link(rate))
 
@@ -103,10 +112,16 @@ async def tree(count: int, size: float, rate: float, rebuild_s: float) -> tuple[
 def simulate(count: int, gigabytes: float, gbit: float) -> dict[str, Any]:
     """Returns the seconds of each way, and the copies that rank 0 sends in a tree."""
     size, rate = gigabytes * GB, gbit * GB / 8
-    work_s = DELTA_S_PER_GB * gigabytes / 2  # half of it to make the difference, half to rebuild the file
+    work_s = (
+        DELTA_S_PER_GB * gigabytes / 2
+    )  # half of it to make the difference, half to rebuild the file
     whole_s, sent = clock.run(tree(count, size, rate, rebuild_s=0.0))
     delta_s, _ = clock.run(tree(count, DELTA_SHARE * size, rate, rebuild_s=work_s))
-    seconds = (count * size / rate, whole_s, work_s + delta_s)  # one after another takes as long as all at once
+    seconds = (
+        count * size / rate,
+        whole_s,
+        work_s + delta_s,
+    )  # one after another takes as long as all at once
     found = {way: records.rounded(value) for way, value in zip(WAYS, seconds, strict=True)}
     return found | {"copies": records.rounded(sent / size)}
 
@@ -123,7 +138,9 @@ def measure(args: argparse.Namespace, command: str) -> None:
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the fields by which the records are found, in their order."""
     return [
-        {"count": count, "gigabytes": args.gigabytes, "gbit": gbit} for count in args.generators for gbit in args.gbit
+        {"count": count, "gigabytes": args.gigabytes, "gbit": gbit}
+        for count in args.generators
+        for gbit in args.gbit
     ]
 
 
@@ -131,18 +148,28 @@ def table(made: Sequence[dict[str, Any]]) -> str:
     """Returns the table in Markdown."""
     lines = [HEAD, "|---" * (len(WAYS) + 3) + "|"]
     for one in made:
-        seconds = " | ".join(f"{one[way]:,.0f}" if one[way] >= 10 else f"{one[way]:.1f}" for way in WAYS)
+        seconds = " | ".join(
+            f"{one[way]:,.0f}" if one[way] >= 10 else f"{one[way]:.1f}" for way in WAYS
+        )
         lines.append(f"| {one['count']:,} | {one['gbit']:g} | {seconds} | {one['copies']:.0f} |")
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fan_out", description=__doc__.splitlines()[0])
-    parser.add_argument("--generators", nargs="+", type=int, default=[8, 64, 1000], help="(%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fan_out", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--generators", nargs="+", type=int, default=[8, 64, 1000], help="(%(default)s)"
+    )
     parser.add_argument("--gigabytes", type=float, default=16.0, help="of a version (%(default)s)")
     parser.add_argument(
-        "--gbit", nargs="+", type=float, default=[10.0, 100.0], help="of each link, a second (%(default)s)"
+        "--gbit",
+        nargs="+",
+        type=float,
+        default=[10.0, 100.0],
+        help="of each link, a second (%(default)s)",
     )
     arguments.add_print_only(parser, "fan_out")
     return parser

@@ -1,18 +1,21 @@
-"""What a fleet costs rank 0: the share of a core that controller and client take, by the number of generators.
+"""What a fleet costs rank 0: the share of a core that controller and client take, by the number of
+generators.
 
     python -m benchmarks.fleet_size
     python -m benchmarks.fleet_size --generators 1 4 --simulated 16 --seconds 5     a rehearsal
 
-*Over HTTP*: the real controller, ledger, pacing, dispatch and client of a run, against stand-ins for generators
-(`benchmarks.stub_generators`) in other processes. Each writes 128 responses at once in groups of 8, 40 tokens a second
-of each, with lognormal lengths; groups are taken as they finish, and after each step every generator gets the requests
-of a sync. A share is this process's own processor time over the time of the clock, so the processor time of the
-stand-ins does not count, but on a machine with few cores they slow down what is measured at its upper end.
+*Over HTTP*: the real controller, ledger, pacing, dispatch and client of a run, against stand-ins
+for generators (`benchmarks.stub_generators`) in other processes. Each writes 128 responses at once
+in groups of 8, 40 tokens a second of each, with lognormal lengths; groups are taken as they finish,
+and after each step every generator gets the requests of a sync. A share is this process's own
+processor time over the time of the clock, so the processor time of the stand-ins does not count,
+but on a machine with few cores they slow down what is measured at its upper end.
 
-*Simulated*: the same controller on a virtual clock with models of as many generators as are asked for, a sync whose
-fetch takes what `benchmarks.fan_out` gives for 16 GB over 100 Gbit/s, and the same lengths. That gives tokens a second;
-the share is this times the processor time of a token with the most generators over HTTP, and in place of that run's
-controller the simulation's own processor time, which has the models in it.
+*Simulated*: the same controller on a virtual clock with models of as many generators as are asked
+for, a sync whose fetch takes what `benchmarks.fan_out` gives for 16 GB over 100 Gbit/s, and the
+same lengths. That gives tokens a second; the share is this times the processor time of a token with
+the most generators over HTTP, and in place of that run's controller the simulation's own processor
+time, which has the models in it.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ SYNC_ROUTES = ("/pause", "/update_weights", "/update_weight_version", "/resume")
 """What a sync asks of each generator."""
 GIGABYTES, GBIT = 16.0, 100.0
 LAG = 2
-HEAD = "| generators | responses in flight | tokens a second | µs of rank 0 a token | share of a core | how |"
+HEAD = (
+    "| generators | responses in flight | tokens a second | µs of rank 0 a token | share of a core "
+    "| how |"
+)
 
 
 class NumberedPrompts:
@@ -65,7 +71,15 @@ def stubs(generators: int) -> Iterator[list[str]]:
     shares = [len(range(first, generators, STUB_PROCESSES)) for first in range(STUB_PROCESSES)]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.stub_generators", "--servers", str(share), "--rate", str(RATE)],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.stub_generators",
+                "--servers",
+                str(share),
+                "--rate",
+                str(RATE),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -75,7 +89,11 @@ def stubs(generators: int) -> Iterator[list[str]]:
     ]
     try:
         outputs = [process.stdout for process in started if process.stdout is not None]
-        yield [output.readline().strip() for output, share in zip(outputs, shares, strict=False) for _ in range(share)]
+        yield [
+            output.readline().strip()
+            for output, share in zip(outputs, shares, strict=False)
+            for _ in range(share)
+        ]
     finally:
         for process in started:
             process.kill()
@@ -90,14 +108,28 @@ class Rank0:
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self.generators = [Generator(server_at(number, url), CAPACITY) for number, url in enumerate(urls)]
+        self.generators = [
+            Generator(server_at(number, url), CAPACITY) for number, url in enumerate(urls)
+        ]
         for generator in self.generators:
-            generator.state, generator.version = State.SERVING, 0
+            generator.state = State.SERVING
+            generator.version = 0
         self.groups_per_step = len(urls) * CAPACITY // RESPONSES // LAG
-        pacing = Pacing(prompts_per_epoch=10**9, groups_per_step=self.groups_per_step, max_lag=LAG, last_step=10**6)
+        pacing = Pacing(
+            prompts_per_epoch=10**9,
+            groups_per_step=self.groups_per_step,
+            max_lag=LAG,
+            last_step=10**6,
+        )
         pool, sampling = GeneratorPool(self.generators), Sampling(n=RESPONSES, max_tokens=10**6)
         self.controller = Controller(
-            NumberedPrompts(), pool, NoRewards(), Ledger(pacing), sampling, lambda tokens: "", 3600.0
+            NumberedPrompts(),
+            pool,
+            NoRewards(),
+            Ledger(pacing),
+            sampling,
+            lambda tokens: "",
+            3600.0,
         )
 
     async def train(self) -> None:
@@ -108,7 +140,10 @@ class Rank0:
             for _ in range(self.groups_per_step):
                 await self.controller.next_group(step)
             for route in SYNC_ROUTES:
-                asked = (one.client.post(route, {"new_version": "0"}, deadline_s=60.0) for one in self.generators)
+                asked = (
+                    one.client.post(route, {"new_version": "0"}, deadline_s=60.0)
+                    for one in self.generators
+                )
                 await asyncio.gather(*asked)
             step += 1
 
@@ -120,7 +155,9 @@ class Rank0:
 
 def server_at(number: int, url: str) -> Any:
     """Returns what a generator knows of its server."""
-    return SimpleNamespace(number=number, url=url, name=f"generator {number}", token="t", trust=None)
+    return SimpleNamespace(
+        number=number, url=url, name=f"generator {number}", token="t", trust=None
+    )
 
 
 async def over_http(urls: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -141,9 +178,15 @@ async def over_http(urls: Sequence[str], seconds: float) -> dict[str, Any]:
 
 
 def simulated(generators: int, steps: int) -> dict[str, Any]:
-    """Returns tokens a second of a simulated run, and its processor seconds of a simulated second."""
+    """Returns tokens a second of a simulated run, and its processor seconds of a simulated
+    second."""
     costs = LinearGenerator(
-        kv_tokens=10**7, step_s=1 / RATE, response_s=0.0, context_token_s=0.0, prefill_token_s=1e-6, pause_s=1.0
+        kv_tokens=10**7,
+        step_s=1 / RATE,
+        response_s=0.0,
+        context_token_s=0.0,
+        prefill_token_s=1e-6,
+        pause_s=1.0,
     )
     fetch_s = fan_out(generators, GIGABYTES, GBIT)["tree"]
     scene = Simulation(
@@ -186,10 +229,16 @@ def measure(args: argparse.Namespace, command: str) -> None:
 
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the fields by which the records are found, in their order."""
-    real = [{"how": "over HTTP", "generators": count, "seconds": args.seconds} for count in args.generators]
-    # The largest fleet over HTTP is simulated, too: what its controller takes there is not counted twice.
+    real = [
+        {"how": "over HTTP", "generators": count, "seconds": args.seconds}
+        for count in args.generators
+    ]
+    # The largest fleet over HTTP is simulated, too: what its controller takes there is not counted
+    # twice.
     counts = [max(args.generators), *args.simulated]
-    return real + [{"how": "simulated", "generators": count, "steps": args.steps} for count in counts]
+    return real + [
+        {"how": "simulated", "generators": count, "steps": args.steps} for count in counts
+    ]
 
 
 def table(made: Sequence[dict[str, Any]]) -> str:
@@ -197,12 +246,22 @@ def table(made: Sequence[dict[str, Any]]) -> str:
     lines = [HEAD, "|---" * 6 + "|"]
     real = [one for one in made if one["how"] == "over HTTP"]
     largest = max(real, key=lambda one: one["generators"])
-    twin = next(one for one in made if one["how"] == "simulated" and one["generators"] == largest["generators"])
+    twin = next(
+        one
+        for one in made
+        if one["how"] == "simulated" and one["generators"] == largest["generators"]
+    )
     client_us = 1e6 * (largest["share"] - twin["controller_share"]) / largest["tokens_s"]
     for one in made:
         is_real = one in real
-        share = one["share"] if is_real else one["controller_share"] + client_us * one["tokens_s"] / 1e6
-        cells = [f"{one['generators']:,}", f"{one['generators'] * CAPACITY:,}", f"{one['tokens_s']:,}"]
+        share = (
+            one["share"] if is_real else one["controller_share"] + client_us * one["tokens_s"] / 1e6
+        )
+        cells = [
+            f"{one['generators']:,}",
+            f"{one['generators'] * CAPACITY:,}",
+            f"{one['tokens_s']:,}",
+        ]
         cells += [f"{1e6 * share / one['tokens_s']:.2f}", f"{share:.3f}"]
         cells.append(one["how"] if is_real else f"simulated; {one['fetch_s']:.1f} s to fetch 16 GB")
         lines.append(f"| {' | '.join(cells)} |")
@@ -211,10 +270,16 @@ def table(made: Sequence[dict[str, Any]]) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_size", description=__doc__.splitlines()[0])
-    parser.add_argument("--generators", nargs="+", type=int, default=[1, 4, 16, 64], help="over HTTP (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet_size", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--generators", nargs="+", type=int, default=[1, 4, 16, 64], help="over HTTP (%(default)s)"
+    )
     parser.add_argument("--simulated", nargs="*", type=int, default=[1000], help="(%(default)s)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each measurement over HTTP (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="of each measurement over HTTP (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=20, help="of a simulated run (%(default)s)")
     arguments.add_print_only(parser, "fleet_size")
     return parser

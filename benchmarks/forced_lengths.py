@@ -1,8 +1,9 @@
 """Responses of drawn lengths, for timing: a policy that learns would change its own lengths.
 
-Every response is written, past end tokens, to exactly the length that is drawn for its group and its place in it; below
-the run's limit it counts as ended and not as cut. Responses of a group with one length share a request, the others
-have one each. A simulation with the same `LengthSampler` has the same responses.
+Every response is written, past end tokens, to exactly the length that is drawn for its group and
+its place in it; below the run's limit it counts as ended and not as cut. Responses of a group with
+one length share a request, the others have one each. A simulation with the same `LengthSampler` has
+the same responses.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def equal(tokens: int = 64) -> LengthSampler:
 
 
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
-    """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the longest has about 460.
+    """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the
+    longest has about 460.
 
     Args:
         seed: Of the draw.
@@ -69,15 +71,26 @@ def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 
     class Client(GeneratorClient):
-        async def write(self, ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
+        async def write(
+            self, ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+        ) -> None:
             if not rollouts[0].token_ids:
                 group = how["priority"]
-                drawn.update(zip(map(id, rollouts), lengths.of(group % prompts, group, len(rollouts)), strict=True))
+                drawn.update(
+                    zip(
+                        map(id, rollouts),
+                        lengths.of(group % prompts, group, len(rollouts)),
+                        strict=True,
+                    )
+                )
             alike: dict[int, list[Rollout]] = {}
             for rollout in rollouts:
                 alike.setdefault(drawn[id(rollout)], []).append(rollout)
             one, temperature = super().write, sampling.temperature
-            exact = [(part, Sampling(max_tokens=tokens, temperature=temperature)) for tokens, part in alike.items()]
+            exact = [
+                (part, Sampling(max_tokens=tokens, temperature=temperature))
+                for tokens, part in alike.items()
+            ]
             await asyncio.gather(*(one(ids, part, its, **how) for part, its in exact))
             for rollout in rollouts:
                 if rollout.finished and drawn[id(rollout)] < sampling.max_tokens:

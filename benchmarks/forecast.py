@@ -1,14 +1,16 @@
-"""Forecast against fact: the simulator, fitted to one run on the CPU, forecasts it and three others.
+"""Forecast against fact: the simulator, fitted to one run on the CPU, forecasts it and three
+others.
 
     python -m benchmarks.forecast                  run what is missing, then draw and print
     python -m benchmarks.forecast --plot-only      draw and print what is there
 
-Every run has a random policy of 5 million parameters and responses of forced lengths (`benchmarks.forced_lengths`); the
-simulation has the same length for each response. Each process has one thread. A generator has fewer slots than a step
-has responses, so that its batch grows and shrinks: only then can the fit separate the cost of a decode step from the
-cost of a response in it. The costs are fitted to run A only; the others differ in lag, in batch, and in generators. Two
-cores are too few for two generators and a trainer, so these take turns in run D. In the other runs both sides work at
-the same time, and their contention is in the costs.
+Every run has a random policy of 5 million parameters and responses of forced lengths
+(`benchmarks.forced_lengths`); the simulation has the same length for each response. Each process
+has one thread. A generator has fewer slots than a step has responses, so that its batch grows and
+shrinks: only then can the fit separate the cost of a decode step from the cost of a response in it.
+The costs are fitted to run A only; the others differ in lag, in batch, and in generators. Two cores
+are too few for two generators and a trainer, so these take turns in run D. In the other runs both
+sides work at the same time, and their contention is in the costs.
 """
 
 from __future__ import annotations
@@ -63,15 +65,25 @@ SCENES = {
     "A": Scene(about="the fitted run"),
     "B": Scene(about="lag 3", max_lag=3),
     "C": Scene(about="twice the batch", groups=8, steps=0.5),
-    "D": Scene(about="two generators, in turn", generators=2, max_lag=0, placement="shared", steps=0.5),
+    "D": Scene(
+        about="two generators, in turn", generators=2, max_lag=0, placement="shared", steps=0.5
+    ),
 }
 FITTED = "A"
 
 
 def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
     """Returns the fields by which a run's record is found."""
-    settings = {name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")}
-    return {"run": name, **asdict(SCENES[name]), "responses": RESPONSES, **settings, "steps": steps_of(args, name)}
+    settings = {
+        name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")
+    }
+    return {
+        "run": name,
+        **asdict(SCENES[name]),
+        "responses": RESPONSES,
+        **settings,
+        "steps": steps_of(args, name),
+    }
 
 
 def steps_of(args: argparse.Namespace, name: str) -> int:
@@ -102,7 +114,7 @@ def measure(args: argparse.Namespace, name: str) -> list[Record]:
         default_root_dir=folder,
     )
     data = lrl.RolloutDataModule(
-        prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),  # type: ignore[arg-type]
+        prompts=lrl.Prompts(rows, prompt_column=("question"), shuffle=False),  # type: ignore[arg-type]
         rewards=[hashed],
         groups_per_step=scene.groups,
         rollouts_per_group=RESPONSES,
@@ -117,7 +129,11 @@ def measure(args: argparse.Namespace, name: str) -> list[Record]:
 
 
 def forecast(
-    args: argparse.Namespace, name: str, generator: LinearGenerator, trainer: LinearTrainer, prompt_tokens: int
+    args: argparse.Namespace,
+    name: str,
+    generator: LinearGenerator,
+    trainer: LinearTrainer,
+    prompt_tokens: int,
 ) -> list[StepRecord]:
     """Returns the simulated steps of the run `name`."""
     scene = SCENES[name]
@@ -146,28 +162,41 @@ def prompt_tokens(timeline: Sequence[Record]) -> int:
 
 def medians(steps: Sequence[StepRecord], warmup: int) -> dict[str, float | None]:
     """Returns the median of each part of a step, without the first steps."""
-    return {name: records.rounded(median(getattr(step, name) for step in steps[warmup:])) for name in PARTS}
+    return {
+        name: records.rounded(median(getattr(step, name) for step in steps[warmup:]))
+        for name in PARTS
+    }
 
 
 def spread(steps: Sequence[StepRecord], warmup: int) -> list[float | None]:
     """Returns the first and the third quartile of the steps' seconds."""
     ordered = sorted(step.seconds for step in steps[warmup:])
-    return [records.rounded(ordered[len(ordered) // 4]), records.rounded(ordered[-1 - len(ordered) // 4])]
+    return [
+        records.rounded(ordered[len(ordered) // 4]),
+        records.rounded(ordered[-1 - len(ordered) // 4]),
+    ]
 
 
-def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted: list[Record]) -> dict[str, Any]:
+def compare(
+    args: argparse.Namespace, name: str, timeline: list[Record], fitted: list[Record]
+) -> dict[str, Any]:
     """Returns a run's record: its steps, and their forecast with the costs of run A."""
     generator = fit_generator(fitted, kv_tokens=int(KV_GIB * 2**30 / BYTES_PER_TOKEN))
     trainer = fit_trainer(fitted)
     facts = [record for record in timeline if isinstance(record, StepRecord)]
     forecasts = forecast(args, name, generator, trainer, prompt_tokens(fitted))
-    tokens = [(fact.step, fact.tokens) for fact in facts], [(step.step, step.tokens) for step in forecasts]
+    tokens = (
+        [(fact.step, fact.tokens) for fact in facts],
+        [(step.step, step.tokens) for step in forecasts],
+    )
     return {
         **described(args, name),
         "fact": medians(facts, args.warmup),
         "forecast": medians(forecasts, args.warmup),
         "quarters": spread(facts, args.warmup),
-        "run_s": [records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)],
+        "run_s": [
+            records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)
+        ],
         "same_responses": tokens[0] == tokens[1],
         "generator": asdict(generator),
         "trainer": asdict(trainer),
@@ -176,11 +205,21 @@ def compare(args: argparse.Namespace, name: str, timeline: list[Record], fitted:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast", description="Forecast against fact.")
-    parser.add_argument("--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=3, help="steps that do not count (%(default)s)")
-    parser.add_argument("--max_num_seqs", type=int, default=16, help="responses written at once (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.forecast", description="Forecast against fact."
+    )
+    parser.add_argument(
+        "--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=3, help="steps that do not count (%(default)s)"
+    )
+    parser.add_argument(
+        "--max_num_seqs", type=int, default=16, help="responses written at once (%(default)s)"
+    )
     parser.add_argument("--micro_batch_tokens", type=int, default=1024, help="(%(default)s)")
     arguments.add_places(parser, "forecast")
     return parser
@@ -192,13 +231,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder = args.folder.resolve()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     found = records.read(args.out)
-    missing = [] if args.plot_only else [n for n in args.runs if records.find(found, described(args, n)) is None]
+    missing = (
+        []
+        if args.plot_only
+        else [n for n in args.runs if records.find(found, described(args, n)) is None]
+    )
     for name in missing:
         timeline = measure(args, name)
         fitted = read(args.folder / FITTED / "timeline.jsonl")
         records.append(args.out, compare(args, name, timeline, fitted) | {"command": args.command})
     found = records.read(args.out)
-    rows = [row for name in args.runs if (row := records.find(found, described(args, name))) is not None]
+    rows = [
+        row for name in args.runs if (row := records.find(found, described(args, name))) is not None
+    ]
     if not rows:
         raise SystemExit(f"{args.out} has no run with these settings.")
     draw(rows, args.plot)

@@ -27,15 +27,16 @@ def error(row: dict[str, Any], part: str = "seconds") -> float:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the runs as a Markdown table: medians of a step's seconds, fact / forecast."""
     lines = [
-        "| run | | fact, s a step | its middle half | forecast | off by | waits: fact / forecast | training | sync |",
+        "| run | | fact, s a step | its middle half | forecast | off by | waits: fact / forecast "
+        "| training | sync |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         low, high = row["quarters"]
         parts = " | ".join(f"{f:.2f} / {g:.2f}" for f, g in (pair(row, names) for names in GROUPED))
         lines.append(
-            f"| {row['run']} | {row['about']} | {row['fact']['seconds']:.2f} | {low:.2f} to {high:.2f} | "
-            f"{row['forecast']['seconds']:.2f} | {error(row):+.0%} | {parts} |"
+            f"| {row['run']} | {row['about']} | {row['fact']['seconds']:.2f} | {low:.2f} to "
+            f"{high:.2f} | {row['forecast']['seconds']:.2f} | {error(row):+.0%} | {parts} |"
         )
     return "\n".join(lines)
 
@@ -65,16 +66,29 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             for part, (_, colour) in SHOWN.items():
                 seconds = row[which][part]
                 axes.bar(
-                    place + offset, seconds, 0.36, bottom=bottom, color=colour, alpha=1 if which == "fact" else 0.6
+                    place + offset,
+                    seconds,
+                    0.36,
+                    bottom=bottom,
+                    color=colour,
+                    alpha=1 if which == "fact" else 0.6,
                 )
                 bottom += seconds
             ticks.append((place + offset, which))
         title = f"{row['run']}: {row['about']}\n{error(row):+.0%}".replace(", ", ",\n")
-        axes.annotate(title, (place, max(pair(row, list(SHOWN)))), (0, 6), ha="center", textcoords="offset points")
+        axes.annotate(
+            title,
+            (place, max(pair(row, list(SHOWN)))),
+            (0, 6),
+            ha="center",
+            textcoords="offset points",
+        )
     axes.set_xticks([place for place, _ in ticks], [name for _, name in ticks])
     axes.set_ylabel("seconds a step, medians of its parts")
     axes.set_ylim(0, 1.25 * max(max(pair(row, list(SHOWN))) for row in rows))
     handles = [axes.bar(0, 0, color=colour) for _, colour in SHOWN.values()]
-    axes.legend(handles, [name for name, _ in SHOWN.values()], loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(
+        handles, [name for name, _ in SHOWN.values()], loc="upper left", bbox_to_anchor=(1, 1)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)

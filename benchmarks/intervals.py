@@ -23,8 +23,9 @@ def half_width(values: Sequence[float]) -> float:
 def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float, float, float]:
     """Returns mean, low and high of the accuracies of several seeds on the same problems.
 
-    The wider of two intervals. By the spread between seeds: t on that many runs, held in [0, 1]. By the problems:
-    Wilson's for the mean on `problems` trials, not times the number of seeds, since all seeds answer the same ones.
+    The wider of two intervals. By the spread between seeds: t on that many runs, held in [0, 1]. By
+    the problems: Wilson's for the mean on `problems` trials, not times the number of seeds, since
+    all seeds answer the same ones.
     """
     mean = fmean(accuracies)
     low, high = wilson_interval(mean, problems)
@@ -35,10 +36,11 @@ def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float
 
 
 def slope(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the slope of a series per step and half of its 95 % interval: least squares through means of ten blocks.
+    """Returns the slope of a series per step and half of its 95 % interval: least squares through
+    means of ten blocks.
 
-    Neighbouring steps resemble each other, so they are not so many independent points; blocks much longer than that
-    resemblance are. NaN for a series shorter than two steps a block.
+    Neighbouring steps resemble each other, so they are not so many independent points; blocks much
+    longer than that resemblance are. NaN for a series shorter than two steps a block.
     """
     size = len(values) // BLOCKS
     if size < 2:

@@ -1,10 +1,11 @@
-"""How much lag each objective tolerates: the quickstart's task with a growing bound on lag, objective by objective.
+"""How much lag each objective tolerates: the quickstart's task with a growing bound on lag,
+objective by objective.
 
     python -m benchmarks.lag_sweep                 run what is missing, then draw and print
     python -m benchmarks.lag_sweep --plot-only     draw and print what is there
 
-All runs use one vLLM server, one after another. Each appends a line to `--out` when it is done, and a run whose line is
-there is not repeated: the sweep can be stopped at any time and continues later.
+All runs use one vLLM server, one after another. Each appends a line to `--out` when it is done, and
+a run whose line is there is not repeated: the sweep can be stopped at any time and continues later.
 """
 
 from __future__ import annotations
@@ -46,8 +47,18 @@ OBJECTIVES: dict[str, dict[str, float]] = {
 }
 """Arguments of each objective in `lrl.objectives`."""
 ORDERS = {"seeds": ("seed", "max_lag", "objective"), "objectives": ("objective", "max_lag", "seed")}
-"""Orders of the runs, slowest first. With the seeds outermost, early rows already cover the whole table."""
-SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour", "ratio_max")
+"""Orders of the runs, slowest first. With the seeds outermost, early rows already cover the whole
+table."""
+SERIES = (
+    "reward",
+    "tokens",
+    "lag_mean",
+    "lag_max",
+    "ess",
+    "clip_fraction",
+    "kl_behaviour",
+    "ratio_max",
+)
 BY_LAG = ("share", "contribution", "ess", "clip_fraction", "kl_behaviour")
 DIVERGED = "the gradient norm is"
 """Part of the policy's error when a step's gradient is not finite."""
@@ -79,7 +90,8 @@ class History(L.Callback):
         return {name: [records.rounded(step.get(name)) for step in self.steps] for name in SERIES}
 
     def by_lag(self) -> dict[str, dict[str, float | None]]:
-        """Returns for every lag the numbers of `BY_LAG`, each the mean over the steps with tokens of that lag."""
+        """Returns for every lag the numbers of `BY_LAG`, each the mean over the steps with tokens
+        of that lag."""
         found: dict[str, dict[str, float | None]] = {}
         names = {name for step in self.steps for name in step if name.startswith("by_lag/")}
         for lag in sorted({int(name.split("/")[1]) for name in names}):
@@ -114,7 +126,9 @@ def described(objective: str, settings: RunSettings) -> dict[str, Any]:
     return {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
 
 
-def measure(server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int) -> dict[str, Any]:
+def measure(
+    server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int
+) -> dict[str, Any]:
     """Makes one run and its record, also for a run that diverges."""
     history = History()
     evaluation = held_out(every)
@@ -135,7 +149,12 @@ def measure(server: LentServer, objective: str, settings: RunSettings, folder: P
         "evaluation_seconds": round(evaluation.seconds, 1),
         "diverged_at": diverged,
         "evaluations": [
-            {"step": step, "accuracy": round(report.accuracy, 4), "problems": report.n, "versions": report.versions}
+            {
+                "step": step,
+                "accuracy": round(report.accuracy, 4),
+                "problems": report.n,
+                "versions": report.versions,
+            }
             for step, report in evaluation.reports
         ],
         "series": history.series(),
@@ -166,7 +185,9 @@ def sweep(args: argparse.Namespace) -> None:
                 settings.seed,
                 record["evaluations"][-1]["accuracy"],
                 record["seconds"],
-                "" if record["diverged_at"] is None else f", diverged at step {record['diverged_at']}",
+                ""
+                if record["diverged_at"] is None
+                else f", diverged at step {record['diverged_at']}",
             )
 
 
@@ -176,24 +197,37 @@ def make_parser() -> argparse.ArgumentParser:
         prog="python -m benchmarks.lag_sweep", description="How much lag each objective bears."
     )
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8], help="values of max_lag (%(default)s)")
+    parser.add_argument(
+        "--lags",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2, 4, 8],
+        help="values of max_lag (%(default)s)",
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
     arguments.add_training(parser, lr=2e-4, steps=40)
-    parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
-    parser.add_argument("--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)"
+    )
+    parser.add_argument(
+        "--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)"
+    )
     arguments.add_places(parser, "lag_sweep")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing, then draws the plot and prints the tables of all runs with these settings."""
+    """Runs what is missing, then draws the plot and prints the tables of all runs with these
+    settings."""
     args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     if not args.plot_only:
         sweep(args)
     found = records.read(args.out)
-    rows = [row for run in wanted(args) if (row := records.find(found, described(*run))) is not None]
+    rows = [
+        row for run in wanted(args) if (row := records.find(found, described(*run))) is not None
+    ]
     if not rows:
         raise SystemExit(f"{args.out} has no run with these settings.")
     draw(rows, args.plot)

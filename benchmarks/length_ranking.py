@@ -1,15 +1,18 @@
-"""How well the longest responses are predicted before they are written, on real prompts and without a generator.
+"""How well the longest responses are predicted before they are written, on real prompts and without
+a generator.
 
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
     python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model random --lr 1e-3
 
-The responses are the data set's own solutions. Every prompt comes once, in steps, and is predicted before its length is
-learnt, as in the first epoch of a run. The table also has chance, the length of the prompt alone, and table 4 of
-StreamRL (2504.15930), with other prompts, responses and another ranker.
+The responses are the data set's own solutions. Every prompt comes once, in steps, and is predicted
+before its length is learnt, as in the first epoch of a run. The table also has chance, the length
+of the prompt alone, and table 4 of StreamRL (2504.15930), with other prompts, responses and another
+ranker.
 
-With `--model`, n-grams and this language model rank together (`LanguageModelRanker`), and the benchmark waits for the
-model after each step. `random` is a model of 0.9 million random weights: it learns from the lengths alone.
+With `--model`, n-grams and this language model rank together (`LanguageModelRanker`), and the
+benchmark waits for the model after each step. `random` is a model of 0.9 million random weights: it
+learns from the lengths alone.
 """
 
 from __future__ import annotations
@@ -56,17 +59,27 @@ WORDS = re.compile(r"\d|[^\W\d]+|\S")
 
 def main() -> None:
     """Learns step by step and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines, one a prompt")
     parser.add_argument("--prompt", default="question", help="column (%(default)s)")
     parser.add_argument("--answer", default="answer", help="column (%(default)s)")
-    parser.add_argument("--tokenizer", help="name or folder of a Hugging Face tokenizer; default: words and signs")
-    parser.add_argument("--model", help="of the ranker: a hub name, a folder, or random; default: n-grams alone")
-    parser.add_argument("--device", help="of that model; default: the first CUDA device, else the CPU")
+    parser.add_argument(
+        "--tokenizer", help="name or folder of a Hugging Face tokenizer; default: words and signs"
+    )
+    parser.add_argument(
+        "--model", help="of the ranker: a hub name, a folder, or random; default: n-grams alone"
+    )
+    parser.add_argument(
+        "--device", help="of that model; default: the first CUDA device, else the CPU"
+    )
     parser.add_argument("--lr", type=float, default=2e-5, help="of that model (%(default)s)")
     parser.add_argument("--passes", type=int, default=2, help="of that model (%(default)s)")
     parser.add_argument("--step", type=int, default=64, help="prompts of a step (%(default)s)")
-    parser.add_argument("--learn-first", type=int, default=1024, help="prompts that are not counted (%(default)s)")
+    parser.add_argument(
+        "--learn-first", type=int, default=1024, help="prompts that are not counted (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the order (%(default)s)")
     arguments.add_out(parser, "length_ranking")
     settings = parser.parse_args()
@@ -78,10 +91,18 @@ def main() -> None:
     for name, row in (found | PAPER).items():
         print(f"{name:<24}", *(f"{share:6.2f}" for share in row))
     print(*(f"{name} {value:.3g}" for name, value in times.items()), sep=", ")
-    record = {"rows": settings.rows.name, "tokenizer": settings.tokenizer, "seed": settings.seed, "groups": len(groups)}
+    record = {
+        "rows": settings.rows.name,
+        "tokenizer": settings.tokenizer,
+        "seed": settings.seed,
+        "groups": len(groups),
+    }
     if settings.model:
         record |= {name: getattr(settings, name) for name in ("model", "device", "lr", "passes")}
-    append(settings.out, record | {"recall": found, "tails": TAILS} | {n: rounded(v) for n, v in times.items()})
+    append(
+        settings.out,
+        record | {"recall": found, "tails": TAILS} | {n: rounded(v) for n, v in times.items()},
+    )
 
 
 def tokens_of(tokenizer: str | None) -> Callable[[str], list[int]]:
@@ -124,8 +145,10 @@ def learn(
     """Predicts and learns, step by step.
 
     Returns:
-        Recall of the longest 20, 10 and 5 % by the way of ranking; medians of the processor's microseconds for a guess
-        and milliseconds for learning a step, in this process; with a language model also of its seconds a step, and the
+        Recall of the longest 20, 10 and 5 % by the way of ranking; medians of the processor's
+            microseconds for a guess
+        and milliseconds for learning a step, in this process; with a language model also of its
+            seconds a step, and the
         last correlations of both guesses with what was found.
     """
     lengths, expected = LengthPredictor(ranker=ranker), []
@@ -162,7 +185,9 @@ def recalls(counted: list[Group], expected: list[float]) -> dict[str, list[float
         "length of the prompt": np.array([float(len(group.prompt.token_ids)) for group in counted]),
         "lrl": np.array(expected),
     }
-    found = {name: [recall(guess, truth, tail / 100) for tail in TAILS] for name, guess in ways.items()}
+    found = {
+        name: [recall(guess, truth, tail / 100) for tail in TAILS] for name, guess in ways.items()
+    }
     found["chance"] = [tail / 100 for tail in TAILS]
     return found
 

@@ -1,7 +1,8 @@
-"""A vLLM server that many runs use, one after another: this saves the start of a server, half a minute each.
+"""A vLLM server that many runs use, one after another: this saves the start of a server, half a
+minute each.
 
-Every run syncs its own weights at its start, so the earlier weights of the server do not matter, as long as all runs
-have policies of one architecture.
+Every run syncs its own weights at its start, so the earlier weights of the server do not matter, as
+long as all runs have policies of one architecture.
 """
 
 from __future__ import annotations
@@ -46,12 +47,18 @@ class Borrowing(lrl.AsyncSingleDevice):
         **how: Other settings of the strategy.
     """
 
-    def __init__(self, server: LentServer, capacity: int, others: Sequence[LentServer] = (), **how: Any) -> None:
+    def __init__(
+        self, server: LentServer, capacity: int, others: Sequence[LentServer] = (), **how: Any
+    ) -> None:
         settings = replace(server.settings, max_num_seqs=capacity)
         devices = 1 + len(others)
-        super().__init__(generator_devices=devices, weight_transfer=server.backend, server=settings, **how)
+        super().__init__(
+            generator_devices=devices, weight_transfer=server.backend, server=settings, **how
+        )
         self.lent = [server, *others]
-        self.run_id = server.run_id  # the server's supervisor removes the weights' file if this process is killed
+        self.run_id = (
+            server.run_id
+        )  # the server's supervisor removes the weights' file if this process is killed
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
@@ -59,19 +66,26 @@ class Borrowing(lrl.AsyncSingleDevice):
 
 
 @contextmanager
-def lent_servers(count: int, model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[list[LentServer]]:
-    """Lends servers to one run at a time; they start with their first run and end with this context.
+def lent_servers(
+    count: int, model: Path, settings: lrl.ServerSettings, folder: Path
+) -> Iterator[list[LentServer]]:
+    """Lends servers to one run at a time; they start with their first run and end with this
+    context.
 
     Args:
         count: How many.
         model: A policy of the runs' architecture.
-        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are added.
+        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are
+            added.
         folder: Of their logs.
     """
     places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_SLOTS)
     run_id = secrets.token_hex(4)
     with ExitStack() as ends:
-        servers = [LentServer(str(model), places, "shared_memory", [], folder, n, run_id) for n in range(count)]
+        servers = [
+            LentServer(str(model), places, "shared_memory", [], folder, n, run_id)
+            for n in range(count)
+        ]
         for server in servers:
             ends.callback(server.end)
         yield servers

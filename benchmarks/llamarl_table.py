@@ -1,14 +1,17 @@
-"""LlamaRL's table of step times beside the planner's: 8B and 70B on 256 H100, 405B on 1,024. Nothing is measured.
+"""LlamaRL's table of step times beside the planner's: 8B and 70B on 256 H100, 405B on 1,024.
+Nothing is measured.
 
     python -m benchmarks.llamarl_table
 
-The paper's batch, lengths, layouts and number formats are not known to us (docs/results/planning.md), so one workload
-serves all rows: 2,048 responses a step, 4 to a prompt of 200 tokens, lognormal with a mean of 600 tokens and at most
-4,096. These are guesses at a run on MATH; mean and longest length were chosen with the paper's asynchronous column in
-view. All other constants are `lrl.planning`'s.
+The paper's batch, lengths, layouts and number formats are not known to us
+(docs/results/planning.md), so one workload serves all rows: 2,048 responses a step, 4 to a prompt
+of 200 tokens, lognormal with a mean of 600 tokens and at most 4,096. These are guesses at a run on
+MATH; mean and longest length were chosen with the paper's asynchronous column in view. All other
+constants are `lrl.planning`'s.
 
-Each row has four designs: in turn with one layout for both sides (the baseline of the paper's theory), in turn with
-weights laid out anew in between, apart in bfloat16, and apart with float8 generators allowed.
+Each row has four designs: in turn with one layout for both sides (the baseline of the paper's
+theory), in turn with weights laid out anew in between, apart in bfloat16, and apart with float8
+generators allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +35,12 @@ LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 
 def llama(layers: int, hidden: int, heads: int, ffn: int) -> dict[str, Any]:
     """Returns the config of a Llama 3.1 (2407.21783, table 3)."""
-    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": ffn}
+    sizes = {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+    }
     return LLAMA | sizes
 
 
@@ -86,7 +94,10 @@ def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
         asynchronous(plain, cluster, max_lag=1),
         asynchronous(eight_bits, cluster, max_lag=1),
     )
-    return {name: min(plans, key=lambda plan: plan.step_s) for name, plans in zip(DESIGNS, found, strict=True)}
+    return {
+        name: min(plans, key=lambda plan: plan.step_s)
+        for name, plans in zip(DESIGNS, found, strict=True)
+    }
 
 
 def _one_layout(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
@@ -99,30 +110,46 @@ def record(row: Row, change: dict[str, int]) -> dict[str, Any]:
     settings = CHOSEN | change
     work = workload(**settings)
     plans = forecasts(row, work)
-    ideal = llamarl_problem(Layouts(read_shape(row.config), work), parse_cluster(f"{row.devices}xH100"))
+    ideal = llamarl_problem(
+        Layouts(read_shape(row.config), work), parse_cluster(f"{row.devices}xH100")
+    )
     return {
         "model": row.model,
         "workload": settings,
         "step_s": {name: records.rounded(plan.step_s) for name, plan in plans.items()},
-        "training_s": {name: records.rounded(plan.training.seconds) for name, plan in plans.items()},
-        "writing_s": {name: records.rounded(plan.generation.writing.span_s) for name, plan in plans.items()},
+        "training_s": {
+            name: records.rounded(plan.training.seconds) for name, plan in plans.items()
+        },
+        "writing_s": {
+            name: records.rounded(plan.generation.writing.span_s) for name, plan in plans.items()
+        },
         "plan": {name: told(plan) for name, plan in plans.items()},
         "bound": {name: plan.bound for name, plan in plans.items()},
-        "problems_s": [records.rounded(ideal.synchronous_s()), records.rounded(ideal.asynchronous_s())],
+        "problems_s": [
+            records.rounded(ideal.synchronous_s()),
+            records.rounded(ideal.asynchronous_s()),
+        ],
     }
 
 
 def told(plan: Plan) -> str:
     """Describes a plan in a few words."""
     training, generation = plan.training, plan.generation
-    devices = f"{training.devices} + {generation.devices}" if plan.placement == "split" else f"{training.devices}"
-    layouts = f"trainer TP {training.costs.tp}, {generation.generators} generators of TP {generation.costs.tp}"
+    devices = (
+        f"{training.devices} + {generation.devices}"
+        if plan.placement == "split"
+        else f"{training.devices}"
+    )
+    layouts = (
+        f"trainer TP {training.costs.tp}, {generation.generators} generators of TP "
+        f"{generation.costs.tp}"
+    )
     return f"{devices} devices; {layouts} {generation.costs.precision}"
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """Returns the tables in Markdown: the paper's step times beside ours, the baseline's implied times, other
-    workloads."""
+    """Returns the tables in Markdown: the paper's step times beside ours, the baseline's implied
+    times, other workloads."""
     chosen = [records.find(found, {"model": row.model, "workload": CHOSEN}) for row in ROWS]
     paired = [(row, one) for row, one in zip(ROWS, chosen, strict=True) if one is not None]
     return "\n\n".join([main_table(paired), implied_table(paired), sensitivity_table(found)])
@@ -130,13 +157,29 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 def main_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
     """Returns step times and ratios."""
-    heads = ("paper, synchronous", DESIGNS[0], DESIGNS[1], "paper, asynchronous", DESIGNS[2], DESIGNS[3])
+    heads = (
+        "paper, synchronous",
+        DESIGNS[0],
+        DESIGNS[1],
+        "paper, asynchronous",
+        DESIGNS[2],
+        DESIGNS[3],
+    )
     lines = [f"| model, devices | {' | '.join(heads)} | ratio: paper | ours |", "|---" * 9 + "|"]
     for row, one in paired:
         ours = one["step_s"]
-        cells = [f"{row.synchronous_s:g}", *(off(ours[name], row.synchronous_s) for name in DESIGNS[:2])]
-        cells += [f"{row.asynchronous_s:g}", *(off(ours[name], row.asynchronous_s) for name in DESIGNS[2:])]
-        ratios = f"{row.synchronous_s / row.asynchronous_s:.2f} | {ours[DESIGNS[0]] / ours[DESIGNS[2]]:.2f}"
+        cells = [
+            f"{row.synchronous_s:g}",
+            *(off(ours[name], row.synchronous_s) for name in DESIGNS[:2]),
+        ]
+        cells += [
+            f"{row.asynchronous_s:g}",
+            *(off(ours[name], row.asynchronous_s) for name in DESIGNS[2:]),
+        ]
+        ratios = (
+            f"{row.synchronous_s / row.asynchronous_s:.2f} | "
+            f"{ours[DESIGNS[0]] / ours[DESIGNS[2]]:.2f}"
+        )
         lines.append(f"| {row.model}, {row.devices} | {' | '.join(cells)} | {ratios} |")
     return "\n".join(lines)
 
@@ -149,24 +192,36 @@ def off(ours: float, paper: float) -> str:
 
 
 def implied_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
-    """Returns the time of a token in the baseline's generation if the rest of its step were as forecast."""
-    lines = ["| model | baseline's generation, s | ms a token of the longest response | ours, ms |", "|---" * 4 + "|"]
+    """Returns the time of a token in the baseline's generation if the rest of its step were as
+    forecast."""
+    lines = [
+        "| model | baseline's generation, s | ms a token of the longest response | ours, ms |",
+        "|---" * 4 + "|",
+    ]
     for row, one in paired:
         rest, longest = row.synchronous_s - one["training_s"][DESIGNS[0]], one["workload"]["max"]
         ours = one["writing_s"][DESIGNS[0]]
-        lines.append(f"| {row.model} | {rest:.1f} | {1e3 * rest / longest:.1f} | {1e3 * ours / longest:.1f} |")
+        lines.append(
+            f"| {row.model} | {rest:.1f} | {1e3 * rest / longest:.1f} | {1e3 * ours / longest:.1f} "
+            "|"
+        )
     return "\n".join(lines)
 
 
 def sensitivity_table(found: list[dict[str, Any]]) -> str:
     """Returns turns with one layout, and apart, under other workloads."""
-    lines = ["| workload | " + " | ".join(f"{row.model}: in turn / apart" for row in ROWS) + " |", "|---" * 4 + "|"]
+    lines = [
+        "| workload | " + " | ".join(f"{row.model}: in turn / apart" for row in ROWS) + " |",
+        "|---" * 4 + "|",
+    ]
     for change in CHANGES:
         name = ", ".join(f"{what} {value:,}" for what, value in change.items()) or "as above"
         cells = []
         for row in ROWS:
             one = records.find(found, {"model": row.model, "workload": CHOSEN | change})
-            cells.append(f"{one['step_s'][DESIGNS[0]]:.3g} / {one['step_s'][DESIGNS[2]]:.3g}" if one else "")
+            cells.append(
+                f"{one['step_s'][DESIGNS[0]]:.3g} / {one['step_s'][DESIGNS[2]]:.3g}" if one else ""
+            )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -178,13 +233,21 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     chosen = [records.find(found, {"model": row.model, "workload": CHOSEN}) for row in ROWS]
-    sides = (("synchronous", DESIGNS[:2], "synchronous_s"), ("asynchronous", DESIGNS[2:], "asynchronous_s"))
+    sides = (
+        ("synchronous", DESIGNS[:2], "synchronous_s"),
+        ("asynchronous", DESIGNS[2:], "asynchronous_s"),
+    )
     for axes, (title, designs, column) in zip(panels, sides, strict=True):
         bars = {"LlamaRL (second hand)": [getattr(row, column) for row in ROWS]}
-        bars |= {f"forecast: {name}": [one["step_s"][name] if one else 0 for one in chosen] for name in designs}
+        bars |= {
+            f"forecast: {name}": [one["step_s"][name] if one else 0 for one in chosen]
+            for name in designs
+        }
         for number, (label, seconds) in enumerate(bars.items()):
             places = [place + 0.27 * (number - 1) for place in range(len(ROWS))]
-            drawn = axes.bar(places, seconds, width=0.25, label=label, color=("0.4", "C0", "C1")[number])
+            drawn = axes.bar(
+                places, seconds, width=0.25, label=label, color=("0.4", "C0", "C1")[number]
+            )
             axes.bar_label(drawn, fmt="%.3g", fontsize="x-small")
         axes.set(title=title, yscale="log", xticks=range(len(ROWS)))
         axes.set_xticklabels([f"{row.model}\n{row.devices} H100" for row in ROWS])
@@ -197,13 +260,19 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Forecasts what is missing, then draws and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_out(parser, "llamarl_table")
-    parser.add_argument("--plot", type=Path, default=Path("docs/llamarl_table.png"), help="(%(default)s)")
+    parser.add_argument(
+        "--plot", type=Path, default=Path("docs/llamarl_table.png"), help="(%(default)s)"
+    )
     asked = parser.parse_args()
     for change in CHANGES:
         for row in ROWS:
-            if not records.find(records.read(asked.out), {"model": row.model, "workload": CHOSEN | change}):
+            if not records.find(
+                records.read(asked.out), {"model": row.model, "workload": CHOSEN | change}
+            ):
                 records.append(asked.out, record(row, change))
     found = records.read(asked.out)
     draw(found, asked.plot)

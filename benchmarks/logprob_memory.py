@@ -1,12 +1,14 @@
-"""Memory and time of token log-probs and their gradients, against log_softmax over all logits. Prints a table.
+"""Memory and time of token log-probs and their gradients, against log_softmax over all logits.
+Prints a table.
 
     python -m benchmarks.logprob_memory
     python -m benchmarks.logprob_memory --tokens 512 --vocabulary 8192 --hidden 256 --chunk 64   # seconds, below 1 GB
 
-float32 on the CPU, forward and backward to hidden states and head, with a gradient of its own for every token. The two
-ways take turns, each turn in a fresh process. Memory is the process's peak (ru_maxrss) less what it held just before
-and less the two gradients, which any way must hold. Values and gradients of the first turns are compared in one more
-process. At the default sizes the naive way needs 16 GB of memory, and the comparison 3 GB of disk for temporary files.
+float32 on the CPU, forward and backward to hidden states and head, with a gradient of its own for
+every token. The two ways take turns, each turn in a fresh process. Memory is the process's peak
+(ru_maxrss) less what it held just before and less the two gradients, which any way must hold.
+Values and gradients of the first turns are compared in one more process. At the default sizes the
+naive way needs 16 GB of memory, and the comparison 3 GB of disk for temporary files.
 """
 
 from __future__ import annotations
@@ -35,13 +37,17 @@ PARTS = ("log-probs", "gradient of hidden states", "gradient of head")
 
 def main() -> None:
     """Runs what the command line asks for: a table, or (internally) one turn or the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--vocabulary", type=int, default=128_256)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--chunk", type=int, default=1024, help="chunk_tokens of token_logprobs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each way; the medians are printed")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="turns of each way; the medians are printed"
+    )
     parser.add_argument("--turn", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -64,11 +70,14 @@ def table(settings: argparse.Namespace) -> str:
                 turns[way].append(fresh(["--turn", way, *keep]))
                 print(f"turn {repeat + 1}, {way}: {turns[way][-1]}", file=sys.stderr, flush=True)
         gaps = fresh(["--compare", "--folder", folder])
-    gigabytes, seconds = ({way: median(one[what] for one in turns[way]) for way in WAYS} for what in ("GB", "s"))
+    gigabytes, seconds = (
+        {way: median(one[what] for one in turns[way]) for way in WAYS} for what in ("GB", "s")
+    )
     lines = [
-        f"{settings.tokens:,} tokens, vocabulary {settings.vocabulary:,}, hidden {settings.hidden:,}, float32, chunks "
-        f"of {settings.chunk:,} tokens; {settings.threads} threads, {processor()}; torch {torch.__version__}, "
-        f"Python {platform.python_version()}; {date.today()}; medians of {settings.repeats} turns.",
+        f"{settings.tokens:,} tokens, vocabulary {settings.vocabulary:,}, hidden "
+        f"{settings.hidden:,}, float32, chunks of {settings.chunk:,} tokens; {settings.threads} "
+        f"threads, {processor()}; torch {torch.__version__}, Python {platform.python_version()}; "
+        f"{date.today()}; medians of {settings.repeats} turns.",
         "",
         "| way | peak memory (GB) | of naive's | time (s) | of naive's | each turn (s) |",
         "|---|---|---|---|---|---|",
@@ -79,7 +88,9 @@ def table(settings: argparse.Namespace) -> str:
         each = ", ".join(f"{one['s']:.1f}" for one in turns[way])
         lines.append(f"| {way} | {memory} | {speed} | {each} |")
     listed = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
-    return "\n".join([*lines, "", f"Largest difference, over the naive tensor's largest number: {listed}."])
+    return "\n".join(
+        [*lines, "", f"Largest difference, over the naive tensor's largest number: {listed}."]
+    )
 
 
 def fresh(words: list[str]) -> dict[str, float]:
@@ -89,7 +100,8 @@ def fresh(words: list[str]) -> dict[str, float]:
 
 
 def turn(settings: argparse.Namespace) -> dict[str, float]:
-    """Makes one forward and backward pass in this process; returns seconds, and gigabytes at the peak."""
+    """Makes one forward and backward pass in this process; returns seconds, and gigabytes at the
+    peak."""
     torch.set_num_threads(settings.threads)
     draw = torch.Generator().manual_seed(0)
     hidden = torch.randn(settings.tokens, settings.hidden, generator=draw).requires_grad_()
@@ -131,7 +143,9 @@ def compare(folder: Path) -> dict[str, float]:
 def processor() -> str:
     """Returns the processor's name, from Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine()
+    )
 
 
 if __name__ == "__main__":

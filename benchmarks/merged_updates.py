@@ -1,13 +1,15 @@
-"""What a generator in 16 bits gets of the policy's updates, by step, learning rate, and way of rounding.
+"""What a generator in 16 bits gets of the policy's updates, by step, learning rate, and way of
+rounding.
 
     python -m benchmarks.merged_updates MODEL                 measure and print
     python -m benchmarks.merged_updates MODEL --print-only    print what is there
 
-MODEL is a folder whose files are in bfloat16. Its policy is trained in float32 for ten steps of AdamW by random
-advantages, all weights or adapters alone. After some of them its weights are rounded to bfloat16: to the nearest
-number, or as adapters are merged (`lrl.training.merging.rounded`). Then the log-probs of other texts are computed with
-them, in float32: what the weights carry, without the rounding of a generator's own activations. A move is the change
-of these log-probs since step 0.
+MODEL is a folder whose files are in bfloat16. Its policy is trained in float32 for ten steps of
+AdamW by random advantages, all weights or adapters alone. After some of them its weights are
+rounded to bfloat16: to the nearest number, or as adapters are merged
+(`lrl.training.merging.rounded`). Then the log-probs of other texts are computed with them, in
+float32: what the weights carry, without the rounding of a generator's own activations. A move is
+the change of these log-probs since step 0.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ STEPS = (1, 3, 10)
 WAYS = ("nearest", "drawn")
 RANK = 16
 HEAD = (
-    "| trained | lr | step | policy moved (nats) | rounding | weights that changed | cosine of the moves "
-    "| their part along the policy's | off the policy (nats) |\n" + "|---" * 9 + "|"
+    "| trained | lr | step | policy moved (nats) | rounding | weights that "
+    "changed | cosine of the moves | their part along the policy's | off the "
+    "policy (nats) |\n" + "|---" * 9 + "|"
 )
 
 
@@ -78,7 +81,8 @@ def step(network: Any, optimizer: torch.optim.Optimizer, texts: list[list[int]])
 
 
 def compared(policy: Tensor, generator: Tensor, start: Tensor) -> dict[str, float | None]:
-    """Compares the generator's move with the policy's; `start` has the log-probs of both at step 0."""
+    """Compares the generator's move with the policy's; `start` has the log-probs of both at step
+    0."""
     wanted, found = policy - start, generator - start
     return {
         "cosine": records.rounded(cosine_similarity(wanted, found, dim=0).item()),
@@ -93,14 +97,25 @@ def measure(folder: str, trained: str, lr: float) -> dict[str, Any]:
     torch.manual_seed(0)
     policy = lrl.PolicyModule(folder, lora=lrl.LoRA(rank=RANK) if trained == "adapters" else None)
     policy.configure_model()
-    sums = [policy.tokenizer.encode(f"{a}+{b}={a + b}") for a in range(10, 99, 7) for b in range(10, 99, 7)]
+    sums = [
+        policy.tokenizer.encode(f"{a}+{b}={a + b}")
+        for a in range(10, 99, 7)
+        for b in range(10, 99, 7)
+    ]
     random.shuffle(sums)
     texts, trained_on = sums[:12], sums[12:]
-    files = {name: weight for file in Path(folder).glob("*.safetensors") for name, weight in load_file(file).items()}
+    files = {
+        name: weight
+        for file in Path(folder).glob("*.safetensors")
+        for name, weight in load_file(file).items()
+    }
     network = open_network(folder, "float32", None, False)
     start = logprobs(policy.network, texts)
     optimizer = torch.optim.AdamW(
-        [weight for weight in policy.parameters() if weight.requires_grad], lr=lr, betas=(0.9, 0.95), weight_decay=0.0
+        [weight for weight in policy.parameters() if weight.requires_grad],
+        lr=lr,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
     )
     found: dict[str, Any] = {}
     for number in range(1, max(STEPS) + 1):
@@ -111,7 +126,9 @@ def measure(folder: str, trained: str, lr: float) -> dict[str, Any]:
         line: dict[str, Any] = {"moved": records.rounded((now - start).abs().mean().item())}
         for way in (nearest, drawn):
             changed = load(network, weights_of(policy, files), way, files)
-            line[way.__name__] = compared(now, logprobs(network, texts), start) | {"changed": records.rounded(changed)}
+            line[way.__name__] = compared(now, logprobs(network, texts), start) | {
+                "changed": records.rounded(changed)
+            }
         found[str(number)] = line
     return {"steps": found}
 
@@ -123,7 +140,8 @@ def load(
     way: Callable[[str, Tensor], Tensor],
     files: dict[str, Tensor],
 ) -> float:
-    """Gives a network rounded weights; returns the share of the layers' numbers that are not those of the files."""
+    """Gives a network rounded weights; returns the share of the layers' numbers that are not those
+    of the files."""
     parameters = dict(network.named_parameters())
     changed = total = 0
     for name, weight in weights:
@@ -142,19 +160,30 @@ def rows(record: dict[str, Any]) -> Iterator[str]:
             found = line[way]
             cells = (
                 *(record["trained"], f"{record['lr']:g}", number, f"{line['moved']:.2g}", way),
-                *(f"{found['changed']:.2%}", f"{found['cosine']:.2f}", f"{found['along']:.2f}", f"{found['off']:.2g}"),
+                *(
+                    f"{found['changed']:.2%}",
+                    f"{found['cosine']:.2f}",
+                    f"{found['along']:.2f}",
+                    f"{found['off']:.2g}",
+                ),
             )
             yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.merged_updates", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.merged_updates", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("model", help="a folder in Hugging Face format, in bfloat16")
     parser.add_argument("--print-only", action="store_true", help="print what was measured")
     args = parser.parse_args()
     name = Path(args.model).name
-    wanted = [{"model": name, "trained": trained, "lr": lr} for trained in TRAINED for lr in LEARNING_RATES]
+    wanted = [
+        {"model": name, "trained": trained, "lr": lr}
+        for trained in TRAINED
+        for lr in LEARNING_RATES
+    ]
     print(HEAD)
     for settings in wanted:
         if args.print_only:

@@ -1,10 +1,12 @@
-"""How far the generator's log-probs are from the trainer's, token by token, and whether that grows in a long run.
+"""How far the generator's log-probs are from the trainer's, token by token, and whether that grows
+in a long run.
 
     python -m benchmarks.mismatch                  float32 and bfloat16 generators, 500 steps each
     python -m benchmarks.mismatch --plot-only      draw and print what is there
 
-The quickstart's task with `max_lag: 0`: the weights that write a token also train on it, so a difference is one between
-two programs and number formats. The trainer computes in float32 throughout.
+The quickstart's task with `max_lag: 0`: the weights that write a token also train on it, so a
+difference is one between two programs and number formats. The trainer computes in float32
+throughout.
 """
 
 from __future__ import annotations
@@ -40,13 +42,15 @@ from lrl.types import MicroBatch
 DTYPES = ("float32", "bfloat16")
 QUANTILES = {"q50": 0.5, "q99": 0.99, "q999": 0.999}
 HEAD = (
-    "| generator | steps | tokens | mean | standard deviation | 50 % | 99 % | 99.9 % | largest | KL "
-    "| slope of the standard deviation per 100 steps | accuracy |\n" + "|---" * 12 + "|"
+    "| generator | steps | tokens | mean | standard deviation | 50 % | 99 % | "
+    "99.9 % | largest | KL | slope of the standard deviation per 100 steps | "
+    "accuracy |\n" + "|---" * 12 + "|"
 )
 
 
 class Watched(lrl.PolicyModule):
-    """A policy that keeps the difference between its log-prob and the behaviour log-prob of every trained token."""
+    """A policy that keeps the difference between its log-prob and the behaviour log-prob of every
+    trained token."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -81,7 +85,8 @@ class Watch(L.Callback):
 
 
 def summary(differences: Tensor) -> dict[str, float]:
-    """Returns, of log pi - log mu, [n] in nats: mean and spread; quantiles and maximum of its size; KL(mu || pi) by k3.
+    """Returns, of log pi - log mu, [n] in nats: mean and spread; quantiles and maximum of its size;
+    KL(mu || pi) by k3.
 
     In float64: near 0 the three terms of k3 nearly cancel.
     """
@@ -112,7 +117,9 @@ def measure(dtype: str, settings: RunSettings, folder: Path) -> dict[str, Any]:
         "seconds": round(time.monotonic() - started, 1),
         "accuracy": [round(report.accuracy, 4) for _, report in evaluation.reports],
         "whole": summary(torch.cat(watch.all)),
-        "series": {name: [records.rounded(step[name]) for step in watch.steps] for name in watch.steps[0]},
+        "series": {
+            name: [records.rounded(step[name]) for step in watch.steps] for name in watch.steps[0]
+        },
     }
 
 
@@ -138,7 +145,8 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws sizes of the differences over steps on the left, KL on the right, both on a logarithmic axis."""
+    """Draws sizes of the differences over steps on the left, KL on the right, both on a logarithmic
+    axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -149,8 +157,12 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         steps = range(1, len(row["series"]["kl"]) + 1)
         for name, style in styles.items():
             label = f"{row['dtype']}, {names[name]}"
-            left.plot(steps, row["series"][name], style, color=f"C{number}", linewidth=0.8, label=label)
-        right.plot(steps, row["series"]["kl"], color=f"C{number}", linewidth=0.8, label=row["dtype"])
+            left.plot(
+                steps, row["series"][name], style, color=f"C{number}", linewidth=0.8, label=label
+            )
+        right.plot(
+            steps, row["series"]["kl"], color=f"C{number}", linewidth=0.8, label=row["dtype"]
+        )
     for axes, title in (
         (left, "|log pi - log mu| of a step's tokens (nats)"),
         (right, "KL(mu || pi) per token (nats)"),
@@ -165,9 +177,12 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mismatch", description="Log-probs of generator and trainer, compared."
+        prog="python -m benchmarks.mismatch",
+        description="Log-probs of generator and trainer, compared.",
     )
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="of the generator")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help="of the generator"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments.add_training(parser, lr=1e-4, steps=500)
     arguments.add_places(parser, "mismatch")
@@ -179,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     settings = RunSettings(
-        seed=args.seed, max_lag=0, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
+        seed=args.seed, max_lag=0, lr=args.lr, schedule=(
+            "linear"
+        ), steps=args.steps, groups=args.groups,
         responses=args.responses,
     )  # fmt: skip
     rows = []

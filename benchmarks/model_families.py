@@ -2,8 +2,8 @@
 
     python -m benchmarks.model_families
 
-A tiny model of the family, with random weights four times those of a new one, is opened as a run opens it, in float32
-on the CPU. The outcomes replace the table of docs/models.md.
+A tiny model of the family, with random weights four times those of a new one, is opened as a run
+opens it, in float32 on the CPU. The outcomes replace the table of docs/models.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SCALE = 4.0
 PACKED, ALONE, REFUSED, NOT_TRIED = "share rows", "one a row", "refused", "not tried"
 ALL, NONE = "all", "none"
 ROW = re.compile(
-    r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<lora>[^|]*) \| (?P<why>[^|]*) \|$", re.MULTILINE
+    r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<lora>[^|]*) \| (?P<why>[^|]*) \|$",
+    re.MULTILINE,
 )
 
 
@@ -40,12 +41,15 @@ class Outcome(NamedTuple):
     responses: str
     """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
     lora: str = ""
-    """Of those that can be trained: `ALL` linear layers can have an adapter, all but some, or `NONE`."""
+    """Of those that can be trained: `ALL` linear layers can have an adapter, all but some, or
+    `NONE`."""
     why: str = ""
     """Of `REFUSED` and `NOT_TRIED`."""
 
 
-def try_family(family: str, folder: Path, scale: float = SCALE) -> tuple[Outcome, PreTrainedModel | None]:
+def try_family(
+    family: str, folder: Path, scale: float = SCALE
+) -> tuple[Outcome, PreTrainedModel | None]:
     """Returns the outcome of a tiny model of the family, and the model if it can be trained.
 
     Args:
@@ -81,8 +85,11 @@ def adapted_layers_of(folder: Path) -> str:
     return ALL
 
 
-def open_with_adapters(folder: Path, target_modules: str | list[str] = "all-linear") -> PreTrainedModel:
-    """Opens a model as a run with `model.lora` opens it; raises ConfigError if a layer cannot have an adapter."""
+def open_with_adapters(
+    folder: Path, target_modules: str | list[str] = "all-linear"
+) -> PreTrainedModel:
+    """Opens a model as a run with `model.lora` opens it; raises ConfigError if a layer cannot have
+    an adapter."""
     network = open_network(str(folder), "float32", None, False)
     LoRA(rank=4, target_modules=target_modules).add_to(network)
     check_adapters(network)
@@ -90,10 +97,14 @@ def open_with_adapters(folder: Path, target_modules: str | list[str] = "all-line
 
 
 def _reason(refusal: str) -> str:
-    """Returns the reason of a refusal, without the model's folder, its class, figures and the remedy."""
+    """Returns the reason of a refusal, without the model's folder, its class, figures and the
+    remedy."""
     said = refusal.partition(": ")[2]
     if "changes its logits" in said:
-        return "its head is more than a matrix, or changes its logits in a way that `LogitTransform` does not know"
+        return (
+            "its head is more than a matrix, or changes its logits in a way that `LogitTransform` "
+            "does not know"
+        )
     if "other log-probs than alone" in said:
         return "a token sees what comes behind it: padding changes the log-probs"
     cause = re.search(r"positions alone \((.*)\)\. Take", said)
@@ -112,24 +123,31 @@ def _cell(text: str) -> str:
 
 def read_table() -> dict[str, Outcome]:
     """Returns the outcomes in the docs, by family."""
-    return {row["family"]: Outcome(row["responses"], row["lora"], row["why"]) for row in ROW.finditer(PAGE.read_text())}
+    return {
+        row["family"]: Outcome(row["responses"], row["lora"], row["why"])
+        for row in ROW.finditer(PAGE.read_text())
+    }
 
 
 def write_table(outcomes: dict[str, Outcome]) -> None:
-    """Writes the outcomes into the docs: the table is the last part of its page, after a line that counts them."""
+    """Writes the outcomes into the docs: the table is the last part of its page, after a line that
+    counts them."""
     counts = [
-        sum(outcome.responses == responses for outcome in outcomes.values()) for responses in (PACKED, ALONE, REFUSED)
+        sum(outcome.responses == responses for outcome in outcomes.values())
+        for responses in (PACKED, ALONE, REFUSED)
     ]
     summary = (
-        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} responses share rows, "
-        f"in {counts[1]} each has its own,\n{counts[2]} are refused.\n\n"
+        f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} "
+        f"responses share rows, in {counts[1]} each has its own,\n{counts[2]} are refused.\n\n"
     )
     rows = "".join(
         f"| `{family}` | {found.responses} | {found.lora} | {found.why} |\n"
         for family, found in sorted(outcomes.items())
     )
     text = PAGE.read_text()
-    PAGE.write_text(text[: text.index("transformers ", text.index("## The table"))] + summary + HEAD + rows)
+    PAGE.write_text(
+        text[: text.index("transformers ", text.index("## The table"))] + summary + HEAD + rows
+    )
 
 
 def main() -> None:

@@ -10,7 +10,8 @@ from lrl.types import Prompt
 
 
 class Oracle:
-    """The drawn lengths of a first epoch, in which prompt and group have the same number (`ExpectedLengths`).
+    """The drawn lengths of a first epoch, in which prompt and group have the same number
+    (`ExpectedLengths`).
 
     Args:
         lengths: Distribution of the responses.
@@ -19,14 +20,19 @@ class Oracle:
         blur: Standard deviation of the logarithm of each prompt's error factor.
     """
 
-    def __init__(self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0) -> None:
+    def __init__(
+        self, lengths: LengthSampler, prompts: int, responses: int = 1, blur: float = 0.0
+    ) -> None:
         drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])
         self._found = drawn.mean(axis=1)
-        self._expected = self._found * np.exp(np.random.default_rng([lengths.seed, 2]).normal(0, blur, prompts))
+        self._expected = self._found * np.exp(
+            np.random.default_rng([lengths.seed, 2]).normal(0, blur, prompts)
+        )
         self._all = np.sort(drawn.ravel())
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the tokens of a whole response, the mean of those to the prompt; more than `written`."""
+        """Returns the tokens of a whole response, the mean of those to the prompt; more than
+        `written`."""
         return max(float(self._expected[prompt.id]), written + 1.0)
 
     def quantile(self, share: float) -> float:
@@ -39,5 +45,6 @@ class Oracle:
         return float(self._found.mean())
 
     def recall(self, share: float) -> float:
-        """Returns, of the longest `share` of the prompts, the share that is expected among as many."""
+        """Returns, of the longest `share` of the prompts, the share that is expected among as
+        many."""
         return recall(self._expected, self._found, share)

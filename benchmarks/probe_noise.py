@@ -1,12 +1,14 @@
-"""What a sync's probe can see: the difference of two programs by rounding, and that of weights some steps old.
+"""What a sync's probe can see: the difference of two programs by rounding, and that of weights some
+steps old.
 
     python -m benchmarks.probe_noise                                       measure and print
     python -m benchmarks.probe_noise --steps 20 --dtypes bfloat16       a rehearsal
     python -m benchmarks.probe_noise --print-only                          print what is there
 
-A policy is trained for `--steps` steps of AdamW by random advantages, in float32. Each version is sent to a real
-generator by shared memory and probed, as in a run. Then the probes are evaluated again as if the generator had
-taken no weights after some version, for several of these, with the rule of a run (`lrl.weights.yardstick`).
+A policy is trained for `--steps` steps of AdamW by random advantages, in float32. Each version is
+sent to a real generator by shared memory and probed, as in a run. Then the probes are evaluated
+again as if the generator had taken no weights after some version, for several of these, with the
+rule of a run (`lrl.weights.yardstick`).
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ Probed = list[tuple[list[float], list[float]]]
 
 
 def folder_of(policy: str, folder: Path) -> Path:
-    """Returns the folder of the quickstart's warmed-up policy, or of the same before its warm-up."""
+    """Returns the folder of the quickstart's warmed-up policy, or of the same before its
+    warm-up."""
     if policy == "quickstart":
         return policy_of(0)
     torch.manual_seed(0)
@@ -79,20 +82,33 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     random.seed(0)
     module = lrl.PolicyModule(str(policy))
     module.configure_model()
-    sums = [module.tokenizer.encode(f"{a}+{b}={a + b}") for a in range(10, 99, 7) for b in range(10, 99, 7)]
+    sums = [
+        module.tokenizer.encode(f"{a}+{b}={a + b}")
+        for a in range(10, 99, 7)
+        for b in range(10, 99, 7)
+    ]
     tokens = [token for prompt in sums for token in prompt][:TOKENS]
     batches = [torch.tensor([prompt]) for prompt in sums]
-    optimizer = torch.optim.AdamW(module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0
+    )
     loop, found = LoopThread(), Probed()
     generator = Generator(server, 1)
-    sync = PoolSync(GeneratorPool([generator]), Control(loop, 60.0, 60.0), SharedMemory, f"{server.run_id}-noise")
+    sync = PoolSync(
+        GeneratorPool([generator]),
+        Control(loop, 60.0, 60.0),
+        SharedMemory,
+        f"{server.run_id}-noise",
+    )
     try:
         for version in range(steps + 1):
             with torch.no_grad():
                 expected = module.prompt_logprobs(tokens)
             if failed := sync.give(module.sent_weights, [generator], version, lambda resumed: None):
                 raise RuntimeError(str(failed))
-            asking = generator.client.prompt_logprobs(tokens, salt=f"probe-{version}", deadline_s=60.0)
+            asking = generator.client.prompt_logprobs(
+                tokens, salt=f"probe-{version}", deadline_s=60.0
+            )
             found.append((expected, loop.wait(asking, 60.0, "a probe")))
             step(module.network, optimizer, batches)
     finally:
@@ -103,11 +119,13 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
 
 
 def caught_after(found: Probed, dtype: str, stop: int) -> int | None:
-    """Returns the versions that a generator missed until the rule noticed; None if it never did. `stop` 0: it misses
-    none."""
+    """Returns the versions that a generator missed until the rule noticed; None if it never did.
+    `stop` 0: it misses none."""
     yardstick = Yardstick(dtype)
     for version, (policy, generator) in enumerate(found):
-        fault = yardstick.fault(policy, found[stop - 1][1] if stop and version >= stop else generator)
+        fault = yardstick.fault(
+            policy, found[stop - 1][1] if stop and version >= stop else generator
+        )
         if fault is not None:
             return version - stop + 1
     return None
@@ -119,12 +137,19 @@ def record(found: Probed, dtype: str) -> dict[str, Any]:
         logging.warning("a false alarm at version %d", alarm - 1)
     noise = [off(policy, generator) for policy, generator in found]
     changed = [
-        sum(a != b for a, b in zip(old[1], new[1], strict=True)) for old, new in zip(found, found[1:], strict=False)
+        sum(a != b for a, b in zip(old[1], new[1], strict=True))
+        for old, new in zip(found, found[1:], strict=False)
     ]
-    old = {age: [off(new[0], old[1]) for old, new in zip(found, found[age:], strict=False)] for age in AGES}
+    old = {
+        age: [off(new[0], old[1]) for old, new in zip(found, found[age:], strict=False)]
+        for age in AGES
+    }
     return {
         "noise": [records.rounded(value) for value in (median(noise), min(noise), max(noise))],
-        "old": {str(age): records.rounded(fmean(values)) if values else None for age, values in old.items()},
+        "old": {
+            str(age): records.rounded(fmean(values)) if values else None
+            for age, values in old.items()
+        },
         "changed": [min(changed), len(found[0][0])],
         "caught_after": [caught_after(found, dtype, stop) for stop in STOPS if stop < len(found)],
         "false_alarm": alarm is not None,
@@ -160,22 +185,42 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         changed, tokens = row["changed"]
         known = [steps for steps in row["caught_after"] if steps is not None]
         steps = (
-            " to ".join(map(str, sorted({min(known), max(known)}))) if known == row["caught_after"] else "not always"
+            " to ".join(map(str, sorted({min(known), max(known)})))
+            if known == row["caught_after"]
+            else "not always"
         )
-        cells = [row["policy"], row["dtype"], f"{row['lr']:g}", *noise, *old, f"{changed} of {tokens}", steps]
+        cells = [
+            row["policy"],
+            row["dtype"],
+            f"{row['lr']:g}",
+            *noise,
+            *old,
+            f"{changed} of {tokens}",
+            steps,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe_noise", description=__doc__.splitlines()[0])
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.probe_noise", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--policies", nargs="+", choices=POLICIES, default=list(POLICIES), help="(%(default)s)"
+    )
     dtypes = ["float32", "bfloat16"]
-    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="of the generator (%(default)s)")
-    parser.add_argument("--lrs", nargs="+", type=float, default=list(LEARNING_RATES), help="(%(default)s)")
+    parser.add_argument(
+        "--dtypes", nargs="+", choices=dtypes, default=dtypes, help="of the generator (%(default)s)"
+    )
+    parser.add_argument(
+        "--lrs", nargs="+", type=float, default=list(LEARNING_RATES), help="(%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=120, help="of each run (%(default)s)")
-    parser.add_argument("--print-only", action="store_true", help="print what is there; run nothing")
+    parser.add_argument(
+        "--print-only", action="store_true", help="print what is there; run nothing"
+    )
     arguments.add_places(parser, "probe_noise", plot=False)
     return parser
 
@@ -187,10 +232,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.print_only:
         measure(args)
     made = records.read(args.out)
-    runs = [described(p, d, lr, args.steps) for p in args.policies for d in args.dtypes for lr in args.lrs]
+    runs = [
+        described(p, d, lr, args.steps)
+        for p in args.policies
+        for d in args.dtypes
+        for lr in args.lrs
+    ]
     rows = [row for run in runs if (row := records.find(made, run)) is not None]
     if not rows:
-        raise SystemExit(f"{args.out} has no measurement with these settings; leave out --print-only to measure.")
+        raise SystemExit(
+            f"{args.out} has no measurement with these settings; leave out --print-only to measure."
+        )
     print(table(rows))
     return 0
 

@@ -1,6 +1,8 @@
-"""One short run of the quickstart's task on a lent server: the common part of the benchmarks of learning.
+"""One short run of the quickstart's task on a lent server: the common part of the benchmarks of
+learning.
 
-The task, the policy and its warm-up are the quickstart's. Warmed-up policies are kept where the quickstart keeps them.
+The task, the policy and its warm-up are the quickstart's. Warmed-up policies are kept where the
+quickstart keeps them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ PROMPT_TOKENS, RESPONSE_TOKENS = 16, 32
 CAPACITY = 256
 """Rollouts the server writes at once, as in the quickstart."""
 PROBE_TOLERANCE = {"float32": 1e-2, "bfloat16": None}
-"""A policy that has collapsed gives some tokens so little probability that float32 itself is off by more than 1e-3."""
+"""A policy that has collapsed gives some tokens so little probability that float32 itself is off by
+more than 1e-3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,8 @@ class RunSettings:
 
 
 def policy_of(seed: int) -> Path:
-    """Returns the folder of a seed's warmed-up policy; makes it in about a minute if it is not there."""
+    """Returns the folder of a seed's warmed-up policy; makes it in about a minute if it is not
+    there."""
     return make_policy(POLICIES / f"policy-seed{seed}", seed)
 
 
@@ -67,7 +71,9 @@ def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
     )
 
 
-def make_trainer(server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path) -> L.Trainer:
+def make_trainer(
+    server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path
+) -> L.Trainer:
     """Returns a trainer on the lent server; `callbacks` come after WeightSync and Throughput."""
     sync = WeightSync(probe_tolerance=PROBE_TOLERANCE[server.settings.dtype])
     return L.Trainer(
@@ -86,9 +92,13 @@ def make_trainer(server: LentServer, settings: RunSettings, callbacks: Sequence[
 
 
 def make_module(
-    settings: RunSettings, objective: Objective, kind: type[lrl.PolicyModule] = lrl.PolicyModule, **more: Any
+    settings: RunSettings,
+    objective: Objective,
+    kind: type[lrl.PolicyModule] = lrl.PolicyModule,
+    **more: Any,
 ) -> lrl.PolicyModule:
-    """Returns the seed's policy as a module of the class `kind` with `more` arguments; seeds everything else, too."""
+    """Returns the seed's policy as a module of the class `kind` with `more` arguments; seeds
+    everything else, too."""
     L.seed_everything(settings.seed, verbose=False)
     return kind(
         str(policy_of(settings.seed)),
@@ -118,16 +128,21 @@ def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
 class Standstill(Evaluation):
     """An evaluation for which the trainer waits, so that all responses are by one version.
 
-    Beside the rollouts of a run with a large `max_lag`, which keep the generator busy all the time, an evaluation took
-    more than ten steps.
+    Beside the rollouts of a run with a large `max_lag`, which keep the generator busy all the time,
+    an evaluation took more than ten steps.
     """
 
     seconds = 0.0
     """Seconds that the trainer has waited for evaluations so far."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Evaluates when it is due; after the last step `on_train_end` does."""
-        if trainer.global_step % self.every_n_steps == 0 and trainer.global_step != trainer.max_steps:
+        if (
+            trainer.global_step % self.every_n_steps == 0
+            and trainer.global_step != trainer.max_steps
+        ):
             self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
@@ -139,7 +154,7 @@ class Standstill(Evaluation):
 
 
 def held_out(every_n_steps: int) -> Standstill:
-    """Returns the greedy accuracy callback on the 500 held-out problems: before the first step, every so many, at the
-    end."""
+    """Returns the greedy accuracy callback on the 500 held-out problems: before the first step,
+    every so many, at the end."""
     problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
     return Standstill(problems, every_n_steps=every_n_steps)

@@ -1,10 +1,12 @@
-"""The quickstart with several seeds, one after the other: accuracy before and after, minutes, memory. Prints a table.
+"""The quickstart with several seeds, one after the other: accuracy before and after, minutes,
+memory. Prints a table.
 
     python -m benchmarks.quickstart_seeds [--seeds 0 1 2] [--strategy lrl.AsyncFSDP --ranks 2] [--out FILE] [-- WORDS]
 
 WORDS are further settings of `lrl fit`, such as `--model.lora.rank 16`.
 
-Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed up is made again.
+Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed
+up is made again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from pathlib import Path
 
 import psutil
 
-HEAD = "| seed | before | after | 95 % interval | minutes | memory (GB) |\n|---|---|---|---|---|---|"
+HEAD = (
+    "| seed | before | after | 95 % interval | minutes | memory (GB) |\n|---|---|---|---|---|---|"
+)
 
 
 @dataclass
@@ -38,8 +42,8 @@ class Row:
     def __str__(self) -> str:
         interval = f"{self.low:.3f} to {self.high:.3f}"
         return (
-            f"| {self.seed} | {self.before:.3f} | {self.after:.3f} | {interval} | {self.minutes:.1f} "
-            f"| {self.memory_gb:.1f} |"
+            f"| {self.seed} | {self.before:.3f} | {self.after:.3f} | {interval} | "
+            f"{self.minutes:.1f} | {self.memory_gb:.1f} |"
         )
 
 
@@ -48,10 +52,19 @@ def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
-    words = ["fit", "--config", "quickstart", "--seed_everything", str(seed), "--trainer.logger.version", version]
+    words = [
+        "fit",
+        "--config",
+        "quickstart",
+        "--seed_everything",
+        str(seed),
+        "--trainer.logger.version",
+        version,
+    ]
     words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1), *more]
     started = time.monotonic()
-    # The program itself: Lightning starts the other ranks by the command of the first, and `python -c` has no file.
+    # The program itself: Lightning starts the other ranks by the command of the first, and `python
+    # -c` has no file.
     process = psutil.Popen([str(Path(sys.executable).with_name("lrl")), *words])
     peak = 0
     while process.poll() is None:
@@ -76,13 +89,18 @@ def memory(process: psutil.Process) -> int:
 
 
 def accuracies(folder: Path) -> list[tuple[float, float, float]]:
-    """Returns accuracy, low and high of each evaluation, in the order of steps; from the responses themselves."""
+    """Returns accuracy, low and high of each evaluation, in the order of steps; from the responses
+    themselves."""
     from lrl.evaluation import mean_interval
 
     found = []
     for path in sorted((folder / "evaluation").glob("*.jsonl")):
         answers = [json.loads(line) for line in path.read_text().splitlines()]
-        found.append(mean_interval([[answer["reward"]] for answer in answers if answer["reward"] is not None]))
+        found.append(
+            mean_interval(
+                [[answer["reward"]] for answer in answers if answer["reward"] is not None]
+            )
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """A policy of a real model's size with random weights, and a load without a download.
 
-Such a policy practically never ends a response: every response has the full length, and every step the same work. The
-reward is a hash of the response, so that advantages differ. It is for timing; there is nothing to learn.
+Such a policy practically never ends a response: every response has the full length, and every step
+the same work. The reward is a hash of the response, so that advantages differ. It is for timing;
+there is nothing to learn.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 EOS = "<eos>"
 
@@ -54,7 +60,8 @@ def llama(size: str) -> LlamaConfig:
 
 
 def num_parameters(config: LlamaConfig) -> int:
-    """Returns the parameters of a Llama of this shape, a tied head counted once; nothing is allocated."""
+    """Returns the parameters of a Llama of this shape, a tied head counted once; nothing is
+    allocated."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in LlamaForCausalLM(config).parameters())
 
@@ -66,14 +73,15 @@ def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
         a, b, c = rng.randrange(2, 90), rng.randrange(2, 20), rng.randrange(2, 12)
         name = rng.choice(["Ada", "Ben", "Chloe", "Dev", "Elif", "Femi"])
         question = (
-            f"{name} has {a} apples and buys {b} baskets with {c} apples each. On the way home {name} gives a third of "
-            f"the new apples to the neighbours. How many apples are left?"
+            f"{name} has {a} apples and buys {b} baskets with {c} apples each. On the way home "
+            f"{name} gives a third of the new apples to the neighbours. How many apples are left?"
         )
         yield {"question": question, "answer": f"#### {a + b * c - b * c // 3}"}
 
 
 def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Returns a byte-level BPE learned from `texts`, filled up with made-up words: a random policy draws any token."""
+    """Returns a byte-level BPE learned from `texts`, filled up with made-up words: a random policy
+    draws any token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -87,7 +95,9 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizer
     written = json.loads(tokenizer.to_str())
     vocab = written["model"]["vocab"]
     vocab |= {f"<{index}>": index for index in range(len(vocab), vocab_size)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(written)), eos_token=EOS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(written)), eos_token=EOS
+    )
 
 
 def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device: str) -> None:

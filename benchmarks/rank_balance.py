@@ -1,14 +1,18 @@
-"""The loss of several trainer ranks by unequal work, computed with the real packing: nothing is trained.
+"""The loss of several trainer ranks by unequal work, computed with the real packing: nothing is
+trained.
 
     python -m benchmarks.rank_balance
 
-Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups of 16 arrive one by
-one. A pass costs a unit for each token of its rows, padding included, and for attention `length / longest` more for
-each token of a response. All groups are complete when the step begins.
+Responses are lognormal, mean 2,000 tokens, sigma 1, at most 20,000, behind prompts of 200; groups
+of 16 arrive one by one. A pass costs a unit for each token of its rows, padding included, and for
+attention `length / longest` more for each token of a response. All groups are complete when the
+step begins.
 
-- lrl: cuts of equal work for all ranks. Rank 0 scatters each before it trains its own part, and no rank waits.
+- lrl: cuts of equal work for all ranks. Rank 0 scatters each before it trains its own part, and no
+  rank waits.
 - in lockstep: the same cuts, but a round begins when all ranks have finished the one before.
-- in turn: the micro-batches of one rank in their order, one for each rank to a round, scattered as in lrl.
+- in turn: the micro-batches of one rank in their order, one for each rank to a round, scattered as
+  in lrl.
 
 The loss is a step's time beyond the same work, without padding, in equal parts.
 """
@@ -29,7 +33,9 @@ RANKS = (2, 4, 8, 16)
 RESPONSES, PROMPT_TOKENS = 16, 200
 MEAN, SIGMA, LONGEST = 2000, 1.0, 20_000
 MICRO_BATCH_TOKENS = 32_768
-HEAD = "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
+HEAD = (
+    "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
+)
 
 Round = Sequence[Rows[TrainedResponse]]
 
@@ -59,7 +65,8 @@ def in_turn(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Rou
 
 
 def free(rounds: Sequence[Round], ranks: int) -> float:
-    """Returns the end of the last rank; each rank continues as soon as rank 0 has begun the round."""
+    """Returns the end of the last rank; each rank continues as soon as rank 0 has begun the
+    round."""
     began, done = 0.0, [0.0] * ranks
     for each in rounds:
         for rank, rows in enumerate(each):
@@ -77,7 +84,10 @@ def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedRespon
     """Returns the groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
-        [TrainedResponse(index, PROMPT_TOKENS + tokens) for tokens in lengths.of(index, index, RESPONSES)]
+        [
+            TrainedResponse(index, PROMPT_TOKENS + tokens)
+            for tokens in lengths.of(index, index, RESPONSES)
+        ]
         for index in range(ranks * groups_per_rank)
     ]
 
@@ -87,7 +97,10 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
     found: dict[str, list[float]] = {"rounds": [], "lrl": [], "in_lockstep": [], "in_turn": []}
     for seed in range(steps):
         groups = step(ranks, groups_per_rank, seed)
-        share = sum(len(piece) + len(piece) ** 2 / LONGEST for group in groups for piece in group) / ranks
+        share = (
+            sum(len(piece) + len(piece) ** 2 / LONGEST for group in groups for piece in group)
+            / ranks
+        )
         rounds = rounds_of(groups, ranks)
         found["rounds"].append(len(rounds))
         found["lrl"].append(free(rounds, ranks) / share - 1)
@@ -100,15 +113,21 @@ def measure(ranks: int, groups_per_rank: int, steps: int) -> dict[str, float | i
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Computes, writes and prints."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0])
-    parser.add_argument("--groups", type=int, default=8, help="of a step, for each rank (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rank_balance", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--groups", type=int, default=8, help="of a step, for each rank (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=20, help="to take the mean of (%(default)s)")
     arguments.add_out(parser, "rank_balance")
     args = arguments.parse(parser, argv)
     print(HEAD)
     for ranks in RANKS:
         found = measure(ranks, args.groups, args.steps)
-        records.append(args.out, found | {"groups": args.groups, "steps": args.steps, "command": args.command})
+        records.append(
+            args.out, found | {"groups": args.groups, "steps": args.steps, "command": args.command}
+        )
         lost = " | ".join(f"{found[way]:.1%}" for way in ("lrl", "in_lockstep", "in_turn"))
         print(f"| {ranks} | {found['responses']:,} | {found['rounds']:.1f} | {lost} |")
     return 0

@@ -1,4 +1,5 @@
-"""Training alone: the steps of a timed run with responses that are there already, without waits and syncs."""
+"""Training alone: the steps of a timed run with responses that are there already, without waits and
+syncs."""
 
 from __future__ import annotations
 
@@ -32,9 +33,15 @@ from lrl.types import Group, Rollout
 
 
 def train_alone(
-    system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path, *also: L.Callback
+    system: System,
+    policy: Path,
+    lengths: LengthSampler,
+    steps: int,
+    folder: Path,
+    *also: L.Callback,
 ) -> list[Timed]:
-    """Returns the times of the same steps with all of their responses there at once; no server runs for it."""
+    """Returns the times of the same steps with all of their responses there at once; no server runs
+    for it."""
     data = timed_steps(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
     quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
@@ -123,6 +130,8 @@ class Laps(L.Callback):
         self.times: list[Timed] = []
         self._core = OnCore()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Keeps the times of the step that has just ended."""
         self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))

@@ -1,4 +1,5 @@
-"""Results as lines of JSON: one finished measurement a line, so that a benchmark can be interrupted and continued."""
+"""Results as lines of JSON: one finished measurement a line, so that a benchmark can be interrupted
+and continued."""
 
 from __future__ import annotations
 
@@ -31,20 +32,29 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 def find(records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the last record that was made with all of `settings`, or None."""
-    made_with = (r for r in reversed(records) if all(name in r and r[name] == settings[name] for name in settings))
+    made_with = (
+        r
+        for r in reversed(records)
+        if all(name in r and r[name] == settings[name] for name in settings)
+    )
     return next(made_with, None)
 
 
 def all_found(path: Path, wanted: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the last record of each of `wanted` that the file has; ends the program if it has none."""
+    """Returns the last record of each of `wanted` that the file has; ends the program if it has
+    none."""
     made = read(path)
     found = [record for settings in wanted if (record := find(made, settings)) is not None]
     if not found:
-        raise SystemExit(f"{path} has no measurement with these settings; leave out --print-only to measure.")
+        raise SystemExit(
+            f"{path} has no measurement with these settings; leave out --print-only to measure."
+        )
     return found
 
 
-def measured(path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def measured(
+    path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     """Returns the record of `settings`; makes and appends it first if the file does not have it."""
     if find(read(path), settings) is None:
         append(path, settings | measure())
@@ -57,7 +67,8 @@ def origin() -> dict[str, Any]:
     """Returns the date, the versions that are imported, and the number of cores."""
     versions = {}
     for name in PACKAGES:
-        # A package may lie in two folders of the path of imports. The first one counts, and `version` finds that.
+        # A package may lie in two folders of the path of imports. The first one counts, and
+        # `version` finds that.
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {

@@ -1,14 +1,16 @@
-"""Responses scored a second on one node (the trainer's) and on two (a scorer beside it), each of one core.
+"""Responses scored a second on one node (the trainer's) and on two (a scorer beside it), each of
+one core.
 
     python -m benchmarks.remote_scorers
     python -m benchmarks.remote_scorers --groups 20 --repeats 1     a rehearsal
 
-A node is a core: the pool and its one worker are pinned to the first, `lrl join --kind scorer` with one worker to the
-second. The scorer is a process of this machine and joins over loopback. `--at-once` groups are in flight, as in a run
-whose generators write faster than the rewards score. Both ways take turns, and each is measured `--repeats` times.
+A node is a core: the pool and its one worker are pinned to the first, `lrl join --kind scorer` with
+one worker to the second. The scorer is a process of this machine and joins over loopback.
+`--at-once` groups are in flight, as in a run whose generators write faster than the rewards score.
+Both ways take turns, and each is measured `--repeats` times.
 
-`ExactMatch` compares two strings, so what is measured is the way of a job; it gets `TIMES` as many groups. `Math` works
-an expression out.
+`ExactMatch` compares two strings, so what is measured is the way of a job; it gets `TIMES` as many
+groups. `Math` works an expression out.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ from lrl.types import Prompt, Rollout
 TIMES = {"ExactMatch": 20, "Math": 1}
 START_S = 120.0
 FILLER = "We look at both sides, collect the terms, and divide by what stands before the unknown. "
-HEAD = "| reward | nodes | responses a second | of one node | scored by the scorer |\n|---|---|---|---|---|"
+HEAD = (
+    "| reward | nodes | responses a second | of one node | scored by the scorer "
+    "|\n|---|---|---|---|---|"
+)
 
 
 def reward_of(name: str) -> Reward:
@@ -52,19 +57,34 @@ def reward_of(name: str) -> Reward:
 
 def prompts(name: str, groups: int) -> list[Prompt]:
     """Returns problems whose answer is a fraction, for `Math`, or a text."""
-    answers = [f"\\frac{{{n % 97 + 1}}}{{{n % 13 + 2}}}" if name == "Math" else f"answer {n}" for n in range(groups)]
-    return [Prompt(id=n, token_ids=[1], text="Solve it.", columns={"answer": each}) for n, each in enumerate(answers)]
+    answers = [
+        f"\\frac{{{n % 97 + 1}}}{{{n % 13 + 2}}}" if name == "Math" else f"answer {n}"
+        for n in range(groups)
+    ]
+    return [
+        Prompt(id=n, token_ids=[1], text="Solve it.", columns={"answer": each})
+        for n, each in enumerate(answers)
+    ]
 
 
 def rollouts(name: str, prompt: Prompt, count: int) -> list[Rollout]:
     """Returns responses of some hundred words; every second one is right, in another form."""
     number = prompt.id
     right = (
-        f"\\boxed{{{2 * (number % 97 + 1)}/{2 * (number % 13 + 2)}}}" if name == "Math" else prompt.columns["answer"]
+        f"\\boxed{{{2 * (number % 97 + 1)}/{2 * (number % 13 + 2)}}}"
+        if name == "Math"
+        else prompt.columns["answer"]
     )
     wrong = f"\\boxed{{\\sqrt{{{number + 2}}}}}" if name == "Math" else "another"
-    texts = [(FILLER * 8 if name == "Math" else "") + (wrong if n % 2 else right) for n in range(count)]
-    tokens: dict[str, Any] = {"token_ids": [1], "logprobs": [0.0], "versions": [0], "finish_reason": "stop"}
+    texts = [
+        (FILLER * 8 if name == "Math" else "") + (wrong if n % 2 else right) for n in range(count)
+    ]
+    tokens: dict[str, Any] = {
+        "token_ids": [1],
+        "logprobs": [0.0],
+        "versions": [0],
+        "finish_reason": "stop",
+    }
     return [Rollout(text=text, **tokens) for text in texts]
 
 
@@ -72,13 +92,33 @@ def rollouts(name: str, prompt: Prompt, count: int) -> list[Rollout]:
 def served(pool: RewardPool, core: int) -> Iterator[None]:
     """Gives the pool a scorer on this core."""
     token = secrets.token_urlsafe(32)
-    spec = JoinSpec("none", asdict(ServerSettings()), "pull", run_id=secrets.token_hex(4), on_cpu=True, generators=0)
+    spec = JoinSpec(
+        "none",
+        asdict(ServerSettings()),
+        "pull",
+        run_id=secrets.token_hex(4),
+        on_cpu=True,
+        generators=0,
+    )
     registry, loop = Registry(spec), LoopThread()
     server = RegistryServer(registry, Endpoint(), token, scoring=pool.remote.terms)
     loop.submit(poll_forever(ScorerAdmission(pool.remote, registry, token)))
     lrl = str(Path(sys.executable).with_name("lrl"))
-    words = ["taskset", "-c", str(core), lrl, "join", server.location().url, "--kind", "scorer", "--workers", "1"]
-    scorer = subprocess.Popen(words, env=os.environ | {"LRL_TOKEN": token}, stdout=subprocess.DEVNULL)
+    words = [
+        "taskset",
+        "-c",
+        str(core),
+        lrl,
+        "join",
+        server.location().url,
+        "--kind",
+        "scorer",
+        "--workers",
+        "1",
+    ]
+    scorer = subprocess.Popen(
+        words, env=os.environ | {"LRL_TOKEN": token}, stdout=subprocess.DEVNULL
+    )
     try:
         until = time.monotonic() + START_S
         while not pool.remote.ready:
@@ -112,7 +152,9 @@ def speed(pool: RewardPool, name: str, args: argparse.Namespace) -> float:
     asyncio.run(score_all())
     seconds = time.perf_counter() - began
     judged = [rollout.reward for _, group in work for rollout in group]
-    assert judged == [float(n % 2 == 0) for n in range(args.responses)] * groups, "every second one is right"
+    assert judged == [float(n % 2 == 0) for n in range(args.responses)] * groups, (
+        "every second one is right"
+    )
     return len(judged) / seconds
 
 
@@ -123,7 +165,9 @@ def measure(args: argparse.Namespace, command: str) -> None:
     for wanted in runs_of(args):
         if wanted["nodes"] == 2 or records.find(records.read(args.out), wanted) is not None:
             continue
-        alone, with_scorer = (RewardPool([reward_of(wanted["reward"])], workers=1) for _ in range(2))
+        alone, with_scorer = (
+            RewardPool([reward_of(wanted["reward"])], workers=1) for _ in range(2)
+        )
         found: dict[int, list[float]] = {1: [], 2: []}
         alone.start()
         with_scorer.start()
@@ -138,17 +182,27 @@ def measure(args: argparse.Namespace, command: str) -> None:
         finally:
             alone.close()
             with_scorer.close()
-        scored = {name: count - before.get(name, 0) for name, count in with_scorer.scored_by.items()}
+        scored = {
+            name: count - before.get(name, 0) for name, count in with_scorer.scored_by.items()
+        }
         shares = {1: 0.0, 2: 1 - scored["rank 0"] / sum(scored.values())}
         for nodes, speeds in found.items():
-            fields = {"speeds": [records.rounded(each) for each in speeds], "share": records.rounded(shares[nodes])}
+            fields = {
+                "speeds": [records.rounded(each) for each in speeds],
+                "share": records.rounded(shares[nodes]),
+            }
             records.append(args.out, wanted | {"nodes": nodes, **fields, "command": command})
             logging.info("%s, %d nodes: %s", wanted["reward"], nodes, fields)
 
 
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the fields by which the records are found, in their order."""
-    size = {"groups": args.groups, "responses": args.responses, "at_once": args.at_once, "repeats": args.repeats}
+    size = {
+        "groups": args.groups,
+        "responses": args.responses,
+        "at_once": args.at_once,
+        "repeats": args.repeats,
+    }
     return [{"reward": name, "nodes": nodes, **size} for name in args.rewards for nodes in (1, 2)]
 
 
@@ -160,16 +214,26 @@ def table(made: Sequence[dict[str, Any]]) -> str:
         middle = statistics.median(one["speeds"])
         speeds = f"{middle:,.0f} ({min(one['speeds']):,.0f} to {max(one['speeds']):,.0f})"
         times = f"{middle / alone[one['reward']]:.2f}"
-        lines.append(f"| `{one['reward']}` | {one['nodes']} | {speeds} | {times} | {one['share']:.0%} |")
+        lines.append(
+            f"| `{one['reward']}` | {one['nodes']} | {speeds} | {times} | {one['share']:.0%} |"
+        )
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.remote_scorers", description=__doc__.splitlines()[0])
-    parser.add_argument("--rewards", nargs="+", choices=list(TIMES), default=list(TIMES), help="(%(default)s)")
-    parser.add_argument("--cores", nargs=2, type=int, default=[0, 1], help="one for each node (%(default)s)")
-    parser.add_argument("--groups", type=int, default=250, help="scored each time, of Math (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.remote_scorers", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--rewards", nargs="+", choices=list(TIMES), default=list(TIMES), help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--cores", nargs=2, type=int, default=[0, 1], help="one for each node (%(default)s)"
+    )
+    parser.add_argument(
+        "--groups", type=int, default=250, help="scored each time, of Math (%(default)s)"
+    )
     parser.add_argument("--responses", type=int, default=8, help="of a group (%(default)s)")
     parser.add_argument("--at-once", type=int, default=32, help="groups in flight (%(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="(%(default)s)")

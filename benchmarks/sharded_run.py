@@ -1,8 +1,10 @@
-"""One run of `benchmarks.sharded`: some steps of given responses under one strategy, without generators.
+"""One run of `benchmarks.sharded`: some steps of given responses under one strategy, without
+generators.
 
     python -m benchmarks.sharded_run POLICY FOLDER '{"strategy": "AsyncFSDP", "ranks": 2, "steps": 3, ...}'
 
-Rank 0 starts the others. Each writes `rank-N.json`; rank 0 also writes the first step's gradient, whole.
+Rank 0 starts the others. Each writes `rank-N.json`; rank 0 also writes the first step's gradient,
+whole.
 """
 
 from __future__ import annotations
@@ -51,7 +53,11 @@ def groups(step: int, vocabulary: int) -> Iterator[Group]:
             )
             for _ in range(RESPONSES)
         ]
-        yield Group(index=index, prompt=Prompt(id=index, token_ids=tokens(PROMPT_TOKENS), text=""), rollouts=rollouts)
+        yield Group(
+            index=index,
+            prompt=Prompt(id=index, token_ids=tokens(PROMPT_TOKENS), text=""),
+            rollouts=rollouts,
+        )
 
 
 def peak_bytes() -> int:
@@ -87,7 +93,8 @@ class NoSync(WeightSync):
 
 
 class Measured(lrl.PolicyModule):
-    """A policy whose passes and updates are timed, with the peaks of memory of loading, training and reading."""
+    """A policy whose passes and updates are timed, with the peaks of memory of loading, training
+    and reading."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -113,8 +120,14 @@ class Measured(lrl.PolicyModule):
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         """Keeps the first gradient."""
         if self.trainer.global_step == 0:
-            named = ((name, weight.grad) for name, weight in self.named_parameters() if weight.grad is not None)
-            self.gradient = on_cpu((name, whole_on_rank_0(gradient).clone()) for name, gradient in named)
+            named = (
+                (name, weight.grad)
+                for name, weight in self.named_parameters()
+                if weight.grad is not None
+            )
+            self.gradient = on_cpu(
+                (name, whole_on_rank_0(gradient).clone()) for name, gradient in named
+            )
 
 
 class ReadPeak(OnRankZero):
@@ -125,7 +138,9 @@ class ReadPeak(OnRankZero):
         pl_module.peaks["read"] = max(pl_module.peaks.get("read", 0), peak_bytes())
 
 
-def main(policy: str, folder: Path, strategy: str, ranks: int, steps: int, settings: dict[str, Any]) -> None:
+def main(
+    policy: str, folder: Path, strategy: str, ranks: int, steps: int, settings: dict[str, Any]
+) -> None:
     """Runs the steps and writes what was measured."""
     torch.set_num_threads(1)
     before = int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -156,7 +171,9 @@ def main(policy: str, folder: Path, strategy: str, ranks: int, steps: int, setti
             data_parallel_size=trainer.world_size,
             blanks=module.sharding is not None,
         )
-        run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=module.ranks)
+        run = RunParts(
+            next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=module.ranks
+        )
         return StepStream(trainer.global_step, GROUPS, packer, run)
 
     trainer.fit(module, StepLoader(10**6, next_step))

@@ -5,12 +5,13 @@
     python -m benchmarks.simulated_skewness --longest 20000 --fewer 4
     python -m benchmarks.simulated_skewness --longest 20000 --seeds 1 --cases BestDivision:oracle BestDivision-5%:oracle
 
-The set-up is `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a dispatch policy and
-its knowledge of lengths: none, each response's true length (`oracle`), or the true length with a blur, which finds the
-longest as often as the paper's ranker (`ranker`). `SkewnessAware` knows the simulated model's seconds per token. Times
-are relative to random FIFO on the same responses. The floor is the longest response alone on a generator: no policy is
-faster. `BestDivision` is `SkewnessAware` with the best of all numbers of generators for the long responses, `ends`
-gives it the longest response of either part for P90 and P50, and `5%` is its `long_tail`.
+The set-up is `benchmarks.streamrl_setup`; a step's prompts are all admitted at once. A case is a
+dispatch policy and its knowledge of lengths: none, each response's true length (`oracle`), or the
+true length with a blur, which finds the longest as often as the paper's ranker (`ranker`).
+`SkewnessAware` knows the simulated model's seconds per token. Times are relative to random FIFO on
+the same responses. The floor is the longest response alone on a generator: no policy is faster.
+`BestDivision` is `SkewnessAware` with the best of all numbers of generators for the long responses,
+`ends` gives it the longest response of either part for P90 and P50, and `5%` is its `long_tail`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,24 @@ from typing import Any
 
 from benchmarks import arguments, records
 from benchmarks.oracle import Oracle
-from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
+from benchmarks.streamrl_setup import (
+    MODELS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    RANKER_BLUR,
+    Model,
+    Random,
+    drawn,
+)
 from lrl.planning.costs import LinearTrainer
 from lrl.planning.simulator.simulate import Simulation
-from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, LeastTokens, SkewnessAware
+from lrl.routing.dispatch import (
+    DispatchPolicy,
+    GeneratorLoad,
+    LeastLoaded,
+    LeastTokens,
+    SkewnessAware,
+)
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import LONG, REST
 
@@ -59,7 +74,8 @@ class Divided(SkewnessAware):
 
 
 class Ends(Oracle):
-    """An oracle that names the longest response of either part when the policy asks for P90 and P50 of all."""
+    """An oracle that names the longest response of either part when the policy asks for P90 and P50
+    of all."""
 
     def quantile(self, share: float) -> float:
         """See `Oracle.quantile`."""
@@ -71,8 +87,12 @@ RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
     "LeastLoaded": lambda decode_latency: LeastLoaded(),
     "LeastTokens": lambda decode_latency: LeastTokens(),
     "SkewnessAware": lambda decode_latency: SkewnessAware(decode_latency=decode_latency),
-    "SkewnessAware-sum": lambda decode_latency: SkewnessAware(combine="sum", decode_latency=decode_latency),
-    "SkewnessAware-5%": lambda decode_latency: SkewnessAware(long_tail=0.05, decode_latency=decode_latency),
+    "SkewnessAware-sum": lambda decode_latency: SkewnessAware(
+        combine="sum", decode_latency=decode_latency
+    ),
+    "SkewnessAware-5%": lambda decode_latency: SkewnessAware(
+        long_tail=0.05, decode_latency=decode_latency
+    ),
 }
 BEST = {"BestDivision": 0.2, "BestDivision-5%": 0.05}
 """The share of the responses that is long."""
@@ -80,7 +100,11 @@ CASES = [BASE, "LeastLoaded:nothing"]
 CASES += [f"{rule}:{knows}" for knows in ("oracle", "ranker") for rule in list(RULES)[2:]]
 CASES += ["SkewnessAware:ends"]
 KNOWN = [BASE, "LeastLoaded:nothing", "LeastTokens:oracle", "LeastTokens:ranker"]
-KNOWN += [f"{rule}:{knows}" for rule in [*list(RULES)[3:], *BEST] for knows in ("oracle", "ranker", "ends")]
+KNOWN += [
+    f"{rule}:{knows}"
+    for rule in [*list(RULES)[3:], *BEST]
+    for knows in ("oracle", "ranker", "ends")
+]
 """All cases; without knowledge a rule that reads lengths would get those of the oracle."""
 
 
@@ -91,7 +115,9 @@ def told(knows: str, longest: int, seed: int) -> Oracle:
     return kind(drawn(longest, seed), PROMPTS, blur=BLUR[knows])
 
 
-def generation_s(model: Model, make: Callable[[], DispatchPolicy], oracle: Oracle, longest: int, seed: int) -> float:
+def generation_s(
+    model: Model, make: Callable[[], DispatchPolicy], oracle: Oracle, longest: int, seed: int
+) -> float:
     """Seconds from the first prompt's admission to the last response's end."""
 
     def informed() -> DispatchPolicy:
@@ -130,7 +156,10 @@ def case_s(model: Model, case: str, longest: int, seed: int) -> float:
 def floor_s(model: Model, longest: int, seed: int) -> float:
     """Returns the seconds of the longest response, alone on a generator."""
     tokens = told("oracle", longest, seed).quantile(1.0)
-    first, last = model.decode_s(1, PROMPT_TOKENS), model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1)
+    first, last = (
+        model.decode_s(1, PROMPT_TOKENS),
+        model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1),
+    )
     return model.prefill_s(PROMPT_TOKENS) + tokens / 2 * (first + last)
 
 
@@ -150,22 +179,36 @@ def measure(name: str, case: str, longest: int, args: argparse.Namespace) -> dic
         "generators": model.generators,
         "seeds": args.seeds,
         "seconds": records.rounded(fmean(times)),
-        "floor": records.rounded(median(floor_s(model, longest, seed) / base[seed] for seed in seeds)),
+        "floor": records.rounded(
+            median(floor_s(model, longest, seed) / base[seed] for seed in seeds)
+        ),
         "ratio": [records.rounded(value) for value in (min(ratios), median(ratios), max(ratios))],
     }
 
 
 def recalls(longest: int, seeds: int) -> str:
     """Returns the recall of the noisy lengths."""
-    found = [fmean(told("ranker", longest, seed).recall(tail) for seed in range(seeds)) for tail in (0.2, 0.1, 0.05)]
-    return f"ranker, limit {longest:,}: recall {found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f} (paper: 0.87, 0.82, 0.76)"
+    found = [
+        fmean(told("ranker", longest, seed).recall(tail) for seed in range(seeds))
+        for tail in (0.2, 0.1, 0.05)
+    ]
+    return (
+        f"ranker, limit {longest:,}: recall {found[0]:.2f}, {found[1]:.2f}, {found[2]:.2f} (paper: "
+        "0.87, 0.82, 0.76)"
+    )
 
 
 def line(record: dict[str, Any]) -> str:
     """Returns a row of the table."""
     least, middle, most = record["ratio"]
     paper = "{:.2f}, {:.2f}".format(*PAPER[record["model"]]) if record["longest"] == 20_000 else ""
-    cells = [record["model"], f"{record['longest']:,}", record["case"], f"{record['seconds']:.1f}", f"{middle:.2f}"]
+    cells = [
+        record["model"],
+        f"{record['longest']:,}",
+        record["case"],
+        f"{record['seconds']:.1f}",
+        f"{middle:.2f}",
+    ]
     cells += [f"{least:.2f} to {most:.2f}", f"{record['floor']:.2f}", paper]
     return f"| {' | '.join(cells)} |"
 
@@ -173,13 +216,26 @@ def line(record: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulates every model, limit and case, and prints the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulated_skewness", description="StreamRL's figure 9 in the simulator."
+        prog="python -m benchmarks.simulated_skewness",
+        description="StreamRL's figure 9 in the simulator.",
     )
     told_of = "rule:what it is told (%(default)s)"
-    parser.add_argument("--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=told_of)
-    parser.add_argument("--longest", nargs="+", type=int, default=[5000, 10_000, 20_000], help="tokens (%(default)s)")
-    parser.add_argument("--contexts", action="store_true", help="count the time in which contexts are read")
-    parser.add_argument("--fewer", type=int, default=1, help="divide the number of generators by it (%(default)s)")
+    parser.add_argument(
+        "--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=told_of
+    )
+    parser.add_argument(
+        "--longest",
+        nargs="+",
+        type=int,
+        default=[5000, 10_000, 20_000],
+        help="tokens (%(default)s)",
+    )
+    parser.add_argument(
+        "--contexts", action="store_true", help="count the time in which contexts are read"
+    )
+    parser.add_argument(
+        "--fewer", type=int, default=1, help="divide the number of generators by it (%(default)s)"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="(%(default)s)")
     arguments.add_out(parser, "simulated_skewness")
     args = arguments.parse(parser, argv)

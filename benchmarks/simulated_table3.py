@@ -1,18 +1,21 @@
-"""StreamRL's table 3 in the simulator: the throughput that each of its parts adds for a 72B model on 128 H800.
+"""StreamRL's table 3 in the simulator: the throughput that each of its parts adds for a 72B model
+on 128 H800.
 
     python -m benchmarks.simulated_table3
     python -m benchmarks.simulated_table3 --contexts
     python -m benchmarks.simulated_table3 --passes 11 --generation 48
 
-Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on all devices with
-random FIFO; the same with `SkewnessAware`; each side on devices of its own, training while responses are still written;
-and with a lag of 1. `SkewnessAware` has lengths with noise, down to the recall of the paper's ranker.
+Four scenes of one workload, PPO with responses of at most 20,000 tokens: both sides take turns on
+all devices with random FIFO; the same with `SkewnessAware`; each side on devices of its own,
+training while responses are still written; and with a lag of 1. `SkewnessAware` has lengths with
+noise, down to the recall of the paper's ranker.
 
-Generators are from `benchmarks.streamrl_setup`, 8 devices each. The trainer is `lrl.planning.planner.roofline`'s, with
-its constants, for a dense model of Qwen2.5-72B's shape and tensor parallelism of 8. Assumed: switching between
-generation and training costs nothing; and the number of forward passes of a micro-batch. An actor alone costs 4
-(forward, again for recomputation, backward, which counts as two); PPO with critic and reference of its size up to 11.
-The default makes training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
+Generators are from `benchmarks.streamrl_setup`, 8 devices each. The trainer is
+`lrl.planning.planner.roofline`'s, with its constants, for a dense model of Qwen2.5-72B's shape and
+tensor parallelism of 8. Assumed: switching between generation and training costs nothing; and the
+number of forward passes of a micro-batch. An actor alone costs 4 (forward, again for recomputation,
+backward, which counts as two); PPO with critic and reference of its size up to 11. The default
+makes training as long as figure 10 has it on 80 + 48 devices: 1.04 of generation.
 """
 
 from __future__ import annotations
@@ -25,7 +28,15 @@ from typing import Any, Literal
 
 from benchmarks import arguments, records
 from benchmarks.oracle import Oracle
-from benchmarks.streamrl_setup import MODELS, PROMPT_TOKENS, PROMPTS, RANKER_BLUR, Model, Random, drawn
+from benchmarks.streamrl_setup import (
+    MODELS,
+    PROMPT_TOKENS,
+    PROMPTS,
+    RANKER_BLUR,
+    Model,
+    Random,
+    drawn,
+)
 from lrl.planning.planner.devices import Cluster, parse_cluster
 from lrl.planning.planner.model_shape import ModelShape
 from lrl.planning.planner.roofline import PASSES, RooflineGenerator, RooflineTrainer
@@ -35,7 +46,14 @@ from lrl.routing.dispatch import DispatchPolicy, SkewnessAware
 DEVICES, TP = 128, 8
 LONGEST = 20_000
 SHAPE = ModelShape(
-    layers=80, hidden=8192, heads=64, kv_heads=8, head_dim=128, ffn=29_568, vocabulary=152_064, small_per_layer=26_624
+    layers=80,
+    hidden=8192,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    ffn=29_568,
+    vocabulary=152_064,
+    small_per_layer=26_624,
 )
 PASSES_OF_FIGURE_10 = 6.2
 MICRO_BATCH_TOKENS = 2**18
@@ -88,7 +106,8 @@ class PPOTrainer:
 
 
 def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[str, Any]:
-    """Simulates one scene; returns seconds of a step and of its two sides, the means of the measured steps."""
+    """Simulates one scene; returns seconds of a step and of its two sides, the means of the
+    measured steps."""
     turns = scene.placement == "shared"
     writing = DEVICES if turns else args.generation
     training = DEVICES if turns else DEVICES - args.generation
@@ -96,7 +115,9 @@ def simulate(scene: Scene, cluster: Cluster, args: argparse.Namespace) -> dict[s
     model = replace(MODELS["72B"], reads_contexts=args.contexts, pause_s=pause_s)
     found = Simulation(
         generators=[model] * (writing // model.devices),
-        trainer=PPOTrainer(RooflineTrainer(shape=SHAPE, cluster=cluster, devices=training, tp=TP), args.passes),
+        trainer=PPOTrainer(
+            RooflineTrainer(shape=SHAPE, cluster=cluster, devices=training, tp=TP), args.passes
+        ),
         lengths=drawn(LONGEST, args.seed),
         steps=args.steps,
         groups_per_step=PROMPTS,
@@ -143,16 +164,30 @@ def line(found: dict[str, Any], first: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulates the four scenes and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_table3", description=__doc__.splitlines()[0])
-    parser.add_argument("--generation", type=int, default=80, help="devices that generate, when apart (%(default)s)")
-    parser.add_argument("--passes", type=float, default=PASSES_OF_FIGURE_10, help="of a micro-batch (%(default)s)")
-    parser.add_argument("--contexts", action="store_true", help="count the time in which contexts are read")
-    parser.add_argument("--steps", type=int, default=8, help="the first two and the last do not count (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulated_table3", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--generation", type=int, default=80, help="devices that generate, when apart (%(default)s)"
+    )
+    parser.add_argument(
+        "--passes", type=float, default=PASSES_OF_FIGURE_10, help="of a micro-batch (%(default)s)"
+    )
+    parser.add_argument(
+        "--contexts", action="store_true", help="count the time in which contexts are read"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=8, help="the first two and the last do not count (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
     arguments.add_out(parser, "simulated_table3")
     args = arguments.parse(parser, argv)
     cluster = parse_cluster(f"{DEVICES}xH800")
-    print("| scene | devices | step s | generation s | training s | throughput | paper |\n" + "|---" * 7 + "|")
+    print(
+        "| scene | devices | step s | generation s | training s | throughput | paper |\n"
+        + "|---" * 7
+        + "|"
+    )
     first = None
     for scene in SCENES:
         found = simulate(scene, cluster, args)

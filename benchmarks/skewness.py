@@ -1,17 +1,19 @@
-"""Seconds of generation of two real generators under each dispatch policy, with very different response lengths.
+"""Seconds of generation of two real generators under each dispatch policy, with very different
+response lengths.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
     python -m benchmarks.skewness --plot-only                     draw and print what is there
     python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
-Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its micro-batches and computes
-nothing. Its weights are random and constant; they are synced after every step all the same. The lengths are forced: at
-the same step all cases have the same responses. A step's time is the trainer's wait for its groups.
+Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its
+micro-batches and computes nothing. Its weights are random and constant; they are synced after every
+step all the same. The lengths are forced: at the same step all cases have the same responses. A
+step's time is the trainer's wait for its groups.
 
-Before, the time of a token is measured for several numbers of responses on each generator, while both write:
-`SkewnessAware.decode_latency`. And one run answers every prompt once, to train lrl's length predictor; each run begins
-with its state. An oracle knows the lengths of the next step.
+Before, the time of a token is measured for several numbers of responses on each generator, while
+both write: `SkewnessAware.decode_latency`. And one run answers every prompt once, to train lrl's
+length predictor; each run begins with its state. An oracle knows the lengths of the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.skewness_report import draw, newest, table
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
-from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware, TailBatching
+from lrl.routing.dispatch import (
+    DispatchPolicy,
+    LeastLoaded,
+    LeastTokens,
+    RoundRobin,
+    SkewnessAware,
+    TailBatching,
+)
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
 
@@ -53,7 +62,9 @@ RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
     "TailBatching": lambda decode_latency: TailBatching(),
 }
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
-CASES += [f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")]
+CASES += [
+    f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")
+]
 """The rule, and what it knows of lengths; ratios are to the first."""
 KNOWN = [*CASES, "TailBatching:seen", "TailBatching:oracle"]
 """All cases; without knowledge a rule that reads lengths would get those that were seen."""
@@ -71,13 +82,16 @@ class TakesResponses(lrl.PolicyModule):
 
 
 class Waits(L.Callback):
-    """Keeps the seconds that the trainer waited for each step's groups; put it after `Throughput`."""
+    """Keeps the seconds that the trainer waited for each step's groups; put it after
+    `Throughput`."""
 
     def __init__(self, throughput: Throughput) -> None:
         self.throughput = throughput
         self.seconds: list[float] = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Keeps the wait of the step that has just ended."""
         self.seconds.append(self.throughput.times.wait)
 
@@ -91,7 +105,8 @@ def generate(
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:
-    """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each step's generation.
+    """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each
+    step's generation.
 
     Args:
         servers: Its generators.
@@ -131,19 +146,23 @@ def generate(
     )
     if oracle is not None:
         predictor: Any = module.length_predictor  # it still learns; dispatch asks the oracle
-        predictor.expected, predictor.quantile = oracle.expected, oracle.quantile
+        predictor.expected = oracle.expected
+        predictor.quantile = oracle.quantile
     with forced(drawn, prompts=len(rows)):
         trainer.fit(TakesResponses(str(args.folder / "policy")), module)
     return waits.seconds
 
 
 def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
-    """Fits a line through the milliseconds of a token with so many responses on each generator, in the fastest step."""
+    """Fits a line through the milliseconds of a token with so many responses on each generator, in
+    the fastest step."""
     batches = [batch for batch in BATCHES if batch <= args.places]
     per_token = []
     for batch in batches:
         groups = batch * len(servers) // 2
-        seconds = generate(servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()})
+        seconds = generate(
+            servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()}
+        )
         per_token.append(1e3 * min(seconds) / EQUAL_TOKENS)
         log.info("%d responses on each generator: %.2f ms a token", batch, per_token[-1])
     response_ms, step_ms = np.polyfit(batches, per_token, 1)
@@ -152,26 +171,37 @@ def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> Decode
 
 def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
     """Returns the milliseconds of a token of one group, while nothing else is written."""
-    seconds = generate(servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()})
+    seconds = generate(
+        servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()}
+    )
     return 1e3 * min(seconds) / EQUAL_TOKENS
 
 
 def measure(servers: Sequence[LentServer], args: argparse.Namespace) -> None:
     """Measures all cases in turn, `args.repeats` times; appends a record for each run."""
-    on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))  # with lag, steps are written ahead of their waits
+    on_policy = argparse.Namespace(
+        **(vars(args) | {"max_lag": 0})
+    )  # with lag, steps are written ahead of their waits
     decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
-    generate(servers, args, Before(drawn), args.groups, args.responses, {"length_predictor": before})
+    generate(
+        servers, args, Before(drawn), args.groups, args.responses, {"length_predictor": before}
+    )
     oracle = Oracle(drawn, args.steps * args.groups, args.responses)
     for repeat in range(args.repeats):
         for case in args.cases:
             rule, knows = case.split(":")
-            data: dict[str, Any] = {"dispatch": RULES[rule](decode_latency), "length_predictor": LengthPredictor()}
+            data: dict[str, Any] = {
+                "dispatch": RULES[rule](decode_latency),
+                "length_predictor": LengthPredictor(),
+            }
             data["length_predictor"].load_state_dict(before.state_dict())
             told = oracle if knows == "oracle" else None
             seconds = generate(servers, args, drawn, args.groups, args.responses, data, told)
-            log.info("%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds))
+            log.info(
+                "%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds)
+            )
             record = {
                 "settings": settings_of(args),
                 "case": case,
@@ -199,17 +229,30 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.skewness", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.skewness", description=__doc__.splitlines()[0]
+    )
     knows = "rule:what it knows of lengths (%(default)s)"
-    parser.add_argument("--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=knows)
-    parser.add_argument("--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each case, in turn (%(default)s)")
+    parser.add_argument(
+        "--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=knows
+    )
+    parser.add_argument(
+        "--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs of each case, in turn (%(default)s)"
+    )
     parser.add_argument("--groups", type=int, default=32, help="prompts of a step (%(default)s)")
     parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument("--places", type=int, default=32, help="responses a generator writes at once (%(default)s)")
+    parser.add_argument(
+        "--places", type=int, default=32, help="responses a generator writes at once (%(default)s)"
+    )
     parser.add_argument("--max_lag", type=int, default=0, help="(%(default)s)")
     parser.add_argument(
-        "--prompt_share", type=float, default=1.0, help="1: a prompt's responses are alike (%(default)s)"
+        "--prompt_share",
+        type=float,
+        default=1.0,
+        help="1: a prompt's responses are alike (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
     arguments.add_places(parser, "skewness")

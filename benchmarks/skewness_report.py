@@ -12,7 +12,8 @@ KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
 
 
 def newest(rows: Iterable[Row]) -> list[Row]:
-    """Returns the last record of each repeat of each case: a later measurement replaces an earlier one."""
+    """Returns the last record of each repeat of each case: a later measurement replaces an earlier
+    one."""
     return list({(row["case"], row["repeat"]): row for row in rows}.values())
 
 
@@ -44,14 +45,19 @@ def floor(rows: Sequence[Row]) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns the table in Markdown: seconds of a step's generation and their ratio to the first case's, medians of the
-    repeats."""
+    """Returns the table in Markdown: seconds of a step's generation and their ratio to the first
+    case's, medians of the repeats."""
     lines = ["| rule | seconds a step | ratio |", "|---|---|---|"]
     for case in cases_of(rows):
-        lines.append(f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | {spread(ratios(rows, case))} |")
+        lines.append(
+            f"| {title(case)} | {spread(list(seconds(rows, case).values()))} | "
+            f"{spread(ratios(rows, case))} |"
+        )
     lines.append(f"| the longest group alone | {floor(rows):.2f} | |")
     times = {(row["step_ms"], row["response_ms"]) for row in rows}
-    said = ", ".join(f"{step:.2f} ms and {response:.3f} ms for each response" for step, response in sorted(times))
+    said = ", ".join(
+        f"{step:.2f} ms and {response:.3f} ms for each response" for step, response in sorted(times)
+    )
     return "\n".join([*lines, "", f"decode_latency: {said}"])
 
 

@@ -1,17 +1,21 @@
-"""StreamRL's set-up (2504.15930, section 7) for the simulator: models on H800, lengths, and random FIFO.
+"""StreamRL's set-up (2504.15930, section 7) for the simulator: models on H800, lengths, and random
+FIFO.
 
-From the paper: seconds per token of a 7B model on an H800 by batch size (figure 6), the models' shapes and the devices
-(tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10 and 20 thousand tokens. Assumed here,
-because the paper does not say it:
+From the paper: seconds per token of a 7B model on an H800 by batch size (figure 6), the models'
+shapes and the devices (tables 1 and 2), 1,024 prompts with a response each (PPO), limits of 5, 10
+and 20 thousand tokens. Assumed here, because the paper does not say it:
 
-- Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. This is 5/8 of 32, 64 and 128 devices, the
-  share in figure 10 for 32B and 72B.
+- Generators: 20 of one device for 7B, 10 of 4 for 32B, 10 of 8 for 72B. This is 5/8 of 32, 64 and
+  128 devices, the share in figure 10 for 32B and 72B.
 - Seconds per token of the other models: in proportion to a device's weights.
-- Lengths: lognormal, median an eighth of the limit, sigma 0.9, cut at the limit; about 1 % reach it.
-- KV cache: 90 % of the memory less the weights; prompts of 512 tokens, prefilled at half of the device's FLOP/s.
+- Lengths: lognormal, median an eighth of the limit, sigma 0.9, cut at the limit; about 1 % reach
+  it.
+- KV cache: 90 % of the memory less the weights; prompts of 512 tokens, prefilled at half of the
+  device's FLOP/s.
 
-By default contexts do not slow a decode step down, as in the paper's model (equation 1). As an option, a step also
-takes the time to read the keys and values of its responses (table 1: 3.35 TB/s).
+By default contexts do not slow a decode step down, as in the paper's model (equation 1). As an
+option, a step also takes the time to read the keys and values of its responses (table 1: 3.35
+TB/s).
 """
 
 from __future__ import annotations
@@ -30,11 +34,13 @@ PROMPTS = 1024
 PROMPT_TOKENS = 512
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PTL_MS = (8.4, 8.7, 8.9, 9.0, 9.4, 10.2, 11.7, 15.2, 22.0, 37.0)
-"""Milliseconds per token of each response of such a batch, 7B on an H800 (figure 6, read off the plot)."""
+"""Milliseconds per token of each response of such a batch, 7B on an H800 (figure 6, read off the
+plot)."""
 H800_BYTES, H800_FLOPS, H800_BYTES_PER_S = 80e9, 989.5e12, 3.35e12
 SIGMA = 0.9
 RANKER_BLUR = 0.2
-"""Noise with which the longest 20 % of these lengths are found at the rate of the paper's ranker (table 4: 0.87)."""
+"""Noise with which the longest 20 % of these lengths are found at the rate of the paper's ranker
+(table 4: 0.87)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,8 @@ class Model:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of keys and values of a token: 8 heads of 128 numbers of 2 bytes, for both, in each layer."""
+        """Bytes of keys and values of a token: 8 heads of 128 numbers of 2 bytes, for both, in each
+        layer."""
         return self.layers * 2 * 8 * 128 * 2
 
     @property
@@ -64,7 +71,8 @@ class Model:
         return self.parameters / self.devices / 7e9
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
-        """Returns the seconds of figure 6, for this model's weights; and of reading contexts, if asked for."""
+        """Returns the seconds of figure 6, for this model's weights; and of reading contexts, if
+        asked for."""
         by_batch = float(np.interp(responses, BATCH_SIZES, PTL_MS)) / 1e3 * self.slower
         return by_batch + self._reading_s(context_tokens) * self.reads_contexts
 
@@ -80,11 +88,13 @@ class Model:
         return self.pause_s
 
     def decode_latency(self, answer_tokens: float) -> DecodeLatency:
-        """Returns the latency model for a dispatch policy, with responses of so many tokens on average: they are half
-        written."""
+        """Returns the latency model for a dispatch policy, with responses of so many tokens on
+        average: they are half written."""
         seven = DecodeLatency()
         reading_ms = 1e3 * self._reading_s(PROMPT_TOKENS + answer_tokens / 2) * self.reads_contexts
-        return DecodeLatency(seven.step_ms * self.slower, seven.response_ms * self.slower + reading_ms)
+        return DecodeLatency(
+            seven.step_ms * self.slower, seven.response_ms * self.slower + reading_ms
+        )
 
 
 MODELS = {"7B": Model(7e9, 28, 1, 20), "32B": Model(32e9, 64, 4, 10), "72B": Model(72e9, 80, 8, 10)}
@@ -96,7 +106,8 @@ def drawn(longest: int, seed: int) -> LengthSampler:
 
 
 class Random(LeastLoaded):
-    """Random FIFO: every generator gets as many prompts, chosen at random, and writes them as they come."""
+    """Random FIFO: every generator gets as many prompts, chosen at random, and writes them as they
+    come."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,11 @@
-"""Stand-ins for generators: servers with a generator's routes that write made-up tokens at a given speed, over HTTP.
+"""Stand-ins for generators: servers with a generator's routes that write made-up tokens at a given
+speed, over HTTP.
 
     python -m benchmarks.stub_generators --servers 16 --rate 40     prints an address for each, and ends with its input
 
-They send what a generator sends: a frame of `lrl.generators.frames` each `HOLD_S` seconds for each request, with the
-tokens that its unfinished responses have written since. Every other route answers {}: it takes its request and no time.
+They send what a generator sends: a frame of `lrl.generators.frames` each `HOLD_S` seconds for each
+request, with the tokens that its unfinished responses have written since. Every other route answers
+{}: it takes its request and no time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from lrl.generators.frames import HOLD_S, WRITE, Part, pack
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
 
 MEDIAN, SIGMA, LONGEST = 400, 0.8, 4000
-"""Of the lognormal lengths, in tokens: one in a hundred responses is six times as long as the median."""
+"""Of the lognormal lengths, in tokens: one in a hundred responses is six times as long as the
+median."""
 TOKENS, LOGPROBS = list(range(LONGEST)), array("f", [-0.5] * LONGEST).tolist()
 
 
@@ -38,7 +41,8 @@ class StubGenerator:
     """
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.lengths = rate, lengths()
+        self.rate = rate
+        self.lengths = lengths()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers any request."""
@@ -57,7 +61,9 @@ class StubGenerator:
             for index, length in list(left.items()):
                 new, ends = min(length, until) - written, length <= until
                 spans = [("0", 0, length)] if ends else None
-                parts.append(Part(index, TOKENS[:new], LOGPROBS[:new], "stop" if ends else None, spans))
+                parts.append(
+                    Part(index, TOKENS[:new], LOGPROBS[:new], "stop" if ends else None, spans)
+                )
                 if ends:
                     del left[index]
             written = until
@@ -82,9 +88,13 @@ async def serve(servers: int, rate: float) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stub_generators", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.stub_generators", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--servers", type=int, required=True)
-    parser.add_argument("--rate", type=float, required=True, help="tokens a second of each response")
+    parser.add_argument(
+        "--rate", type=float, required=True, help="tokens a second of each response"
+    )
     args = parser.parse_args(argv)
     asyncio.run(serve(args.servers, args.rate))
 

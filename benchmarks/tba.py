@@ -1,5 +1,5 @@
-"""TBA with its replay buffer, far off-policy: fresh responses of the quickstart's task eight versions old, others
-older.
+"""TBA with its replay buffer, far off-policy: fresh responses of the quickstart's task eight
+versions old, others older.
 
     python -m benchmarks.tba                 run what is missing, then print
     python -m benchmarks.tba --seeds 0 1     only these
@@ -60,7 +60,10 @@ def measure(server: LentServer, args: argparse.Namespace, seed: int) -> dict[str
     return {
         **description,
         "seconds": round(time.monotonic() - started, 1),
-        "evaluations": [{"step": step, "accuracy": round(report.accuracy, 4)} for step, report in evaluation.reports],
+        "evaluations": [
+            {"step": step, "accuracy": round(report.accuracy, 4)}
+            for step, report in evaluation.reports
+        ],
         "series": history.series(),
     }
 
@@ -71,19 +74,30 @@ def row(record: dict[str, Any]) -> str:
     lags = [lag for lag in record["series"]["lag_mean"] if lag is not None]
     largest = max(lag for lag in record["series"]["lag_max"] if lag is not None)
     mean = sum(lags) / len(lags)
-    return f"| {record['seed']} | {first:.3f} | {last:.3f} | {mean:.1f} | {largest:.0f} | {record['seconds']:.0f} |"
+    return (
+        f"| {record['seed']} | {first:.3f} | {last:.3f} | {mean:.1f} | {largest:.0f} | "
+        f"{record['seconds']:.0f} |"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tba", description="TBA with its replay buffer.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tba", description="TBA with its replay buffer."
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--max-lag", type=int, default=8, help="of fresh responses (%(default)s)")
-    parser.add_argument("--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)")
-    parser.add_argument("--replay-max-lag", type=int, default=16, help="of replayed responses (%(default)s)")
+    parser.add_argument(
+        "--replayed", type=int, default=8, help="groups trained again at each step (%(default)s)"
+    )
+    parser.add_argument(
+        "--replay-max-lag", type=int, default=16, help="of replayed responses (%(default)s)"
+    )
     parser.add_argument("--beta", type=float, default=0.1, help="(%(default)s)")
     arguments.add_training(parser, lr=1e-4, steps=60)
-    parser.add_argument("--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)"
+    )
     arguments.add_places(parser, "tba", plot=False)
     return parser
 
@@ -99,7 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for seed in missing:
                 records.append(args.out, measure(server, args, seed) | {"command": args.command})
     found = records.read(args.out)
-    rows = [record for seed in args.seeds if (record := records.find(found, described(args, seed)[1])) is not None]
+    rows = [
+        record
+        for seed in args.seeds
+        if (record := records.find(found, described(args, seed)[1])) is not None
+    ]
     print("\n".join([HEAD, *map(row, rows)]))
     return 0
 

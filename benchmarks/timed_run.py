@@ -1,7 +1,7 @@
 """A short run for timing: a policy of 5 million random weights, and responses of forced lengths.
 
-The common part of the benchmarks of time: the policy and its prompts, a run on a lent server, and the seconds of every
-step. `benchmarks.ready_responses` is the same training without a server.
+The common part of the benchmarks of time: the policy and its prompts, a run on a lent server, and
+the seconds of every step. `benchmarks.ready_responses` is the same training without a server.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ CAPACITY = 256
 """Responses that a server writes at once."""
 LR = 1e-6
 WARM_UP = 3
-"""First steps of a run that do not count, by default: the pipeline fills, and AdamW makes its state."""
+"""First steps of a run that do not count, by default: the pipeline fills, and AdamW makes its
+state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,8 @@ class Timed(StepTimes):
     """A step's times, and the share in which its trainer could compute."""
 
     on_core: float = 0.0
-    """CPU seconds of the trainer's own thread; with one thread the time in which it trains and does not wait for a
-    core."""
+    """CPU seconds of the trainer's own thread; with one thread the time in which it trains and does
+    not wait for a core."""
 
 
 class OnlyTakes(lrl.PolicyModule):
@@ -88,9 +89,12 @@ class OnlyTakes(lrl.PolicyModule):
 
 
 class OnlyAtTheStart(WeightSync):
-    """Syncs once, before the first step. Later only the permission to admit more prompts goes to the controller."""
+    """Syncs once, before the first step. Later only the permission to admit more prompts goes to
+    the controller."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """See `WeightSync.on_train_batch_end`."""
         self.pause_seconds = 0.0
         trainer.datamodule.new_version(trainer.global_step)  # type: ignore[attr-defined]
@@ -105,7 +109,8 @@ class Steps(L.Callback):
     """
 
     def __init__(self, threads: int, throughput: Throughput) -> None:
-        self.threads, self.throughput = threads, throughput
+        self.threads = threads
+        self.throughput = throughput
         self.times: list[Timed] = []
         self._core = OnCore()
 
@@ -114,10 +119,14 @@ class Steps(L.Callback):
         torch.set_num_threads(self.threads)
         self._core.lap()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Keeps the times of the step that has just ended."""
         times = self.throughput.times
-        self.times.append(Timed(times.trainer, times.generators, times.sync_pause, self._core.lap()))
+        self.times.append(
+            Timed(times.trainer, times.generators, times.sync_pause, self._core.lap())
+        )
 
 
 class OnCore:
@@ -145,13 +154,21 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
 
 
 @contextmanager
-def servers_for(systems: Sequence[System], policy: Path, folder: Path) -> Iterator[dict[System, LentServer]]:
-    """Yields the server of each system; systems of the same kind share one. An unused server sleeps."""
+def servers_for(
+    systems: Sequence[System], policy: Path, folder: Path
+) -> Iterator[dict[System, LentServer]]:
+    """Yields the server of each system; systems of the same kind share one. An unused server
+    sleeps."""
     lent: dict[tuple[int, Dtype], LentServer] = {}
     with ExitStack() as stack:
-        for threads, dtype in dict.fromkeys((system.server_threads, system.dtype) for system in systems):
+        for threads, dtype in dict.fromkeys(
+            (system.server_threads, system.dtype) for system in systems
+        ):
             settings = lrl.ServerSettings(
-                max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS, max_num_seqs=CAPACITY, dtype=dtype, threads=threads
+                max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+                max_num_seqs=CAPACITY,
+                dtype=dtype,
+                threads=threads,
             )
             own = folder / f"{threads}-threads-{dtype}"
             lent[threads, dtype] = stack.enter_context(lent_server(policy, settings, own))
@@ -168,7 +185,8 @@ def run(
     warm_up: int = WARM_UP,
     first: Sequence[L.Callback] = (),
 ) -> list[Timed]:
-    """Returns the times of so many steps of one run, those after the warm-up; `first` are callbacks before its own.
+    """Returns the times of so many steps of one run, those after the warm-up; `first` are callbacks
+    before its own.
 
     Raises:
         RuntimeError: A signal ended the run before that.
@@ -196,7 +214,9 @@ def run(
         trainer.fit(make_module(policy, lrl.PolicyModule if system.trains else OnlyTakes), data)
     times = kept.times[warm_up:][:counted]
     if len(times) < counted:
-        raise RuntimeError(f"The run was ended after {len(kept.times)} steps, so it is not counted. Run it again.")
+        raise RuntimeError(
+            f"The run was ended after {len(kept.times)} steps, so it is not counted. Run it again."
+        )
     return times
 
 
@@ -216,7 +236,8 @@ def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
 
 
 def means(times: Sequence[Timed]) -> dict[str, float]:
-    """Returns mean seconds a step and of its parts. A median would hide waits of every other step."""
+    """Returns mean seconds a step and of its parts. A median would hide waits of every other
+    step."""
     parts = ("step", "wait", "train", "sync", "sync_pause", "on_core")
     return {part: fmean(getattr(one, part) for one in times) for part in parts}
 

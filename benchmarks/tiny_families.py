@@ -1,7 +1,8 @@
-"""Every family of causal language models that transformers has, with random weights and two or three layers.
+"""Every family of causal language models that transformers has, with random weights and two or
+three layers.
 
-A family's own default config is made small: each size that has a name below gets that size, and of layers of different
-kinds one of each kind is kept. Further needs of a family are in `NEEDS`.
+A family's own default config is made small: each size that has a name below gets that size, and of
+layers of different kinds one of each kind is kept. Further needs of a family are in `NEEDS`.
 """
 
 from __future__ import annotations
@@ -18,54 +19,111 @@ FAMILIES: list[str] = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 """The `model_type` of each."""
 
 _SIZES = {
-    1: "encoder_layers first_k_dense_replace moe_num_shared_experts n_group n_shared_experts num_dense_layers "
-    "num_encoder_layers num_kv_shared_layers num_shared_experts topk_group zero_expert_num",
-    2: "decoder_layers linear_num_key_heads moe_k moe_topk n_groups n_layer n_layers num_decoder_layers "
-    "num_experts_per_tok num_experts_per_token num_hidden_layers num_key_value_heads num_kv_heads num_layers "
-    "attention_layers",
-    4: "attention_heads decoder_attention_heads encoder_attention_heads index_topk linear_num_heads "
-    "linear_num_value_heads mamba_n_heads mamba_num_heads moe_num_experts n_head n_heads n_mamba_heads "
-    "n_routed_experts num_attention_heads num_decoder_attention_heads num_encoder_attention_heads num_experts "
-    "num_heads num_local_experts qk_rope_head_dim rotary_dim",
-    6: "attention_chunk_size attention_window_size local_attention sliding_window sliding_window_size window_size",
-    8: "attention_head_dim chunk_size d_head head_dim hidden_size_per_layer_input index_head_dim kv_channels "
-    "kv_lora_rank laurel_rank linear_head_dim linear_key_head_dim linear_value_head_dim mamba_chunk_size mamba_d_state "
-    "mamba_dt_rank mamba_headdim o_lora_rank q_lora_rank qk_nope_head_dim ssm_state_size state_size time_step_rank "
-    "v_head_dim",
-    16: "expert_ffn_hidden_size index_n_heads moe_intermediate_size moe_shared_expert_intermediate_size "
-    "router_hidden_size shared_expert_intermediate_size",
+    1: (
+        "encoder_layers first_k_dense_replace moe_num_shared_experts n_group n_shared_experts "
+        "num_dense_layers num_encoder_layers num_kv_shared_layers num_shared_experts topk_group "
+        "zero_expert_num"
+    ),
+    2: (
+        "decoder_layers linear_num_key_heads moe_k moe_topk n_groups n_layer n_layers "
+        "num_decoder_layers num_experts_per_tok num_experts_per_token num_hidden_layers "
+        "num_key_value_heads num_kv_heads num_layers attention_layers"
+    ),
+    4: (
+        "attention_heads decoder_attention_heads encoder_attention_heads index_topk "
+        "linear_num_heads linear_num_value_heads mamba_n_heads mamba_num_heads moe_num_experts "
+        "n_head n_heads n_mamba_heads n_routed_experts num_attention_heads "
+        "num_decoder_attention_heads num_encoder_attention_heads num_experts num_heads "
+        "num_local_experts qk_rope_head_dim rotary_dim"
+    ),
+    6: (
+        "attention_chunk_size attention_window_size local_attention sliding_window "
+        "sliding_window_size window_size"
+    ),
+    8: (
+        "attention_head_dim chunk_size d_head head_dim hidden_size_per_layer_input index_head_dim "
+        "kv_channels kv_lora_rank laurel_rank linear_head_dim linear_key_head_dim "
+        "linear_value_head_dim mamba_chunk_size mamba_d_state mamba_dt_rank mamba_headdim "
+        "o_lora_rank q_lora_rank qk_nope_head_dim ssm_state_size state_size time_step_rank "
+        "v_head_dim"
+    ),
+    16: (
+        "expert_ffn_hidden_size index_n_heads moe_intermediate_size "
+        "moe_shared_expert_intermediate_size router_hidden_size shared_expert_intermediate_size"
+    ),
     32: "d_model dim_model emb_dim embedding_size hidden_dim hidden_size lru_width n_embd",
-    48: "d_inner decoder_ffn_dim dense_intermediate_size dff dim_ff encoder_ffn_dim feed_forward_size ffn_dim "
-    "ffn_hidden_size intermediate_size intermediate_size_mlp shared_intermediate_size",
-    64: "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size vocab_size vocab_size_per_layer_input",
-    256: "max_position_embeddings max_seq_len max_source_positions max_target_positions model_max_length n_ctx "
-    "n_positions",
+    48: (
+        "d_inner decoder_ffn_dim dense_intermediate_size dff dim_ff encoder_ffn_dim "
+        "feed_forward_size ffn_dim ffn_hidden_size intermediate_size intermediate_size_mlp "
+        "shared_intermediate_size"
+    ),
+    64: (
+        "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size vocab_size "
+        "vocab_size_per_layer_input"
+    ),
+    256: (
+        "max_position_embeddings max_seq_len max_source_positions max_target_positions "
+        "model_max_length n_ctx n_positions"
+    ),
 }
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
-_LATENT = {"num_key_value_heads": 4, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "qk_head_dim": 12, "head_dim": 4}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "qk_head_dim": 12,
+    "head_dim": 4,
+}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
 
 _LATENT_ATTENTION = (
-    *("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "hy_v4"),
+    *(
+        "axk1",
+        "axk2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "hy_v4",
+    ),
     *("kimi_linear", "longcat_flash", "minicpm3", "youtu"),
 )
 
 NEEDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(_LATENT_ATTENTION, _LATENT),
     "cohere_compass_text": _BOTH
-    | {"rope_parameters": {kind: _ROPE | {"mrope_section": [1, 1, 2]} for kind in _BOTH["layer_types"]}},
+    | {
+        "rope_parameters": {
+            kind: _ROPE | {"mrope_section": [1, 1, 2]} for kind in _BOTH["layer_types"]
+        }
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
-        "ffn_config": {"hidden_size": 32, "ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+        "ffn_config": {
+            "hidden_size": 32,
+            "ffn_hidden_size": 48,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
     },
     "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "full_attn_idxs": [1]},
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "full_attn_idxs": [1],
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "ministral": _BOTH | {"head_dim": 8},
@@ -78,11 +136,18 @@ NEEDS: dict[str, dict[str, Any]] = {
         "indexer_head_dim": 8,
     },
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "zamba2": {"num_key_value_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16, "mamba_headdim": 16},
+    "zamba2": {
+        "num_key_value_heads": 4,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "mamba_headdim": 16,
+    },
 }
 
 
-def save_tiny(family: str, folder: Path, scale: float = 1.0, seed: int = 0, **settings: Any) -> Path:
+def save_tiny(
+    family: str, folder: Path, scale: float = 1.0, seed: int = 0, **settings: Any
+) -> Path:
     """Writes a tiny model of a family; raises the error of transformers if it cannot be built.
 
     Args:
@@ -108,7 +173,10 @@ def save_tiny(family: str, folder: Path, scale: float = 1.0, seed: int = 0, **se
 
 
 def _small(default: PreTrainedConfig, needs: dict[str, Any]) -> PreTrainedConfig:
-    kind, defaults = type(default), {name: value for name, value in vars(default).items() if name[0] != "_"}
+    kind, defaults = (
+        type(default),
+        {name: value for name, value in vars(default).items() if name[0] != "_"},
+    )
     given = {
         name: _small(value, NEEDS.get(value.model_type, {}))
         for name, value in defaults.items()
@@ -124,8 +192,11 @@ def _small(default: PreTrainedConfig, needs: dict[str, Any]) -> PreTrainedConfig
 
 
 def _layers(default: PreTrainedConfig) -> dict[str, Any]:
-    """Returns, of the settings that are lists with an entry for each layer, one layer of each kind, at least two."""
-    depths = [name for name in _own(type(default), _DEPTHS) if type(getattr(default, name, None)) is int]
+    """Returns, of the settings that are lists with an entry for each layer, one layer of each kind,
+    at least two."""
+    depths = [
+        name for name in _own(type(default), _DEPTHS) if type(getattr(default, name, None)) is int
+    ]
     lists = {
         name: value
         for name, value in vars(default).items()
@@ -133,10 +204,15 @@ def _layers(default: PreTrainedConfig) -> dict[str, Any]:
     }
     if not lists:
         return {}
-    first = {repr(kind): number for number, kind in reversed(list(enumerate(zip(*lists.values(), strict=True))))}
+    first = {
+        repr(kind): number
+        for number, kind in reversed(list(enumerate(zip(*lists.values(), strict=True))))
+    }
     kept = sorted(first.values())[:4]
     kept = kept * 2 if len(kept) == 1 else kept
-    found = {name: [_small_entry(value[number]) for number in kept] for name, value in lists.items()}
+    found = {
+        name: [_small_entry(value[number]) for number in kept] for name, value in lists.items()
+    }
     return found | {name: len(kept) for name in depths}
 
 

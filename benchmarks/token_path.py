@@ -1,17 +1,19 @@
-"""The path of a token: processor time in vLLM's API server, in its engine and in the client, by the size of chunks.
+"""The path of a token: processor time in vLLM's API server, in its engine and in the client, by the
+size of chunks.
 
     python -m benchmarks.token_path
     python -m benchmarks.token_path --ways vllm-16 lrl --tokens 256 --repeats 1     a rehearsal
 
-One real vLLM server on the CPU with a tiny policy writes `--requests` requests of `--responses` responses at once,
-each of `--tokens` tokens. The ways take turns on the same server:
+One real vLLM server on the CPU with a tiny policy writes `--requests` requests of `--responses`
+responses at once, each of `--tokens` tokens. The ways take turns on the same server:
 
-- vllm-N: vLLM's own generate route, streamed in chunks of N tokens of a response, read as JSON line by line;
+- vllm-N: vLLM's own generate route, streamed in chunks of N tokens of a response, read as JSON line
+  by line;
 - vllm-whole: the same route without streaming;
 - lrl: as a run does it (`lrl.generators.client`).
 
-The time is each process's own processor time, user and system, so other work on the machine matters little. The
-engine's includes the policy itself, which is the same in all ways.
+The time is each process's own processor time, user and system, so other work on the machine matters
+little. The engine's includes the policy itself, which is the same in all ways.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ DEADLINE_S = 600.0
 WAYS = ("vllm-16", "vllm-64", "vllm-256", "vllm-whole", "lrl")
 PROCESSES = ("api_server", "engine", "client")
 HEAD = (
-    "| way | API server, µs a token | spread | client | spread | engine | spread | tokens a second of the API server |"
+    "| way | API server, µs a token | spread | client | spread | engine | spread | tokens a second "
+    "of the API server |"
 )
 
 
@@ -58,14 +61,24 @@ class StockClient:
     """
 
     def __init__(self, server: Server, chunk: int | None) -> None:
-        self.url, self.headers, self.chunk = server.url + GENERATE, {"Authorization": bearer(server.token)}, chunk
+        self.url = server.url + GENERATE
+        self.headers = {"Authorization": bearer(server.token)}
+        self.chunk = chunk
         self.session = aiohttp.ClientSession(headers=self.headers, read_bufsize=2**24)
 
-    async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any) -> None:
+    async def write(
+        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
         """See `GeneratorClient.write`."""
         parameters = sampling.as_vllm(len(rollouts), 0) | {"stream_interval": self.chunk}
-        body = {"token_ids": prompt_ids, "sampling_params": parameters, "stream": self.chunk is not None}
-        async with self.session.post(self.url, json=body | {"cache_salt": secrets.token_hex(8)}) as response:
+        body = {
+            "token_ids": prompt_ids,
+            "sampling_params": parameters,
+            "stream": self.chunk is not None,
+        }
+        async with self.session.post(
+            self.url, json=body | {"cache_salt": secrets.token_hex(8)}
+        ) as response:
             response.raise_for_status()
             if self.chunk is None:
                 return take(rollouts, await response.json())
@@ -107,21 +120,29 @@ async def write_all(client: Any, requests: int, responses: int, tokens: int) -> 
     async with asyncio.timeout(DEADLINE_S):
         prompts = [[1 + number % 500] * PROMPT_TOKENS for number in range(requests)]
         works: list[Awaitable[None]] = [
-            client.write(prompt, group, sampling, **how) for prompt, group in zip(prompts, groups, strict=True)
+            client.write(prompt, group, sampling, **how)
+            for prompt, group in zip(prompts, groups, strict=True)
         ]
         await asyncio.gather(*works)
     await client.close()
-    assert all(len(one.token_ids) == len(one.logprobs) == tokens for group in groups for one in group)
+    assert all(
+        len(one.token_ids) == len(one.logprobs) == tokens for group in groups for one in group
+    )
 
 
-def measure(make: Callable[[], Any], processes: Sequence[psutil.Process], *sizes: int) -> list[float]:
-    """Returns the microseconds a token of the API server, the engine and the client in one round (`write_all`)."""
+def measure(
+    make: Callable[[], Any], processes: Sequence[psutil.Process], *sizes: int
+) -> list[float]:
+    """Returns the microseconds a token of the API server, the engine and the client in one round
+    (`write_all`)."""
 
     async def round_of() -> list[float]:
         client, before = make(), processor_seconds(processes)
         await write_all(client, *sizes)
         after = processor_seconds(processes)
-        return [1e6 * (end - start) / math.prod(sizes) for start, end in zip(before, after, strict=True)]
+        return [
+            1e6 * (end - start) / math.prod(sizes) for start, end in zip(before, after, strict=True)
+        ]
 
     return asyncio.run(round_of())
 
@@ -136,7 +157,11 @@ async def set_version(server: Server) -> None:
 def processes_of(server: Server) -> list[psutil.Process]:
     """Returns the API server and the engine."""
     everything = server.processes()
-    (engine,) = [one for one in everything if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())]
+    (engine,) = [
+        one
+        for one in everything
+        if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())
+    ]
     return [engine.parent() or everything[0], engine]
 
 
@@ -156,7 +181,9 @@ def row(record: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures each way and prints the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.token_path", description="The path of a token.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.token_path", description="The path of a token."
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
     parser.add_argument("--requests", type=int, default=16, help="at once (%(default)s)")
     parser.add_argument("--responses", type=int, default=8, help="of a request (%(default)s)")
@@ -166,11 +193,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments.parse(parser, argv)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_policy(llama("tiny"), [row["question"] for row in made_up_rows()], folder / "policy", "cpu")
+        make_policy(
+            llama("tiny"), [row["question"] for row in made_up_rows()], folder / "policy", "cpu"
+        )
         in_flight = args.requests * args.responses
-        sizes: dict[str, Any] = {"max_model_len": PROMPT_TOKENS + args.tokens, "max_num_seqs": in_flight}
+        sizes: dict[str, Any] = {
+            "max_model_len": PROMPT_TOKENS + args.tokens,
+            "max_num_seqs": in_flight,
+        }
         settings = ServerSettings(**sizes, dtype="float32", kv_cache_gib=2.0)
-        server = Server(str(folder / "policy"), settings, "shared_memory", [], folder, 0, secrets.token_hex(4))
+        server = Server(
+            str(folder / "policy"), settings, "shared_memory", [], folder, 0, secrets.token_hex(4)
+        )
         server.start()
         try:
             server.wait_ready()
@@ -178,7 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             server.stop()
     print(HEAD + "\n" + "|---" * 8 + "|")
-    sizes = {"requests": args.requests, "responses": args.responses, "tokens": args.tokens, "repeats": args.repeats}
+    sizes = {
+        "requests": args.requests,
+        "responses": args.responses,
+        "tokens": args.tokens,
+        "repeats": args.repeats,
+    }
     for way, values in figures.items():
         times = {
             f"{process}_us": spread(column)
@@ -191,13 +230,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def rounds(server: Server, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Returns the figures of every round of each way, the ways in turn; a short round before warms up."""
+    """Returns the figures of every round of each way, the ways in turn; a short round before warms
+    up."""
     processes, figures = processes_of(server), {way: list[list[float]]() for way in args.ways}
     asyncio.run(set_version(server))
     for repeat in range(-1, args.repeats):
         for way in args.ways:
             tokens = args.tokens if repeat >= 0 else 16
-            found = measure(partial(client_of, way, server), processes, args.requests, args.responses, tokens)
+            found = measure(
+                partial(client_of, way, server), processes, args.requests, args.responses, tokens
+            )
             if repeat >= 0:
                 figures[way].append(found)
     return figures

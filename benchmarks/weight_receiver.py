@@ -1,4 +1,5 @@
-"""A receiver of weights: a generator's routes of a sync and of pull, in front of tensors in the place of vLLM's model.
+"""A receiver of weights: a generator's routes of a sync and of pull, in front of tensors in the
+place of vLLM's model.
 
     LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
@@ -43,7 +44,10 @@ class Receiver:
         self.weights: dict[str, Tensor] = {}
         self.communicator: Any = None
         self.buffers: dict[str, int] = {}
-        self.state: dict[str, dict[str, Any]] = {"/is_paused": {"is_paused": False}, "/weight_info": {}}
+        self.state: dict[str, dict[str, Any]] = {
+            "/is_paused": {"is_paused": False},
+            "/weight_info": {},
+        }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""
@@ -82,7 +86,9 @@ class Receiver:
 
         install()
         unique_id = base64.b64decode(info["nccl_unique_id_b64"])
-        self.communicator = communicator.join(unique_id, info["rank_offset"], info["world_size"], torch.device("cpu"))
+        self.communicator = communicator.join(
+            unique_id, info["rank_offset"], info["world_size"], torch.device("cpu")
+        )
         self.buffers = {
             "buffer_size_bytes": info["packed_buffer_size_bytes"],
             "num_buffers": info["packed_num_buffers"],
@@ -131,7 +137,9 @@ def main() -> None:
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
     app = TokenMiddleware(PullRoutes(Receiver()))
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)).run([listener])
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", access_log=False)).run(
+        [listener]
+    )
 
 
 if __name__ == "__main__":

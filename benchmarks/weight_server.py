@@ -2,8 +2,8 @@
 
     LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_server 127.0.0.1 FOLDER NUMBER RUN_ID
 
-Serves the policy in `FOLDER` at that address as `Generator` number `NUMBER` of the run, and prints its port once it
-answers. It ends with this process.
+Serves the policy in `FOLDER` at that address as `Generator` number `NUMBER` of the run, and prints
+its port once it answers. It ends with this process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ def main() -> None:
     settings = ServerSettings(dtype="bfloat16", host=host, insecure=True, kv_cache_gib=0.25)
     # The logs lie beside the policy, which has the folder of the benchmark.
     where = ([], Path(policy).parent, int(number), run_id, os.environ.pop(TOKEN_VARIABLE))
-    server = Server(policy, settings, Pull.backend, *where, Pull.server_environment(int(number), {}), Pull.middleware)
+    server = Server(
+        policy,
+        settings,
+        Pull.backend,
+        *where,
+        Pull.server_environment(int(number), {}),
+        Pull.middleware,
+    )
     server.start()
     server.wait_ready()
     sys.stdout.write(f"{server.port}\n")

@@ -1,20 +1,24 @@
-"""The transports of weights side by side: seconds, pause, bytes and rank 0's memory, beside a plain copy over TCP.
+"""The transports of weights side by side: seconds, pause, bytes and rank 0's memory, beside a plain
+copy over TCP.
 
     python -m benchmarks.weight_transports                                    measure and print
     python -m benchmarks.weight_transports --layers 1 --receivers 1 2 --repeats 1     a rehearsal
     python -m benchmarks.weight_transports --print-only                       print what is there
 
-A Llama of 265 million parameters, 530 MB in bfloat16, is trained for `--steps` steps of AdamW in float32 on random
-tokens; its last two versions are synced. In each repeat, for each number of receivers, the following take turns:
+A Llama of 265 million parameters, 530 MB in bfloat16, is trained for `--steps` steps of AdamW in
+float32 on random tokens; its last two versions are synced. In each repeat, for each number of
+receivers, the following take turns:
 
-- wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its shared memory;
+- wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its
+  shared memory;
 - shared_memory, of the same bytes;
 - nccl, with gloo in the place of NCCL;
 - pull whole, to receivers that hold no version;
 - pull delta, to receivers that hold the version before.
 
-All are on one machine, and the connections on loopback. A receiver is a process with a generator's routes and tensors
-in the place of vLLM's model (`benchmarks.weight_receiver`). Each transport is a function in `METHODS`.
+All are on one machine, and the connections on loopback. A receiver is a process with a generator's
+routes and tensors in the place of vLLM's model (`benchmarks.weight_receiver`). Each transport is a
+function in `METHODS`.
 """
 
 from __future__ import annotations
@@ -64,8 +68,10 @@ from tests.weights.nccl_over_gloo import install
 DEADLINE_S = 600.0
 MB = 1e6
 HEAD = (
-    "| receivers | transport | lr | sync (s) | staged (s) | fetched (s) | pause (s) | rank 0 sent (MB) "
-    "| fetched in all (MB) | share of the whole | rank 0's peak (MB) | of the wire's speed |\n" + "|---" * 12 + "|"
+    "| receivers | transport | lr | sync (s) | staged (s) | fetched (s) | pause (s) | rank 0 sent "
+    "(MB) | fetched in all (MB) | share of the whole | rank 0's peak (MB) | of the wire's speed |\n"
+    + "|---" * 12
+    + "|"
 )
 
 Version = dict[str, Tensor]
@@ -74,11 +80,16 @@ Version = dict[str, Tensor]
 class Scene:
     """Receivers, and two versions of a policy in float32."""
 
-    def __init__(self, receivers: list[Generator], loop: LoopThread, versions: tuple[Version, Version]) -> None:
-        self.receivers, self.loop, self.versions = receivers, loop, versions
+    def __init__(
+        self, receivers: list[Generator], loop: LoopThread, versions: tuple[Version, Version]
+    ) -> None:
+        self.receivers = receivers
+        self.loop = loop
+        self.versions = versions
 
     def sync(self, transport: type[Transport], upto: int) -> dict[str, float]:
-        """Syncs the versions up to number `upto` in turn, by a transport of its own; returns the figures of the last.
+        """Syncs the versions up to number `upto` in turn, by a transport of its own; returns the
+        figures of the last.
 
         Raises:
             RuntimeError: A receiver failed.
@@ -130,15 +141,25 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
             file.write(os.urandom(2**20))
     with socket.create_server((LOOPBACK, 0), backlog=len(scene.receivers)) as listener:
         body = {"host": LOOPBACK, "port": listener.getsockname()[1], "size": size}
-        accepting = threading.Thread(target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True)
+        accepting = threading.Thread(
+            target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True
+        )
         accepting.start()
         begin_peak()
         before, started = peak(), time.monotonic()
-        copies = all_of([one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers])
+        copies = all_of(
+            [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers]
+        )
         scene.loop.wait(copies, DEADLINE_S, "plain copies")
         seconds, mb = time.monotonic() - started, len(scene.receivers) * size / MB
     path.unlink()
-    return {"sync_s": seconds, "fetch_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": (peak() - before) / MB}
+    return {
+        "sync_s": seconds,
+        "fetch_s": seconds,
+        "sent_mb": mb,
+        "fetched_mb": mb,
+        "peak_mb": (peak() - before) / MB,
+    }
 
 
 async def all_of(works: Sequence[Any]) -> None:
@@ -148,7 +169,9 @@ async def all_of(works: Sequence[Any]) -> None:
 
 def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
     """Sends the file to the next `count` connections, each on a thread of its own."""
-    threads = [threading.Thread(target=send, args=(listener.accept()[0], path, size)) for _ in range(count)]
+    threads = [
+        threading.Thread(target=send, args=(listener.accept()[0], path, size)) for _ in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -177,8 +200,8 @@ METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
     "pull whole": lambda scene, size: scene.sync(Pull, upto=0),
     "pull delta": lambda scene, size: scene.sync(Pull, upto=1),
 }
-"""What is measured in turn; each returns its figures, of which some may be missing. The second argument is the size of
-the version in bytes."""
+"""What is measured in turn; each returns its figures, of which some may be missing. The second
+argument is the size of the version in bytes."""
 
 
 def timed(thing: Any, name: str) -> list[float]:
@@ -207,9 +230,15 @@ def peak() -> float:
 
 
 def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
-    """Trains a Llama on random tokens; returns its weights before and after the last of `steps` steps."""
+    """Trains a Llama on random tokens; returns its weights before and after the last of `steps`
+    steps."""
     torch.manual_seed(0)
-    shape = {"vocab_size": 30_720, "hidden_size": 1024, "intermediate_size": 2752, "num_hidden_layers": layers}
+    shape = {
+        "vocab_size": 30_720,
+        "hidden_size": 1024,
+        "intermediate_size": 2752,
+        "num_hidden_layers": layers,
+    }
     network = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=16, num_key_value_heads=16))
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     before: Version = {}
@@ -227,7 +256,13 @@ def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
 def staged_size(version: Version, folder: Path) -> int:
     """Returns the bytes of a version's file, with matrices in bfloat16."""
     path = folder / "size.safetensors"
-    save_file({name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in version.items()}, path)
+    save_file(
+        {
+            name: weight.bfloat16() if weight.dim() > 1 else weight
+            for name, weight in version.items()
+        },
+        path,
+    )
     size = path.stat().st_size
     path.unlink()
     return size
@@ -253,7 +288,8 @@ def receivers(
         loop: Of their clients.
         folder: Of their logs.
         settings: Of the run.
-        program: Returns what each runs, by its address, its number and the run's name: a module that prints its port.
+        program: Returns what each runs, by its address, its number and the run's name: a module
+            that prints its port.
     """
     token, run_id = secrets.token_hex(16), f"bench-{secrets.token_hex(4)}"
     with ExitStack() as ends:
@@ -263,7 +299,9 @@ def receivers(
             environment = {**os.environ, FILES_VARIABLE: prefix, TOKEN_VARIABLE: token}
             command = [*start, sys.executable, "-m", *program(host, number, run_id)]
             errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+            )
             ends.callback(end, process, prefix)
             processes.append(process)
         made = []  # after all have been started: a vLLM server needs half a minute
@@ -271,7 +309,12 @@ def receivers(
             assert process.stdout is not None, "it is a pipe"
             location = Endpoint(host).location(int(process.stdout.readline()))
             server: Any = SimpleNamespace(
-                **{"name": f"receiver {number}", "number": number, "url": location.url, "location": location},
+                **{
+                    "name": f"receiver {number}",
+                    "number": number,
+                    "url": location.url,
+                    "location": location,
+                },
                 **{"trust": None, "token": token, "settings": settings, "alive": True},
                 log_tail=lambda lines: "",
             )
@@ -304,7 +347,10 @@ def measure(args: argparse.Namespace, command: str) -> None:
                 scene = Scene(fleet, loop, versions)
                 found = {name: method(scene, size) for name, method in METHODS.items()}
             loop.close()
-            rounded = {name: {one: records.rounded(value) for one, value in of.items()} for name, of in found.items()}
+            rounded = {
+                name: {one: records.rounded(value) for one, value in of.items()}
+                for name, of in found.items()
+            }
             records.append(args.out, run | {"size": size, "found": rounded, "command": command})
             logging.info("%s", run | rounded)
 
@@ -321,14 +367,24 @@ def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(made: Sequence[dict[str, Any]]) -> str:
-    """Returns the table in Markdown: medians over the repeats, and over the learning rates except for the delta."""
+    """Returns the table in Markdown: medians over the repeats, and over the learning rates except
+    for the delta."""
     lines = [HEAD]
     for count in sorted({record["receivers"] for record in made}):
         of_count = [record for record in made if record["receivers"] == count]
         for method in METHODS:
-            lrs = sorted({record["lr"] for record in of_count}) if method == "pull delta" else [None]
+            lrs = (
+                sorted({record["lr"] for record in of_count}) if method == "pull delta" else [None]
+            )
             for lr in lrs:
-                lines.append(row(count, method, lr, [one for one in of_count if lr is None or one["lr"] == lr]))
+                lines.append(
+                    row(
+                        count,
+                        method,
+                        lr,
+                        [one for one in of_count if lr is None or one["lr"] == lr],
+                    )
+                )
     return "\n".join(lines)
 
 
@@ -339,12 +395,25 @@ def row(count: int, method: str, lr: float | None, made: Sequence[dict[str, Any]
         values = [one["found"][method][name] for one in made if name in one["found"][method]]
         return format(median(values), form) if values else ""
 
-    speeds = [one["found"]["wire"]["fetch_s"] / one["found"]["pull whole"]["fetch_s"] for one in made]
+    speeds = [
+        one["found"]["wire"]["fetch_s"] / one["found"]["pull whole"]["fetch_s"] for one in made
+    ]
     fetched = [(one["found"][method].get("fetched_mb"), one["size"]) for one in made]
     shares = [mb * MB / (count * size) for mb, size in fetched if mb is not None]
     cells = [
-        *(str(count), method, "" if lr is None else f"{lr:g}", middle("sync_s", ".2f"), middle("stage_s", ".2f")),
-        *(middle("fetch_s", ".2f"), middle("pause_s", ".2f"), middle("sent_mb", ",.0f"), middle("fetched_mb", ",.0f")),
+        *(
+            str(count),
+            method,
+            "" if lr is None else f"{lr:g}",
+            middle("sync_s", ".2f"),
+            middle("stage_s", ".2f"),
+        ),
+        *(
+            middle("fetch_s", ".2f"),
+            middle("pause_s", ".2f"),
+            middle("sent_mb", ",.0f"),
+            middle("fetched_mb", ",.0f"),
+        ),
         f"{median(shares):.3f}" if shares else "",
         *(middle("peak_mb", ",.0f"), f"{median(speeds):.2f}" if method == "pull whole" else ""),
     ]
@@ -353,10 +422,14 @@ def row(count: int, method: str, lr: float | None, made: Sequence[dict[str, Any]
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_transports", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.weight_transports", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
     parser.add_argument("--lrs", nargs="+", type=float, default=[1e-6, 1e-5], help="(%(default)s)")
-    parser.add_argument("--layers", type=int, default=16, help="of the policy; 16 make 530 MB (%(default)s)")
+    parser.add_argument(
+        "--layers", type=int, default=16, help="of the policy; 16 make 530 MB (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=5, help="before the sync (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     arguments.add_print_only(parser, "weight_transports")

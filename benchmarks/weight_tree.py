@@ -1,4 +1,5 @@
-"""The time until all receivers have a version, when every link is slow: by the number of places at each source.
+"""The time until all receivers have a version, when every link is slow: by the number of places at
+each source.
 
     python -m benchmarks.weight_tree                               measure and print; needs root, ip and tc
     python -m benchmarks.weight_tree --receivers 4 --megabytes 8 --repeats 1     a rehearsal
@@ -39,7 +40,9 @@ from lrl.weights.pull import Pull
 
 NETWORK = "10.213.78"
 HEAD = (
-    "| receivers | places at each source | all have it after (s) | links | rank 0 sent (copies) |\n" + "|---" * 5 + "|"
+    "| receivers | places at each source | all have it after (s) | links | rank 0 sent (copies) |\n"
+    + "|---" * 5
+    + "|"
 )
 
 
@@ -50,7 +53,8 @@ def run(*words: str) -> None:
 
 @contextmanager
 def slow_links(count: int, mbit: int) -> Iterator[list[tuple[str, list[str]]]]:
-    """Makes namespaces on a bridge, each with a slow link; yields address and start command of each.
+    """Makes namespaces on a bridge, each with a slow link; yields address and start command of
+    each.
 
     Raises:
         subprocess.CalledProcessError: The machine does not allow it.
@@ -101,13 +105,17 @@ def measure(args: argparse.Namespace, command: str) -> None:
         ):
             found = Scene(fleet, loop, (version, version)).sync(Pull, upto=0)
         loop.close()
-        line = wanted | {name: records.rounded(found[name]) for name in ("fetch_s", "pause_s", "sent_mb", "fetched_mb")}
+        line = wanted | {
+            name: records.rounded(found[name])
+            for name in ("fetch_s", "pause_s", "sent_mb", "fetched_mb")
+        }
         records.append(args.out, line | {"command": command})
         logging.info("%s", line)
 
 
 def new_version(args: argparse.Namespace, folder: Path) -> dict[str, torch.Tensor]:
-    """Returns the weights to send, in float32; with `--policy` also writes a policy of other weights to `folder`."""
+    """Returns the weights to send, in float32; with `--policy` also writes a policy of other
+    weights to `folder`."""
     if args.policy is None:
         return {"weight": torch.randn(round(args.megabytes * MB / 2 / 1024), 1024)}
     config = llama(args.policy)
@@ -138,18 +146,24 @@ def table(made: Sequence[dict[str, Any]]) -> str:
         one_link_s = of_both[0]["fetched_mb"] / count * 8 / of_both[0]["mbit"]
         copies = median(one["sent_mb"] / one["fetched_mb"] * count for one in of_both)
         tree = f"{fan_out}, no tree" if fan_out == count else str(fan_out)
-        lines.append(f"| {count} | {tree} | {seconds:.2f} | {seconds / one_link_s:.2f} | {copies:.0f} |")
+        lines.append(
+            f"| {count} | {tree} | {seconds:.2f} | {seconds / one_link_s:.2f} | {copies:.0f} |"
+        )
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.weight_tree", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.weight_tree", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--receivers", nargs="+", type=int, default=[2, 4, 8], help="(%(default)s)")
     parser.add_argument("--fan-outs", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
     parser.add_argument("--megabytes", type=int, default=50, help="of a version (%(default)s)")
     parser.add_argument("--policy", choices=SHAPES, help="to vLLM servers instead of stand-ins")
-    parser.add_argument("--mbit", type=int, default=200, help="of each link, a second (%(default)s)")
+    parser.add_argument(
+        "--mbit", type=int, default=200, help="of each link, a second (%(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
     arguments.add_print_only(parser, "weight_tree")
     return parser

@@ -1,5 +1,5 @@
-"""Lightning callbacks that a user names under `trainer.callbacks`, one per file, and the base of callbacks that
-read the policy's weights.
+"""Lightning callbacks that a user names under `trainer.callbacks`, one per file, and the base of
+callbacks that read the policy's weights.
 
 Hides the callbacks that every run has (`default_callbacks`).
 """

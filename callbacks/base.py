@@ -14,8 +14,8 @@ Kind = TypeVar("Kind", bound=L.Callback)
 class OnRankZero(L.Callback):
     """Base of a callback that runs on rank 0 alone (`default_callbacks`).
 
-    Its hooks may read the policy's weights through `pl_module`, within `on_train_start`, `on_train_batch_end` and
-    `on_train_end`: the other ranks follow. They call no other collective.
+    Its hooks may read the policy's weights through `pl_module`, within `on_train_start`,
+    `on_train_batch_end` and `on_train_end`: the other ranks follow. They call no other collective.
     """
 
 
@@ -64,12 +64,18 @@ class NewMetrics:
         """Returns the new metrics by name."""
         shown, seen = dict(trainer.callback_metrics), self._seen
         self._seen = shown
-        # Lightning keeps showing the value of a metric that a step does not log; only a new value has its own memory.
-        return {tag: value for tag, value in shown.items() if tag not in seen or not value.is_set_to(seen[tag])}
+        # Lightning keeps showing the value of a metric that a step does not log; only a new value
+        # has its own memory.
+        return {
+            tag: value
+            for tag, value in shown.items()
+            if tag not in seen or not value.is_set_to(seen[tag])
+        }
 
 
 class NonzeroCounts:
-    """Counts of rare events: a count is logged from its first nonzero value on, then every step, zeros too.
+    """Counts of rare events: a count is logged from its first nonzero value on, then every step,
+    zeros too.
 
     So a chart that exists shows something and has no gaps. Readers take an absent count for zero.
     """

@@ -23,28 +23,56 @@ from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.best_effort import may_not_log
 
 ORDER: tuple[type[L.Callback], ...] = (
-    *(WeightSync, Evaluation, RolloutLog, Throughput),  # an evaluation samples the version that was synced before it
-    *(Timeline, Elastic, Health, ProgressBar, Export, Summary),  # they read the metrics of the callbacks above
+    *(
+        WeightSync,
+        Evaluation,
+        RolloutLog,
+        Throughput,
+    ),  # an evaluation samples the version that was synced before it
+    *(
+        Timeline,
+        Elastic,
+        Health,
+        ProgressBar,
+        Export,
+        Summary,
+    ),  # they read the metrics of the callbacks above
 )
-LOGGER_METHODS = ("log_metrics", "log_hyperparams", "log_graph", "save", "finalize", "after_save_checkpoint")
+LOGGER_METHODS = (
+    "log_metrics",
+    "log_hyperparams",
+    "log_graph",
+    "save",
+    "finalize",
+    "after_save_checkpoint",
+)
 
 
 def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to rank 0."""
+    """Returns the callbacks that the trainer lacks; sorts lrl's own, and leaves rank 0's to rank
+    0."""
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if find(trainer, FollowRankZero) is None:  # otherwise an earlier fit has done this
         if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
-            callbacks.insert(0, WeightSync())  # without it the generators would keep the first weights for ever
+            callbacks.insert(
+                0, WeightSync()
+            )  # without it the generators would keep the first weights for ever
         put_in_order(callbacks)
         if (bar := find(trainer, RichProgressBar)) is not None and trainer.max_epochs == -1:
-            # Lightning's usual bar: it would show "Epoch 0/-2", as it subtracts 1 from a number that means no end
+            # Lightning's usual bar: it would show "Epoch 0/-2", as it subtracts 1 from a number
+            # that means no end
             bar._get_train_description = "Epoch {}".format  # type: ignore[method-assign]
         if trainer.world_size > 1:
             let_others_follow(callbacks, trainer.is_global_zero)
     monitors = find(trainer, Monitors) or Monitors()
     monitors.prepare(trainer)
-    needed = [find(trainer, LoggersMayFail) or LoggersMayFail(), find(trainer, LastCheckpoint) or LastCheckpoint()]
-    together = [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []  # behind the user's
+    needed = [
+        find(trainer, LoggersMayFail) or LoggersMayFail(),
+        find(trainer, LastCheckpoint) or LastCheckpoint(),
+    ]
+    together = (
+        [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []
+    )  # behind the user's
     return [one for one in (*needed, monitors, *together) if one not in callbacks]
 
 
@@ -55,14 +83,18 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
     """
     ordered: list[L.Callback] = []
     for callback in callbacks:
-        behind = (place for place, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0)
+        behind = (
+            place for place, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0
+        )
         ordered.insert(next(behind, len(ordered)), callback)
     callbacks[:] = ordered
 
 
 def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
-    """Puts a follower behind each row of rank 0's callbacks; on the other ranks, in place of the row."""
-    # Not one for all: a user's callback in between may call a collective, and must find all ranks there.
+    """Puts a follower behind each row of rank 0's callbacks; on the other ranks, in place of the
+    row."""
+    # Not one for all: a user's callback in between may call a collective, and must find all ranks
+    # there.
     divided: list[L.Callback] = []
     for of_rank_zero, row in groupby(callbacks, lambda one: isinstance(one, OnRankZero)):
         divided += row if leads or not of_rank_zero else ()
@@ -80,15 +112,16 @@ def _rank(callback: L.Callback) -> int:
 class LoggersMayFail(L.Callback):
     """Turns the first OSError of each logger into a warning and ignores later ones.
 
-    Lightning calls its loggers from many places and lets their errors through. TensorBoard's writer is a thread: after
-    it dies of a full disk, every later call raises its error again.
+    Lightning calls its loggers from many places and lets their errors through. TensorBoard's writer
+    is a thread: after it dies of a full disk, every later call raises its error again.
     """
 
     def __init__(self) -> None:
         self._guarded: list[Logger] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Guards the methods of the trainer's loggers; their class stays, because others look for it."""
+        """Guards the methods of the trainer's loggers; their class stays, because others look for
+        it."""
         for logger in trainer.loggers:
             if logger not in self._guarded:
                 self._guarded.append(logger)

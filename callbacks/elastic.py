@@ -1,17 +1,18 @@
 """Advice when the run would gain from one more generator, and a command that starts one.
 
-StreamRL's rule (2504.15930, elastic adjustment): with delta = T_gen - T_train, and delta' the time that one more unit
-would take off the generation, add one when delta >= delta'. Here a unit is a generator, and of a step's seconds
+StreamRL's rule (2504.15930, elastic adjustment): with delta = T_gen - T_train, and delta' the time
+that one more unit would take off the generation, add one when delta >= delta'. Here a unit is a
+generator, and of a step's seconds
 
     T_train = step - wait                  the trainer is busy
     T_gen   = step * (1 - idle)            the generators are; idle is the mean of their idle and starved shares
     delta'  = T_gen - T_gen * n / (n + 1)  n generators share the work evenly, and one more takes its part
             = T_gen / (n + 1)
 
-so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile of the model. The
-even share is simpler and too large where one long response holds a step, but there the generators idle, which makes
-delta small. The paper has no rule for one generator less. Ours is the reverse: T_gen * n / (n - 1) <= T_train. It only
-gives a warning.
+so delta is the trainer's wait less the generators' idle time. The paper takes delta' from a profile
+of the model. The even share is simpler and too large where one long response holds a step, but
+there the generators idle, which makes delta small. The paper has no rule for one generator less.
+Ours is the reverse: T_gen * n / (n - 1) <= T_train. It only gives a warning.
 """
 
 import contextlib
@@ -45,8 +46,8 @@ class Elastic(OnRankZero):
     """Asks for one more generator by StreamRL's rule.
 
     Args:
-        command: Shell words that start one, `{run}` for the run's folder: `lrl join {run}`, or a scheduler's
-            command that runs it elsewhere. Null only logs that one would help.
+        command: Shell words that start one, `{run}` for the run's folder: `lrl join {run}`, or a
+            scheduler's command that runs it elsewhere. Null only logs that one would help.
         max_generators: Largest number of generators that write rollouts; null for no limit.
         steps: Steps in a row for which the rule must hold.
 
@@ -54,14 +55,18 @@ class Elastic(OnRankZero):
         ValueError: A number is below 1, or the command does not begin with a program.
     """
 
-    def __init__(self, command: str | None = None, max_generators: int | None = None, steps: int = 3) -> None:
+    def __init__(
+        self, command: str | None = None, max_generators: int | None = None, steps: int = 3
+    ) -> None:
         at_least(1, "Elastic", steps=steps, max_generators=max_generators)
         if command is not None and shutil.which((shlex.split(command) or [""])[0]) is None:
             fault(
-                f"Elastic.command is {command!r}, which does not begin with a program on the path: give the words that "
-                f"start a generator ({JOIN}), or null."
+                f"Elastic.command is {command!r}, which does not begin with a program on the path: "
+                f"give the words that start a generator ({JOIN}), or null."
             )
-        self.command, self.max_generators, self.steps = command, max_generators, steps
+        self.command = command
+        self.max_generators = max_generators
+        self.steps = steps
         self._more = self._fewer = 0  # steps in a row
         self._started: list[subprocess.Popen[bytes]] = []
         self._joined_before = 0  # joined generators when the last command was started
@@ -70,7 +75,9 @@ class Elastic(OnRankZero):
         """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Judges the step that has just ended."""
         fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         times, generators = Throughput.needed_by(self, trainer).times, len(fleet.rollouts.alive)
@@ -78,21 +85,33 @@ class Elastic(OnRankZero):
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
         run = run_folder(trainer)
         if self._more == self.steps:
-            self._more = 0 if self.command else self._more  # without a command the advice comes once
+            self._more = (
+                0 if self.command else self._more
+            )  # without a command the advice comes once
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
-            advice = "%d generators write faster than the trainer trains: one less would do. Type: lrl leave %s"
+            advice = (
+                "%d generators write faster than the trainer trains: one less would do. Type: lrl "
+                "leave %s"
+            )
             log.warning(advice, generators, shlex.quote(str(run)))
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Ends the started commands: Lightning does not call `teardown` after an error."""
         self.teardown(trainer, pl_module, "")
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Ends the started commands; a generator that they started elsewhere notices the end of the run itself."""
+        """Ends the started commands; a generator that they started elsewhere notices the end of the
+        run itself."""
         running = [process for process in self._started if process.poll() is None]
         self._started.clear()
-        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave the run; end now; kill
+        for signum in (
+            signal.SIGTERM,
+            signal.SIGTERM,
+            signal.SIGKILL,
+        ):  # leave the run; end now; kill
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signum)
@@ -102,11 +121,15 @@ class Elastic(OnRankZero):
             running = [process for process in running if process.poll() is None]
 
     def _ask(self, fleet: Fleet, run: Path, generators: int, times: StepTimes) -> None:
-        """Logs that one more would help and starts it, unless the limit is reached or one is on its way."""
+        """Logs that one more would help and starts it, unless the limit is reached or one is on its
+        way."""
         if self.max_generators is not None and generators >= self.max_generators:
             return
         command = (self.command or JOIN).replace(RUN, shlex.quote(str(run)))
-        what = f"One more generator would help: of {times.step:.1f} s a step the trainer waited {times.wait:.1f} s"
+        what = (
+            f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
+            f"{times.wait:.1f} s"
+        )
         if self.command is None:
             log.warning("%s, and %d cannot write faster. Type: %s", what, generators, command)
         elif not self._is_one_coming(fleet):
@@ -118,12 +141,17 @@ class Elastic(OnRankZero):
                 log.warning("It cannot be started: %s", error)
 
     def _is_one_coming(self, fleet: Fleet) -> bool:
-        """Tells whether the last command may still bring a generator: none has joined since, and it has not failed."""
+        """Tells whether the last command may still bring a generator: none has joined since, and it
+        has not failed."""
         if not self._started or fleet.joined > self._joined_before:
             return False
         status = self._started[-1].poll()
         if status:
-            log.warning("The last one has failed (Elastic.command %r, exit status %d).", self.command, status)
+            log.warning(
+                "The last one has failed (Elastic.command %r, exit status %d).",
+                self.command,
+                status,
+            )
         return not status
 
 
@@ -134,10 +162,14 @@ def generation_s(times: StepTimes) -> float:
 
 
 def lacks_one(times: StepTimes, generators: int) -> bool:
-    """Tells whether generation is slower than training by at least the time that one more generator would save."""
+    """Tells whether generation is slower than training by at least the time that one more generator
+    would save."""
     return generation_s(times) - (times.step - times.wait) >= generation_s(times) / (generators + 1)
 
 
 def has_one_too_many(times: StepTimes, generators: int) -> bool:
     """Tells whether one generator less would still write as fast as the trainer trains."""
-    return generators > 1 and generation_s(times) * generators / (generators - 1) <= times.step - times.wait
+    return (
+        generators > 1
+        and generation_s(times) * generators / (generators - 1) <= times.step - times.wait
+    )

@@ -1,9 +1,10 @@
 """Evaluation of held-out prompts beside the training, on the same generators.
 
-During fit an evaluation sends a few low-priority requests at a time, in slots that rollouts do not use. It takes longer
-than a sync interval, so its responses may span versions, which are logged. With a reserved generator
-(`strategy.evaluation_generators`) all responses come from one version. Before the first step and after the last one the
-version does not change, and the trainer waits for the metrics.
+During fit an evaluation sends a few low-priority requests at a time, in slots that rollouts do not
+use. It takes longer than a sync interval, so its responses may span versions, which are logged.
+With a reserved generator (`strategy.evaluation_generators`) all responses come from one version.
+Before the first step and after the last one the version does not change, and the trainer waits for
+the metrics.
 """
 
 from __future__ import annotations
@@ -51,9 +52,11 @@ class Evaluation(OnRankZero):
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
         every_n_steps: Optimizer steps between evaluations within fit.
         samples: Responses per problem; 1 with temperature 0 is greedy, more give avg@k and pass@k.
-        temperature: Sampling temperature of the responses: 0 for greedy ones, or at least 0.01, vLLM's lowest.
-        rewards: Rewards that decide right or wrong (1 or 0); by default the data module's first one. A single reward
-            counts without its weight, which is for training; several count as their weighted sum.
+        temperature: Sampling temperature of the responses: 0 for greedy ones, or at least 0.01,
+            vLLM's lowest.
+        rewards: Rewards that decide right or wrong (1 or 0); by default the data module's first
+            one. A single reward counts without its weight, which is for training; several count as
+            their weighted sum.
         by: Columns to break the accuracy down by.
         concurrency: Responses asked for at a time while rollouts are being written.
         timeout_s: Seconds for one evaluation.
@@ -75,17 +78,26 @@ class Evaluation(OnRankZero):
         above(0, "Evaluation", timeout_s=timeout_s)
         if 0 < temperature < LEAST_TEMPERATURE:
             fault(
-                f"Evaluation.temperature is {temperature}: vLLM would sample at {LEAST_TEMPERATURE}. "
-                "Use at least that, or 0 for greedy responses."
+                f"Evaluation.temperature is {temperature}: vLLM would sample at "
+                f"{LEAST_TEMPERATURE}. Use at least that, or 0 for greedy responses."
             )
         if concurrency < samples:
-            fault(f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise the first.")
+            fault(
+                f"Evaluation.concurrency is {concurrency} and Evaluation.samples {samples}: raise "
+                "the first."
+            )
         if samples > 1 and temperature == 0:
-            fault(f"Evaluation.samples is {samples} with temperature 0: all responses would be the same. Raise it.")
+            fault(
+                f"Evaluation.samples is {samples} with temperature 0: all responses would be the "
+                "same. Raise it."
+            )
         self.prompts = Prompts.coerce(prompts, split="test")
         self.sampling = Sampling(n=samples, temperature=temperature)
         self.rewards = as_list(rewards) if rewards is not None else None
-        self.every_n_steps, self.by, self.concurrency, self.timeout_s = every_n_steps, by, concurrency, timeout_s
+        self.every_n_steps = every_n_steps
+        self.by = by
+        self.concurrency = concurrency
+        self.timeout_s = timeout_s
         self.reports: list[tuple[int, Report]] = []
         """(version of the generators at its start, result), in order."""
         self._pool: RewardPool | None = None
@@ -96,7 +108,9 @@ class Evaluation(OnRankZero):
         data = _data(trainer)
         if self not in data.evaluations:
             data.evaluations.append(self)
-        self.sampling = replace(data.requests, n=self.sampling.n, temperature=self.sampling.temperature)
+        self.sampling = replace(
+            data.requests, n=self.sampling.n, temperature=self.sampling.temperature
+        )
         data.load(self.prompts)
         self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
@@ -113,7 +127,9 @@ class Evaluation(OnRankZero):
         """Evaluates the policy before its first step."""
         self.run(trainer)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Reports a finished evaluation, and begins one every `every_n_steps`."""
         if trainer.global_step == trainer.max_steps:
             return  # `on_train_end` evaluates the last step
@@ -122,7 +138,10 @@ class Evaluation(OnRankZero):
         if trainer.global_step % self.every_n_steps:
             return
         if self._running is not None:
-            text = "The evaluation of %s begun at step %d still runs; that of step %d is left out. Raise every_n_steps."
+            text = (
+                "The evaluation of %s begun at step %d still runs; that of step %d is left out. "
+                "Raise every_n_steps."
+            )
             log.warning(text, self.prompts.name, self._running[0], trainer.global_step)
         else:
             self._begin(trainer, beside_rollouts=True)
@@ -134,7 +153,8 @@ class Evaluation(OnRankZero):
         self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
-        """Evaluates the policy that the generators hold now; waits for the metrics, logs and returns them."""
+        """Evaluates the policy that the generators hold now; waits for the metrics, logs and
+        returns them."""
         bar = progress_bar(f"evaluating {self.prompts.name}", "problem", len(self.prompts))
         with bar:
             self._begin(trainer, beside_rollouts=False, done=bar.update)
@@ -144,9 +164,13 @@ class Evaluation(OnRankZero):
         """Prints the report and the path of the responses (`trainer.validate`)."""
         step, report = self.reports[-1]
         console = Console(highlight=False, markup=False, soft_wrap=True)
-        console.print(f"{report.as_table()}\n  every response: {self._responses_file(trainer, step)}")
+        console.print(
+            f"{report.as_table()}\n  every response: {self._responses_file(trainer, step)}"
+        )
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Ends the reward worker: Lightning does not call `teardown` after an error."""
         self.teardown(trainer, pl_module, "")
 
@@ -156,11 +180,16 @@ class Evaluation(OnRankZero):
             self._pool.close()
             self._pool = None
 
-    def _begin(self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None) -> None:
-        """Sends the problems to the generators; `done` is called for each that has its responses and rewards."""
+    def _begin(
+        self, trainer: L.Trainer, *, beside_rollouts: bool, done: Callable[[], Any] = lambda: None
+    ) -> None:
+        """Sends the problems to the generators; `done` is called for each that has its responses
+        and rewards."""
         data = _data(trainer)
         weight_sync = find(trainer, WeightSync)
-        assert self._pool is not None and weight_sync is not None, "set up; every run has a WeightSync"
+        assert self._pool is not None and weight_sync is not None, (
+            "set up; every run has a WeightSync"
+        )
         pool, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
@@ -171,29 +200,46 @@ class Evaluation(OnRankZero):
         self._running = version, data.fleet.loop.submit(groups)
 
     async def _generate_all(
-        self, data: RolloutDataModule, generate: Callable[..., Any], at_once: int, done: Callable[[], Any]
+        self,
+        data: RolloutDataModule,
+        generate: Callable[..., Any],
+        at_once: int,
+        done: Callable[[], Any],
     ) -> list[Group]:
         slots = asyncio.Semaphore(max(1, at_once))
 
         async def group_of(prompt: Prompt) -> Group:
             rollouts = [Rollout() for _ in range(self.sampling.n)]
             async with slots:
-                await generate(prompt, rollouts, self.sampling, priority=LAST, deadline_s=data.rollout_timeout_s)
+                await generate(
+                    prompt,
+                    rollouts,
+                    self.sampling,
+                    priority=LAST,
+                    deadline_s=data.rollout_timeout_s,
+                )
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
             done()
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 
         return list(await asyncio.gather(*(group_of(prompt) for prompt in self.prompts)))
 
-    def _report(self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None) -> dict[str, float]:
-        """Waits for the running evaluation, calls `waited`, writes its responses and logs its metrics."""
+    def _report(
+        self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None
+    ) -> dict[str, float]:
+        """Waits for the running evaluation, calls `waited`, writes its responses and logs its
+        metrics."""
         assert self._running is not None
         step, future = self._running
         self._running = None
         data = _data(trainer)
-        groups = data.fleet.loop.wait_for(future, self.timeout_s, f"evaluating {self.prompts.name}", data.poll)
+        groups = data.fleet.loop.wait_for(
+            future, self.timeout_s, f"evaluating {self.prompts.name}", data.poll
+        )
         waited()
-        report = evaluate(self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by)
+        report = evaluate(
+            self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by
+        )
         metrics = report.metrics(before=(earlier for _, earlier in self.reports))
         self.reports.append((step, report))
         path = self._responses_file(trainer, step)
@@ -201,8 +247,11 @@ class Evaluation(OnRankZero):
             write_responses(path, self.prompts.name, groups)
         if trainer.training:
             rank_zero_info(f"step {step}: {report.as_line()}")
-            # `log` is not allowed in every hook that calls this, and it would use the trainer's step.
-            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+            # `log` is not allowed in every hook that calls this, and it would use the trainer's
+            # step.
+            trainer.callback_metrics.update(
+                {name: torch.tensor(value) for name, value in metrics.items()}
+            )
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step)
         return metrics

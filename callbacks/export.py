@@ -30,14 +30,17 @@ class Export(OnRankZero):
         return Path(self.folder) if self.folder else run_folder(trainer) / "policy"
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes the policy and its tokenizer, into the system's temporary folder if this one cannot be written."""
+        """Writes the policy and its tokenizer, into the system's temporary folder if this one
+        cannot be written."""
         path = self.path(trainer)
         try:
             path.mkdir(parents=True, exist_ok=True)  # transformers only logs that it is no folder
             self._export(trainer, pl_module, path)
         except (OSError, SafetensorError) as error:
             self.folder = tempfile.mkdtemp(prefix="lrl-policy-")
-            log.warning("The policy cannot be written to %s: %s. It goes to %s.", path, error, self.folder)
+            log.warning(
+                "The policy cannot be written to %s: %s. It goes to %s.", path, error, self.folder
+            )
             self._export(trainer, pl_module, Path(self.folder))
 
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:

@@ -1,7 +1,9 @@
-"""Warnings about metrics that leave their healthy range, with the remedy: a short line each, said once in a run.
+"""Warnings about metrics that leave their healthy range, with the remedy: a short line each, said
+once in a run.
 
-One step proves nothing: a metric counts as outside after several steps in a row, and as back after as many. A step that
-does not log it does not count. The summary of a run says for how many steps each was outside.
+One step proves nothing: a metric counts as outside after several steps in a row, and as back after
+as many. A step that does not log it does not count. The summary of a run says for how many steps
+each was outside.
 """
 
 import logging
@@ -22,19 +24,21 @@ log = logging.getLogger(__name__)
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
 MIN_SHARE = 0.01
-"""Of the step's tokens: a lag with a smaller share is left out, because so few tokens give noise."""
+"""Of the step's tokens: a lag with a smaller share is left out, because so few tokens give
+noise."""
 
 
 class Health(OnRankZero):
     """Watches the metrics in `RULES`, as far as the run logs them.
 
     Args:
-        ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null for no bound;
-            null in place of both switches the rule off.
+        ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null
+            for no bound; null in place of both switches the rule off.
         steps: Steps in a row outside before a metric is reported, and inside before it is back.
 
     Raises:
-        ValueError: ranges names a metric without a rule or has a range that holds no value; steps is below 1.
+        ValueError: ranges names a metric without a rule or has a range that holds no value; steps
+            is below 1.
     """
 
     def __init__(self, ranges: dict[str, Range | None] | None = None, steps: int = 3) -> None:
@@ -44,7 +48,9 @@ class Health(OnRankZero):
         self._reports = [_Report(rule, steps) for rule in self.rules]
         self._metrics = NewMetrics()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object
+    ) -> None:
         """Judges the step that has just ended."""
         metrics = self._metrics.read(trainer)
         for report in self._reports:
@@ -53,19 +59,28 @@ class Health(OnRankZero):
     @property
     def outside(self) -> dict[str, int]:
         """Steps outside its range of each metric that was warned of."""
-        return {report.rule.metric: report.steps_outside for report in self._reports if report.smallest is not None}
+        return {
+            report.rule.metric: report.steps_outside
+            for report in self._reports
+            if report.smallest is not None
+        }
 
 
 def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
     """Returns `RULES` with some ranges replaced, and without those whose range is None."""
     known = [rule.metric for rule in RULES]
     if unknown := [metric for metric in ranges if metric not in known]:
-        raise ConfigError(f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for {', '.join(known)}.")
+        raise ConfigError(
+            f"Health.ranges: no rule for {', '.join(unknown)}; there are rules for "
+            f"{', '.join(known)}."
+        )
     rules = []
     for rule in RULES:
         low, high = ranges.get(rule.metric, (rule.low, rule.high)) or (None, None)
         if low is not None and high is not None and not low <= high:
-            raise ConfigError(f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}.")
+            raise ConfigError(
+                f"Health.ranges: {rule.metric} would have to be at least {low} and at most {high}."
+            )
         if (low, high) != (None, None):
             rules.append(replace(rule, low=low, high=high))
     return rules
@@ -73,12 +88,14 @@ def with_ranges(ranges: Mapping[str, Range | None]) -> list[Rule]:
 
 @dataclass
 class _Report:
-    """Log lines about one rule: one when it is first broken, and one for each smaller lag that breaks it."""
+    """Log lines about one rule: one when it is first broken, and one for each smaller lag that
+    breaks it."""
 
     rule: Rule
     steps: int
     outside: set[int] = field(default_factory=set)
-    """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags has lag 0."""
+    """Lags outside the range, by the last `steps` values that agree; a rule that is not about lags
+    has lag 0."""
     against: Counter[int] = field(default_factory=Counter)
     """Last values in a row that disagree with `outside`, by lag."""
     smallest: int | None = None
@@ -91,7 +108,9 @@ class _Report:
         values = _values(self.rule.metric, metrics)
         self.steps_outside += not all(map(self.rule.holds, values.values()))
         for lag, value in values.items():
-            self.against[lag] = self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
+            self.against[lag] = (
+                self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
+            )
             if self.against[lag] == self.steps:
                 self.outside ^= {lag}
                 self.against[lag] = 0
@@ -100,14 +119,23 @@ class _Report:
         lag = self.smallest = min(self.outside)
         tag = self.rule.metric.replace(LAG, str(lag))
         advice = self.rule.advice.format(below=lag - 1)
-        log.warning("step %d: %s is %.3g (healthy: %s). %s", step, tag, values[lag], self.rule.range, advice)
+        log.warning(
+            "step %d: %s is %.3g (healthy: %s). %s", step, tag, values[lag], self.rule.range, advice
+        )
 
 
 def _values(metric: str, metrics: Mapping[str, Tensor]) -> dict[int, float]:
-    """Returns the values of one rule by lag, without lags of too few tokens; under 0 if the rule has no lags."""
+    """Returns the values of one rule by lag, without lags of too few tokens; under 0 if the rule
+    has no lags."""
     if LAG not in metric:
         return {0: float(metrics[metric])} if metric in metrics else {}
     before, after = metric.split(LAG)
     pattern = re.compile(f"{re.escape(before)}([1-9][0-9]*){re.escape(after)}")
-    found = {int(match[1]): float(metrics[tag]) for tag in metrics if (match := pattern.fullmatch(tag))}
-    return {lag: value for lag, value in found.items() if float(metrics[f"{before}{lag}/share"]) >= MIN_SHARE}
+    found = {
+        int(match[1]): float(metrics[tag]) for tag in metrics if (match := pattern.fullmatch(tag))
+    }
+    return {
+        lag: value
+        for lag, value in found.items()
+        if float(metrics[f"{before}{lag}/share"]) >= MIN_SHARE
+    }

@@ -14,7 +14,8 @@ class Rule:
     metric: str
     """Its tag, `<k>` for any lag."""
     advice: str
-    """The settings that help, in one short sentence; `{below}` is the lag before the smallest unhealthy one."""
+    """The settings that help, in one short sentence; `{below}` is the lag before the smallest
+    unhealthy one."""
     low: float | None = None
     """Smallest healthy value; None is no bound."""
     high: float | None = None
@@ -49,7 +50,8 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "rollouts/truncated": (None, 0.25),
     "rollouts/discarded": (None, 0.0),
 }
-"""Smallest and largest healthy value; docs/metrics.md has the reasons. The other metrics are shares of the time."""
+"""Smallest and largest healthy value; docs/metrics.md has the reasons. The other metrics are shares
+of the time."""
 TIME_SHARE = (None, 0.2)
 
 ADVICE = {
@@ -60,9 +62,15 @@ ADVICE = {
     "policy/mismatch_max": _COMPARE,
     "policy/by_lag/<k>/ess": _TOO_FAR,
     "policy/by_lag/<k>/kl_behaviour": _TOO_FAR,
-    "reward/std": "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step.",
-    "rollouts/truncated": "Raise data.max_response_tokens, or reward brevity (lrl.rewards.LengthPenalty).",
-    "rollouts/discarded": "Responses without a reward: see rewards/* and the first failures in the log.",
+    "reward/std": (
+        "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step."
+    ),
+    "rollouts/truncated": (
+        "Raise data.max_response_tokens, or reward brevity (lrl.rewards.LengthPenalty)."
+    ),
+    "rollouts/discarded": (
+        "Responses without a reward: see rewards/* and the first failures in the log."
+    ),
     "trainer/wait_first": "Raise data.max_lag if it is 0, or give generation more devices.",
     "trainer/wait_next": "Raise data.max_lag if it is 0, or give generation more devices.",
     "trainer/wait_last": "Raise data.max_lag, or set data.stragglers to mask.",
@@ -73,8 +81,12 @@ ADVICE = {
     "trainer/transfer": _SYNC_LESS,
     "trainer/probe": _SYNC_LESS,
     "generators/paused": _SYNC_LESS,
-    "generators/starved": "Raise data.max_lag if the trainer waits too; otherwise fewer generators do.",
+    "generators/starved": (
+        "Raise data.max_lag if the trainer waits too; otherwise fewer generators do."
+    ),
     "generators/idle": "Take fewer data.rollouts_per_group, or another data.dispatch.",
 }
 """What to change, in one short sentence; docs/metrics.md has the causes."""
-RULES = tuple(Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items())
+RULES = tuple(
+    Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items()
+)

@@ -1,8 +1,8 @@
 """Checkpoint of a run that ends by a signal or an error. Every run has it.
 
-Lightning's `ModelCheckpoint(save_on_exception=True)` is not enough: a user has to think of it, it gives up when its own
-folder is full, and a checkpoint from the middle of a step makes Lightning count a batch that was never trained, so that
-loggers and epochs are off by one after a resume.
+Lightning's `ModelCheckpoint(save_on_exception=True)` is not enough: a user has to think of it, it
+gives up when its own folder is full, and a checkpoint from the middle of a step makes Lightning
+count a batch that was never trained, so that loggers and epochs are off by one after a resume.
 """
 
 import logging
@@ -29,17 +29,20 @@ class NotListeningError(RuntimeError):
 
 
 class LastCheckpoint(L.Callback):
-    """Saves the steps since the last checkpoint when a signal or an error ends the run, and logs the path.
+    """Saves the steps since the last checkpoint when a signal or an error ends the run, and logs
+    the path.
 
-    If the run's own folder cannot be written, also at a regular end, the last checkpoint goes to the system's temporary
-    folder. Nothing is saved with `enable_checkpointing: false` or `fast_dev_run`.
+    If the run's own folder cannot be written, also at a regular end, the last checkpoint goes to
+    the system's temporary folder. Nothing is saved with `enable_checkpointing: false` or
+    `fast_dev_run`.
     """
 
     def __init__(self) -> None:
         self._first_step: int | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Records the first step: later ones can be saved. Refuses state that no checkpoint can hold.
+        """Records the first step: later ones can be saved. Refuses state that no checkpoint can
+        hold.
 
         Raises:
             ConfigError: A callback, the data module or the module has such state.
@@ -48,19 +51,28 @@ class LastCheckpoint(L.Callback):
         if trainer.is_global_zero and saves(trainer):
             check_state(trainer)
 
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Corrects Lightning's counts in every checkpoint to whole steps."""
         end_of_step(checkpoint["loops"]["fit_loop"])
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Saves new whole steps; logs what to resume from."""
         if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         try:
             rank_zero_info(self._save(trainer))
-        except (RankLostError, NotListeningError) as error:  # a part of a sharded policy is lost, or out of reach
+        except (
+            RankLostError,
+            NotListeningError,
+        ) as error:  # a part of a sharded policy is lost, or out of reach
             log.error("The last checkpoint could not be made. %s", error)
-        except Exception:  # e.g. a lost device; the run must still be torn down and `exception` be shown
+        except (
+            Exception
+        ):  # e.g. a lost device; the run must still be torn down and `exception` be shown
             log.exception("The last checkpoint could not be made.")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -82,10 +94,20 @@ class LastCheckpoint(L.Callback):
         if step == newest_step:
             return f"All {step} steps are saved. Resume with --ckpt_path {shlex.quote(newest)}"
         if not saves(trainer):
-            return f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing or fast_dev_run)."
-        before = f"resume with --ckpt_path {shlex.quote(newest)}" if newest else "there is no earlier checkpoint"
+            return (
+                f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing "
+                "or fast_dev_run)."
+            )
+        before = (
+            f"resume with --ckpt_path {shlex.quote(newest)}"
+            if newest
+            else "there is no earlier checkpoint"
+        )
         if not between_steps(trainer):
-            return f"The run ended within the optimizer step after {step}, so its state is not saved; {before}."
+            return (
+                f"The run ended within the optimizer step after {step}, so its state is not saved; "
+                f"{before}."
+            )
         if (path := save(trainer)) is None:
             return f"The state after {step} steps could not be saved anywhere; {before}."
         return f"Saved after {step} steps. Resume with --ckpt_path {shlex.quote(path)}"
@@ -99,7 +121,8 @@ def saves(trainer: L.Trainer) -> bool:
 def check_state(trainer: L.Trainer) -> None:
     """Raises ConfigError if a checkpoint could not hold the present state of a user's own parts.
 
-    Later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed at a resume.
+    Later it would be left out of every checkpoint (`lrl.checkpoints.checkpoint_file`), or be missed
+    at a resume.
     """
     module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
     parts: dict[str, Any] = {
@@ -107,20 +130,29 @@ def check_state(trainer: L.Trainer) -> None:
         "state_dict": extra_states(module),
         "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
         "hyper_parameters": dict(module.hparams),
-        type(data).__qualname__: {} if data is None else data.state_dict() | {"hyper_parameters": dict(data.hparams)},
+        type(data).__qualname__: {}
+        if data is None
+        else data.state_dict() | {"hyper_parameters": dict(data.hparams)},
     }
     if faults := list(unreadable(parts)):
         raise ConfigError(
-            f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from state_dict, "
-            "and leave others out of save_hyperparameters (ignore=[...])."
+            f"A checkpoint cannot hold {', '.join(map(str, faults))}. {ADVICE}: return those from "
+            "state_dict, and leave others out of save_hyperparameters (ignore=[...])."
         )
 
 
 def extra_states(module: Module) -> dict[str, Any]:
-    """Returns what parts of a module add to its `state_dict` beside tensors, by their keys in it."""
+    """Returns what parts of a module add to its `state_dict` beside tensors, by their keys in
+    it."""
     parts = module.named_modules()
-    own = {name: part for name, part in parts if type(part).get_extra_state is not Module.get_extra_state}
-    return {f"{name}._extra_state".lstrip("."): part.get_extra_state() for name, part in own.items()}
+    own = {
+        name: part
+        for name, part in parts
+        if type(part).get_extra_state is not Module.get_extra_state
+    }
+    return {
+        f"{name}._extra_state".lstrip("."): part.get_extra_state() for name, part in own.items()
+    }
 
 
 def state_now(callback: L.Callback) -> dict[str, Any]:
@@ -129,7 +161,8 @@ def state_now(callback: L.Callback) -> dict[str, Any]:
         return callback.state_dict()
     except Exception as error:  # a user's own may need a step; whatever it is, it comes again when the state is saved
         log.warning(
-            "%s.state_dict fails before the first step (%s: %s), so what it gives is looked at only when it is saved.",
+            "%s.state_dict fails before the first step (%s: %s), so what it gives is looked at "
+            "only when it is saved.",
             *(type(callback).__qualname__, type(error).__name__, error),
         )
         return {}
@@ -138,7 +171,8 @@ def state_now(callback: L.Callback) -> dict[str, Any]:
 def between_steps(trainer: L.Trainer) -> bool:
     """Tells whether the weights come from whole optimizer steps."""
     loop = trainer.fit_loop.epoch_loop
-    # Lightning counts the start and the end of each `optimizer.step`, and the batches whose training step has ended.
+    # Lightning counts the start and the end of each `optimizer.step`, and the batches whose
+    # training step has ended.
     updates: Any = loop.manual_optimization.optim_step_progress.total
     batches: Any = loop.batch_progress.total
     return bool(updates.ready == updates.completed == batches.processed)
@@ -149,16 +183,22 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
     progress = fit_loop["epoch_loop.batch_progress"]
     if progress["total"]["processed"] != progress["total"]["completed"]:
         return  # at the end of a step the counts are right
-    for counts in (progress["total"], progress["current"]):  # a resume would leave out an untrained batch in some only
+    for counts in (
+        progress["total"],
+        progress["current"],
+    ):  # a resume would leave out an untrained batch in some only
         counts["ready"] = counts["started"] = counts["processed"]
     epochs = fit_loop["epoch_progress"]["current"]
-    if epochs["ready"] == epochs["completed"] and progress["is_last_batch"]:  # between epochs a resume would add to it
+    if (
+        epochs["ready"] == epochs["completed"] and progress["is_last_batch"]
+    ):  # between epochs a resume would add to it
         progress["current"] = dict.fromkeys(progress["current"], 0)
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = progress["total"]["processed"]
 
 
 def save(trainer: L.Trainer) -> str | None:
-    """Saves into the run's folder, or else into the temporary one; returns the path, or None if both fail."""
+    """Saves into the run's folder, or else into the temporary one; returns the path, or None if
+    both fail."""
     given = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
     folder = next((Path(path) for path in given if path), run_folder(trainer) / "checkpoints")
     path = folder / f"last-step={trainer.global_step}.ckpt"
@@ -176,7 +216,9 @@ def write(trainer: L.Trainer, path: Path) -> None:
     policy: Any = trainer.lightning_module
     sharded = policy.sharding is not None
     if sharded and not policy.ranks.listening:
-        raise NotListeningError("The policy is sharded, and the other ranks do not listen: they are within a pass.")
+        raise NotListeningError(
+            "The policy is sharded, and the other ranks do not listen: they are within a pass."
+        )
     try:
         dump_together(policy, path)
     except RankLostError:

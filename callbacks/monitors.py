@@ -1,10 +1,12 @@
 """Calls to Lightning's ModelCheckpoint and EarlyStopping at the steps where their metric is new.
 
-Lightning calls them behind a validation loop or at the end of an epoch. Here evaluations run beside the training and
-end at any step, and an epoch may be longer than the run. So a callback that monitors `eval/...` is called after each
-finished evaluation, and an EarlyStopping on another metric after every step that logs it.
+Lightning calls them behind a validation loop or at the end of an epoch. Here evaluations run beside
+the training and end at any step, and an epoch may be longer than the run. So a callback that
+monitors `eval/...` is called after each finished evaluation, and an EarlyStopping on another metric
+after every step that logs it.
 
-Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0 broadcasts the values.
+Rewards and evaluations are known on rank 0 alone, but all ranks save and stop together: rank 0
+broadcasts the values.
 """
 
 import logging
@@ -34,12 +36,16 @@ class Monitors(L.Callback):
         self._looked = False
 
     def prepare(self, trainer: L.Trainer) -> None:
-        """Finds the callbacks with a monitor, before their `setup` decides when Lightning calls them."""
+        """Finds the callbacks with a monitor, before their `setup` decides when Lightning calls
+        them."""
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._monitors = [one for one in callbacks if isinstance(one, Monitor) and one.monitor is not None]
+        self._monitors = [
+            one for one in callbacks if isinstance(one, Monitor) and one.monitor is not None
+        ]
         for one in self._monitors:
             if isinstance(one, EarlyStopping):
-                # Unset, Lightning checks at the end of an epoch; only a user who asked for that gets it.
+                # Unset, Lightning checks at the end of an epoch; only a user who asked for that
+                # gets it.
                 one._check_on_train_epoch_end = bool(one._check_on_train_epoch_end)
             elif _of_evaluation(one):
                 one._save_on_train_epoch_end = bool(one._save_on_train_epoch_end)
@@ -55,12 +61,15 @@ class Monitors(L.Callback):
             if _of_evaluation(one) and one.monitor not in shown:
                 known = ", ".join(sorted(name for name in shown if name.startswith(EVALUATION)))
                 raise ConfigError(
-                    f"{type(one).__name__}.monitor is {one.monitor!r}, which no evaluation of this run gives. There is "
-                    f"{known or 'no evaluation: add lrl.callbacks.Evaluation'}."
+                    f"{type(one).__name__}.monitor is {one.monitor!r}, which no evaluation of this "
+                    f"run gives. There is {known or 'no evaluation: add lrl.callbacks.Evaluation'}."
                 )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Calls the monitors of what the step, and the evaluations that ended in it, have logged."""
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Calls the monitors of what the step, and the evaluations that ended in it, have
+        logged."""
         if not self._looked:
             self._looked = True
             self._warn_of_unknown(trainer)
@@ -75,7 +84,8 @@ class Monitors(L.Callback):
                 one.on_validation_end(trainer, pl_module)
 
     def _warn_of_unknown(self, trainer: L.Trainer) -> None:
-        """Warns of metrics that the first step has not logged: Lightning would wait for them in silence."""
+        """Warns of metrics that the first step has not logged: Lightning would wait for them in
+        silence."""
         shown = trainer.callback_metrics
         for one in self._monitors if trainer.is_global_zero else ():
             if one.monitor not in shown and not _of_evaluation(one):
@@ -89,10 +99,16 @@ class Monitors(L.Callback):
         if not self._monitors:
             return []
         names = {one.monitor for one in self._monitors}
-        here = {name: value.item() for name, value in self._metrics.read(trainer).items() if name in names}
+        here = {
+            name: value.item()
+            for name, value in self._metrics.read(trainer).items()
+            if name in names
+        }
         new: dict[str, float] = trainer.strategy.broadcast(here)
         if not trainer.is_global_zero:
-            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in new.items()})
+            trainer.callback_metrics.update(
+                {name: torch.tensor(value) for name, value in new.items()}
+            )
         return [one for one in self._monitors if one.monitor in new]
 
 

@@ -25,7 +25,8 @@ LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
 
 
 class Progress(ProgressBar):
-    """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times of `Throughput`.
+    """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times
+    of `Throughput`.
 
     Args:
         every_n_steps: Optimizer steps between two lines, where there is no terminal for a bar.
@@ -56,23 +57,33 @@ class Progress(ProgressBar):
         if self._enabled and sys.stderr.isatty():
             look: dict[str, Any] = {"desc": "step", "bar_format": FORMAT, "dynamic_ncols": True}
             self._bar = tqdm(total=total_steps(trainer), initial=trainer.global_step, **look)
-            self._above_the_bar.enter_context(logging_redirect_tqdm([getLogger(name) for name in LOGGERS]))
+            self._above_the_bar.enter_context(
+                logging_redirect_tqdm([getLogger(name) for name in LOGGERS])
+            )
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Moves the bar by one step, or writes a line."""
         if self._bar is not None:
             self._bar.set_postfix_str(fitting(self._bar, facts(trainer)), refresh=False)
             self._bar.update(1)
-        elif trainer.global_step == self._first_step + 1 or trainer.global_step % self.every_n_steps == 0:
+        elif (
+            trainer.global_step == self._first_step + 1
+            or trainer.global_step % self.every_n_steps == 0
+        ):
             self._write_line(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Closes the bar, which stays on the screen; without one, writes the line of the last step."""
+        """Closes the bar, which stays on the screen; without one, writes the line of the last
+        step."""
         if self._bar is None and trainer.global_step != self._last_shown:
             self._write_line(trainer)
         self._close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Closes the bar, so that the error is below it."""
         self._close()
 
@@ -91,7 +102,9 @@ class Progress(ProgressBar):
         if total is not None and step > self._first_step:
             seconds = (time.monotonic() - self._started) / (step - self._first_step)
             left = f", {tqdm.format_interval(seconds * (total - step))} left"
-        rank_zero_info(f"step {step}{f'/{total}' if total else ''}: {', '.join(facts(trainer))}{left}")
+        rank_zero_info(
+            f"step {step}{f'/{total}' if total else ''}: {', '.join(facts(trainer))}{left}"
+        )
 
 
 def facts(trainer: L.Trainer) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""Rewards, lengths and lags of each step's rollouts in numbers and histograms, and sample responses."""
+"""Rewards, lengths and lags of each step's rollouts in numbers and histograms, and sample
+responses."""
 
 import re
 from collections import defaultdict
@@ -28,12 +29,13 @@ CHARTS = {
     "response length (tokens)": ("rollouts/length_mean",),
     "lag (versions)": ("policy/lag_mean", "policy/lag_max"),
 }
-"""Charts of TensorBoard's tab "Custom Scalars" below the reward and the accuracies, and their tags."""
+"""Charts of TensorBoard's tab "Custom Scalars" below the reward and the accuracies, and their
+tags."""
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms and sample responses
-    every few. TensorBoard also gets an overview of the run.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms
+    and sample responses every few. TensorBoard also gets an overview of the run.
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.
@@ -43,12 +45,16 @@ class RolloutLog(OnRankZero):
     def __init__(self, every_n_steps: int = 10, samples: int = 4) -> None:
         at_least(1, "RolloutLog", every_n_steps=every_n_steps)
         at_least(0, "RolloutLog", samples=samples)
-        self.every_n_steps, self.samples = every_n_steps, samples
+        self.every_n_steps = every_n_steps
+        self.samples = samples
         self._counts = NonzeroCounts()
         self._overview: Literal["early", "due", "written"] = "early"
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
-        """Writes the overview after the first step, when every callback has logged its metrics once."""
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Writes the overview after the first step, when every callback has logged its metrics
+        once."""
         if self._overview != "due":
             return
         self._overview = "written"
@@ -61,7 +67,9 @@ class RolloutLog(OnRankZero):
         """Writes the overview of a run of a single step."""
         self.on_train_batch_start(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Logs the groups of the step that has just ended."""
         if self._overview == "early":
             self._overview = "due"
@@ -84,7 +92,10 @@ class RolloutLog(OnRankZero):
                     "rollouts/masked_tokens": stream.packer.masked_tokens,
                     "rollouts/skipped_groups": len(data.controller.ledger.skipped),
                     "rollouts/replayed_groups": len(stream.replayed),
-                    **{f"rewards/{kind}": counts[kind] for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")},
+                    **{
+                        f"rewards/{kind}": counts[kind]
+                        for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")
+                    },
                     "rewards/scorers": len(data.reward_pool.remote.ready),
                 }
             )
@@ -112,7 +123,10 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
     """Returns what the run found in its checkpoint, at its first step only."""
     if resumed is None or resumed.step != step:
         return {}
-    return {"rollouts/resumed_responses": float(resumed.responses), "rollouts/resumed_tokens": float(resumed.tokens)}
+    return {
+        "rollouts/resumed_responses": float(resumed.responses),
+        "rollouts/resumed_tokens": float(resumed.tokens),
+    }
 
 
 def scalars(rollouts: list[Rollout]) -> dict[str, float]:
@@ -120,7 +134,8 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     lengths = torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts])
     found = {
         "rollouts/length_mean": lengths.mean().item(),
-        "rollouts/truncated": sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts),
+        "rollouts/truncated": sum(rollout.finish_reason == "length" for rollout in rollouts)
+        / len(rollouts),
     }
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if not scored:
@@ -136,8 +151,9 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
 def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
     """Returns share, mean length and mean reward of a step's responses for each lag.
 
-    The lag of a response is that of its oldest token, the trainer's step minus the smallest version in it; lags from
-    `MAX_LAG_SHOWN` on are one. A lag without a response has no metrics, one without a scored response no reward.
+    The lag of a response is that of its oldest token, the trainer's step minus the smallest version
+    in it; lags from `MAX_LAG_SHOWN` on are one. A lag without a response has no metrics, one
+    without a scored response no reward.
     """
     by_lag: dict[int, list[Rollout]] = defaultdict(list)
     for rollout in rollouts:
@@ -146,7 +162,9 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
     found = {}
     for lag, part in by_lag.items():
         found[f"rollouts/by_lag/{lag}/share"] = len(part) / len(rollouts)
-        found[f"rollouts/by_lag/{lag}/length"] = sum(len(rollout.token_ids) for rollout in part) / len(part)
+        found[f"rollouts/by_lag/{lag}/length"] = sum(
+            len(rollout.token_ids) for rollout in part
+        ) / len(part)
         rewards = [rollout.reward for rollout in part if rollout.reward is not None]
         if rewards:
             found[f"rollouts/by_lag/{lag}/reward"] = sum(rewards) / len(rewards)
@@ -157,8 +175,12 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
     """Returns length and reward per response and lag per token, each of shape [n]."""
     return {
         "rollouts/length": torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts]),
-        "reward/all": torch.tensor([rollout.reward for rollout in rollouts if rollout.reward is not None]),
-        "rollouts/lag": torch.tensor([float(step - v) for rollout in rollouts for v in rollout.policy_versions]),
+        "reward/all": torch.tensor(
+            [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        ),
+        "rollouts/lag": torch.tensor(
+            [float(step - v) for rollout in rollouts for v in rollout.policy_versions]
+        ),
     }
 
 
@@ -167,7 +189,8 @@ def overview(logged: Collection[str], datasets: Iterable[str]) -> Layout:
 
     Args:
         logged: Tags that the run logs; charts of others are left out.
-        datasets: Names of the evaluated data sets: each gets a chart of its accuracy with the interval.
+        datasets: Names of the evaluated data sets: each gets a chart of its accuracy with the
+            interval.
     """
     charts = _lines({"reward": ("reward/mean",)}, logged)
     for name in datasets:
@@ -179,4 +202,8 @@ def overview(logged: Collection[str], datasets: Iterable[str]) -> Layout:
 def _lines(charts: Mapping[str, Sequence[str]], logged: Collection[str]) -> dict[str, list[object]]:
     shown = {title: [tag for tag in tags if tag in logged] for title, tags in charts.items()}
     # TensorBoard takes tags for regular expressions, and for the beginning of a tag.
-    return {title: ["Multiline", [f"^{re.escape(tag)}$" for tag in tags]] for title, tags in shown.items() if tags}
+    return {
+        title: ["Multiline", [f"^{re.escape(tag)}$" for tag in tags]]
+        for title, tags in shown.items()
+        if tags
+    }

@@ -8,10 +8,11 @@ import lightning as L
 
 
 class StopTogether(L.Callback):
-    """Sets `trainer.should_stop` on all ranks when it is set on one of them. Every run of several ranks has it.
+    """Sets `trainer.should_stop` on all ranks when it is set on one of them. Every run of several
+    ranks has it.
 
-    A callback of rank 0 alone (`lrl.callbacks.base.OnRankZero`) may set it. Rank 0 then ended after that step, and both
-    waited for hours: the others for its next step, it for them.
+    A callback of rank 0 alone (`lrl.callbacks.base.OnRankZero`) may set it. Rank 0 then ended after
+    that step, and both waited for hours: the others for its next step, it for them.
     """
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:

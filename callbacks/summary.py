@@ -1,4 +1,5 @@
-"""Last page of a run: a table, the learning curve as a picture, the paths of its files, and the chat command."""
+"""Last page of a run: a table, the learning curve as a picture, the paths of its files, and the
+chat command."""
 
 import shlex
 import sys
@@ -32,11 +33,15 @@ class Summary(OnRankZero):
         self.times = StepTimes()
         """Sum over all steps."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Adds the step."""
         stream: Any = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
-        lags = [stream.step - version for rollout in rollouts for version in rollout.policy_versions]
+        lags = [
+            stream.step - version for rollout in rollouts for version in rollout.policy_versions
+        ]
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if rewards:
             self.rewards.append((stream.step + 1, sum(rewards) / len(rewards)))
@@ -60,7 +65,8 @@ class Summary(OnRankZero):
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")
-            lines.append(f"chat with it   {chat_command(export.path(trainer), trainer.datamodule.prompts)}")  # type: ignore[attr-defined]
+            prompts = trainer.datamodule.prompts  # type: ignore[attr-defined]
+            lines.append(f"chat with it   {chat_command(export.path(trainer), prompts)}")
         console = Console()
         console.print(self._table(trainer, evaluations))
         for line in lines:
@@ -70,29 +76,47 @@ class Summary(OnRankZero):
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
-            values = f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to {after.high:.3f})"
+            values = (
+                f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to "
+                f"{after.high:.3f})"
+            )
             table.add_row(f"accuracy on {evaluation.prompts.name}", values)
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         scored_by = trainer.datamodule.reward_pool.scored_by  # type: ignore[attr-defined]
         if len(scored_by) > 1:
-            table.add_row("scored by", ", ".join(f"{name} {count:,}" for name, count in sorted(scored_by.items())))
+            table.add_row(
+                "scored by",
+                ", ".join(f"{name} {count:,}" for name, count in sorted(scored_by.items())),
+            )
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
-            table.add_row("sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s")
+            table.add_row(
+                "sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s"
+            )
         if (health := find(trainer, Health)) is not None and health.outside:
             steps = (f"{metric} ({count} steps)" for metric, count in health.outside.items())
             table.add_row("outside their range", ", ".join(steps))
         if self.times.step:
             table.add_row("time of the trainer", _trainer_time(self.times))
             parts = shares(self.times.generators, GENERATOR).items()
-            table.add_row("time of the generators", ", ".join(f"{state} {share:.0%}" for state, share in parts))
+            table.add_row(
+                "time of the generators",
+                ", ".join(f"{state} {share:.0%}" for state, share in parts),
+            )
         return table
 
 
 def _trainer_time(times: StepTimes) -> str:
-    waits = {"first group": "wait_first", "next": "wait_next", "last": "wait_last", "rewards": "wait_reward"}
-    parts = ", ".join(f"{name} {times.trainer.get(state, 0.0) / times.step:.0%}" for name, state in waits.items())
+    waits = {
+        "first group": "wait_first",
+        "next": "wait_next",
+        "last": "wait_last",
+        "rewards": "wait_reward",
+    }
+    parts = ", ".join(
+        f"{name} {times.trainer.get(state, 0.0) / times.step:.0%}" for name, state in waits.items()
+    )
     return (
         f"{times.step:.0f} s: waiting for rollouts {times.wait / times.step:.0%} ({parts}), "
         f"training {times.train / times.step:.0%}, syncing {times.sync / times.step:.0%}"
@@ -100,13 +124,19 @@ def _trainer_time(times: StepTimes) -> str:
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:
-    """Draws the reward of the rollouts and the accuracy of the evaluations over steps into `path`."""
+    """Draws the reward of the rollouts and the accuracy of the evaluations over steps into
+    `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     if rewards:
-        axes.plot(*zip(*rewards, strict=True), color="tab:gray", linewidth=1, label="reward of the rollouts (mean)")
+        axes.plot(
+            *zip(*rewards, strict=True),
+            color="tab:gray",
+            linewidth=1,
+            label="reward of the rollouts (mean)",
+        )
     for evaluation in evaluations:
         steps = [step for step, _ in evaluation.reports]
         reports = [report for _, report in evaluation.reports]

@@ -15,7 +15,8 @@ from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, from the end of the one before to its own; wait, train and sync add up to step."""
+    """Seconds of one step, from the end of the one before to its own; wait, train and sync add up
+    to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
     """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""
@@ -41,7 +42,8 @@ class StepTimes:
 
     @property
     def train(self) -> float:
-        """The rest: packing, scattering, a reference's log-probs, forward, backward, optimizer, callbacks."""
+        """The rest: packing, scattering, a reference's log-probs, forward, backward, optimizer,
+        callbacks."""
         return self.step - self.wait - self.sync
 
     def add(self, other: StepTimes) -> None:
@@ -53,7 +55,8 @@ class StepTimes:
 
 
 class Throughput(OnRankZero):
-    """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*`, `fleet/*` and `weights/*` every step."""
+    """Logs `time/*`, `trainer/*`, `generators/*`, `throughput/*`, `fleet/*` and `weights/*` every
+    step."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
@@ -70,8 +73,8 @@ class Throughput(OnRankZero):
         """
         if (found := find(trainer, Throughput)) is None:
             raise ConfigError(
-                f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without lrl.callbacks.Throughput, "
-                "whose times it reads. Add it."
+                f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without "
+                "lrl.callbacks.Throughput, whose times it reads. Add it."
             )
         return found
 
@@ -82,20 +85,28 @@ class Throughput(OnRankZero):
         self._lap(data)
         self._generated = self._recomputed = self._fetched = self._sent = 0
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Logs the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         sync = find(trainer, WeightSync)
         times = self.times = self._lap(data)
         times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
-        generated, recomputed = data.controller.generated_tokens, sync.recomputed_tokens if sync else 0
+        generated, recomputed = (
+            data.controller.generated_tokens,
+            sync.recomputed_tokens if sync else 0,
+        )
         fetched, sent = (sync.fetched_bytes, sync.sent_bytes) if sync else (0, 0)
         self.generated_tokens_per_s = (generated - self._generated) / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
             {f"time/{name}": getattr(times, name) for name in seconds}
             | {f"trainer/{state}": share for state, share in shares(times.trainer, TRAINER).items()}
-            | {f"generators/{state}": share for state, share in shares(times.generators, GENERATOR).items()}
+            | {
+                f"generators/{state}": share
+                for state, share in shares(times.generators, GENERATOR).items()
+            }
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
                 "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
@@ -115,9 +126,14 @@ class Throughput(OnRankZero):
             ),
             batch_size=1,
         )
-        self._generated, self._recomputed = generated, recomputed
-        self._fetched, self._sent = fetched, sent
+        self._generated = generated
+        self._recomputed = recomputed
+        self._fetched = fetched
+        self._sent = sent
 
     def _lap(self, data: Any) -> StepTimes:
         trainer = data.stopwatch.lap()
-        return StepTimes(trainer, data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"))
+        return StepTimes(
+            trainer,
+            data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"),
+        )

@@ -1,4 +1,5 @@
-"""Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are fitted."""
+"""Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are
+fitted."""
 
 import asyncio
 import logging
@@ -28,11 +29,13 @@ log = logging.getLogger(__name__)
 class Timeline(OnRankZero):
     """Writes `timeline.jsonl` into the run's folder, with the times of `Throughput`.
 
-    A run that resumes in the same folder keeps the records up to its first step and removes later ones. On a GPU the
-    trainer waits for the end of every backward pass, so that each pass has its own time.
+    A run that resumes in the same folder keeps the records up to its first step and removes later
+    ones. On a GPU the trainer waits for the end of every backward pass, so that each pass has its
+    own time.
 
     Args:
-        planned_step_s: Seconds per step that `lrl plan` forecast; only `lrl plan --compare` reads it.
+        planned_step_s: Seconds per step that `lrl plan` forecast; only `lrl plan --compare` reads
+            it.
 
     Raises:
         ValueError: There is no `Throughput`.
@@ -62,7 +65,9 @@ class Timeline(OnRankZero):
         """Waits for the end of the pass."""
         synchronize(pl_module.device)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Writes the records of the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         times = Throughput.needed_by(self, trainer).times
@@ -71,7 +76,9 @@ class Timeline(OnRankZero):
         self._now_s += step.seconds
         groups = [timeline.group_record(group) for group in stream.groups]
         passes = [
-            MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths))
+            MicroBatchRecord(
+                seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths)
+            )
             for seconds, lengths in stream.passes  # of rank 0
         ]
         with best_effort("The timeline", path := self.path(trainer)):
@@ -82,7 +89,9 @@ class Timeline(OnRankZero):
         self._update.detach()
         self._generators.end()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """Stops the measurements: Lightning does not call `on_train_end` after an error."""
         self.on_train_end(trainer, pl_module)
 
@@ -92,17 +101,29 @@ class Timeline(OnRankZero):
         return run_folder(trainer) / "timeline.jsonl"
 
 
-def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s: float) -> StepRecord:
+def step_record(
+    times: StepTimes, stream: StepStream, update_s: float, started_s: float
+) -> StepRecord:
     """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
     tokens = [  # that may be trained, prompts included
-        sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored) for group in stream.groups
+        sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
+        for group in stream.groups
     ]
     waits = list(zip(stream.waits, tokens, strict=True))
     first_s, more_s, last_s = timeline.split_waits(waits, stream.packer.budget)
     parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
-    parts |= {"wait_reward_s": times.trainer.get("wait_reward", 0.0), "update_s": update_s, "sync_s": times.sync}
+    parts |= {
+        "wait_reward_s": times.trainer.get("wait_reward", 0.0),
+        "update_s": update_s,
+        "sync_s": times.sync,
+    }
     parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
-    versions = Counter(one for group in stream.groups for rollout in group.rollouts for one in rollout.policy_versions)
+    versions = Counter(
+        one
+        for group in stream.groups
+        for rollout in group.rollouts
+        for one in rollout.policy_versions
+    )
     return StepRecord(
         step=stream.step,
         started_s=started_s,
@@ -111,7 +132,10 @@ def step_record(times: StepTimes, stream: StepStream, update_s: float, started_s
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
-        lags={stream.step - version: tokens for version, tokens in sorted(versions.items(), reverse=True)},
+        lags={
+            stream.step - version: tokens
+            for version, tokens in sorted(versions.items(), reverse=True)
+        },
         **parts,
     )
 
@@ -131,7 +155,10 @@ class UpdateTimer:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Begins to measure this optimizer."""
-        self._hooks = [optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)]
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(self._end),
+        ]
 
     def detach(self) -> None:
         """Stops measuring; idempotent."""
@@ -179,7 +206,10 @@ class GeneratorSampler:
         known: dict[Generator, WorkIntervals] = {}
         while True:
             now = asyncio.get_running_loop().time()
-            known = {one: known.get(one) or WorkIntervals(self._records.append) for one in pool.generators}
+            known = {
+                one: known.get(one) or WorkIntervals(self._records.append)
+                for one in pool.generators
+            }
             for generator, intervals in known.items():
                 intervals.add(now, generator.stats.snapshot())
             await asyncio.sleep(SAMPLE_S)

@@ -2,11 +2,12 @@
 
     sync (lrl.weights.sync) -> evict failed generators -> admit more prompts -> verify, beside the next step
 
-Half-written responses continue under the new weights; every token carries its version. A generator that fails the probe
-is evicted, because nobody knows which weights wrote its tokens. The trainer does not wait for the verification: until
-then no token of the new version leaves its generator (`Generator.write`), none is saved, and no other sync begins. If
-the transport copies the weights, the trainer does not wait for the pause either. Only the first sync is waited for. A
-replaced generator joins at the next sync, or at an extra one while the trainer waits.
+Half-written responses continue under the new weights; every token carries its version. A generator
+that fails the probe is evicted, because nobody knows which weights wrote its tokens. The trainer
+does not wait for the verification: until then no token of the new version leaves its generator
+(`Generator.write`), none is saved, and no other sync begins. If the transport copies the weights,
+the trainer does not wait for the pause either. Only the first sync is waited for. A replaced
+generator joins at the next sync, or at an extra one while the trainer waits.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ class WeightSync(OnRankZero):
 
     Args:
         every_n_steps: Steps between syncs; above 1, `data.max_lag` must be at least one less.
-        deadline_s: Seconds that each phase of a sync may take; those that move nothing (pause, resume) have at most
-            twice `strategy.heartbeat_s`.
-        probe_tolerance: Largest mean difference in nats between the policy's and a generator's log-probs of the probe's
-            tokens; None takes a few times the rounding that each generator has shown.
-        keys_and_values: What a sync does with the keys and values of what is being written. `recompute` has them
-            computed again by the new weights, which is exact and costs the reading of every half-written response and
-            its prompt; `keep` goes on with those of the older weights, at once.
+        deadline_s: Seconds that each phase of a sync may take; those that move nothing (pause,
+            resume) have at most twice `strategy.heartbeat_s`.
+        probe_tolerance: Largest mean difference in nats between the policy's and a generator's
+            log-probs of the probe's tokens; None takes a few times the rounding that each generator
+            has shown.
+        keys_and_values: What a sync does with the keys and values of what is being written.
+            `recompute` has them computed again by the new weights, which is exact and costs the
+            reading of every half-written response and its prompt; `keep` goes on with those of the
+            older weights, at once.
     """
 
     def __init__(
@@ -81,7 +84,8 @@ class WeightSync(OnRankZero):
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes of weights that the generators fetched since the first sync, from rank 0 and from each other."""
+        """Bytes of weights that the generators fetched since the first sync, from rank 0 and from
+        each other."""
         return sum(sync.fetched_bytes for sync in self._syncs.values())
 
     @property
@@ -104,20 +108,26 @@ class WeightSync(OnRankZero):
         if not trainer.training and not trainer.sanity_checking:
             self.sync(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Syncs after each optimizer step: one Lightning batch is one step."""
         if trainer.global_step % self.every_n_steps == 0:
             self.sync(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Syncs the final policy, which an evaluation then samples, and waits until it is verified."""
+        """Syncs the final policy, which an evaluation then samples, and waits until it is
+        verified."""
         if self.newest != trainer.global_step:
             self.sync(trainer, pl_module)
         for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
             self.wait_until_verified(trainer, pool)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Cuts unverified tokens, since a checkpoint may be saved on the way out; releases the transports."""
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Cuts unverified tokens, since a checkpoint may be saved on the way out; releases the
+        transports."""
         fleet = getattr(trainer.strategy, "fleet", None)
         if fleet is not None and not fleet.loop.closed:
             for sync in self._syncs.values():
@@ -138,19 +148,26 @@ class WeightSync(OnRankZero):
         sync, self.newest = self._sync_of(trainer, pool), version
 
         def moved() -> None:
-            self.pause_seconds, self.version = sync.pause_seconds, version
+            self.pause_seconds = sync.pause_seconds
+            self.version = version
             if trainer.training:
                 data.new_version(version)
 
         with data.stopwatch.within("stage"):
             self.wait_until_verified(trainer, pool)
             beside = trainer.training and pool.has_served and data.max_lag > 0
-            if not (beside and sync.start(policy.sent_weights, version, self._maker(trainer, policy, pool), moved)):
+            if not (
+                beside
+                and sync.start(
+                    policy.sent_weights, version, self._maker(trainer, policy, pool), moved
+                )
+            ):
                 self._move(trainer, policy, sync)
                 moved()
 
     def poll(self, trainer: L.Trainer) -> None:
-        """Syncs replaced generators and those that a sync missed; a waiting trainer calls it a few times a second.
+        """Syncs replaced generators and those that a sync missed; a waiting trainer calls it a few
+        times a second.
 
         Raises:
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
@@ -167,7 +184,8 @@ class WeightSync(OnRankZero):
         """Syncs `pool`, waits until it has the weights, and starts their verification.
 
         Raises:
-            RuntimeError: No generator passed the probe in the first sync of the run: it is set up wrongly.
+            RuntimeError: No generator passed the probe in the first sync of the run: it is set up
+                wrongly.
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
         with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
@@ -175,17 +193,19 @@ class WeightSync(OnRankZero):
             self._move(trainer, policy, self._sync_of(trainer, pool))
 
     def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Failures:
-        """Waits until all that `pool` writes is verified or cut; returns the probes' failures since the last wait."""
+        """Waits until all that `pool` writes is verified or cut; returns the probes' failures since
+        the last wait."""
         if pool not in self._syncs:
             return {}
         with trainer.datamodule.stopwatch.within("probe"):  # type: ignore[attr-defined]
             return self._syncs[pool].wait()
 
     def sampled_tolerance(self, trainer: L.Trainer, policy: Any) -> float | None:
-        """Returns how far the log-probs of the tokens of lag 0 may be from the policy's, the mean in nats a token.
+        """Returns how far the log-probs of the tokens of lag 0 may be from the policy's, the mean
+        in nats a token.
 
-        None if the step's may differ for other reasons: those of a resumed run's first version may be of generators of
-        the run before, and kept keys and values are of older weights.
+        None if the step's may differ for other reasons: those of a resumed run's first version may
+        be of generators of the run before, and kept keys and values are of older weights.
         """
         version = trainer.global_step
         if version != 0 and (version == self._begun or self.keys_and_values == "keep"):
@@ -196,7 +216,9 @@ class WeightSync(OnRankZero):
     def _move(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
         fleet, pool = trainer.datamodule.fleet, sync.pool  # type: ignore[attr-defined]
         while True:
-            failed = sync.move(policy.sent_weights, trainer.global_step, self._maker(trainer, policy, pool))
+            failed = sync.move(
+                policy.sent_weights, trainer.global_step, self._maker(trainer, policy, pool)
+            )
             if not (trainer.training and pool.has_served):
                 failed |= self.wait_until_verified(trainer, pool)
             if failed and not pool.serving and not pool.has_served:
@@ -204,7 +226,9 @@ class WeightSync(OnRankZero):
             sync.finish_sync(failed)
             if pool.alive:
                 return
-            fleet.outage_limit.check_outage(pool)  # with several generators a replacement may always be there
+            fleet.outage_limit.check_outage(
+                pool
+            )  # with several generators a replacement may always be there
             while not pool.pending:
                 raise_if_stopped(trainer)
                 fleet.outage_limit.check_outage(pool)
@@ -232,7 +256,9 @@ class WeightSync(OnRankZero):
         def make() -> Probe:
             long = data.probe_tokens(min(longest, data.max_model_tokens - 1))
             first = FirstProof(pool.generators, long, policy.training_dtype)
-            return self.probes.make(policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step, first)
+            return self.probes.make(
+                policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step, first
+            )
 
         return make
 

@@ -5,9 +5,11 @@
                   │  dispatch      └────────────── weights  ◀── callbacks/weight_sync ◀── version v+1 ────────┤
                   └───────────────────────────── admit more prompts ◀─────────────────────────────────────────┘
 
-Nothing else flows. Data moves left to right once; weights and permission to start move back once a step.
+Nothing else flows. Data moves left to right once; weights and permission to start move back once a
+step.
 
-The names below are imported at their first use: every reward worker imports `lrl`, and must not import torch.
+The names below are imported at their first use: every reward worker imports `lrl`, and must not
+import torch.
 """
 # ruff: noqa: F401 (type checkers and editors read the imports)
 
@@ -80,4 +82,6 @@ def _version() -> str:
     try:
         return metadata.version("lrl")
     except metadata.PackageNotFoundError as error:
-        raise AttributeError("lrl is not installed, so it has no version: pip install -e .") from error
+        raise AttributeError(
+            "lrl is not installed, so it has no version: pip install -e ."
+        ) from error

@@ -1,7 +1,8 @@
 """Advantages: the quality of a response relative to its group.
 
-A baseline sees one group at a time, so groups are packed and trained in the order in which they finish. Responses
-without a reward are left out: an error is not a reward, and must not move the baseline either.
+A baseline sees one group at a time, so groups are packed and trained in the order in which they
+finish. Responses without a reward are left out: an error is not a reward, and must not move the
+baseline either.
 
 Notation: r_i is the reward of response i of n, mean and std are over the group.
 """
@@ -50,7 +51,8 @@ class Advantages(ABC):
         return list(self(rewards_of(rollouts)))
 
     def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most baselines have no state)
-        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is done."""
+        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is
+        done."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of a checkpoint, in plain numbers."""
@@ -62,14 +64,17 @@ class Advantages(ABC):
 
 def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
     """Returns float32 [n]: the rewards of scored responses less their KL penalty."""
-    rewards = [rollout.reward - rollout.kl_penalty for rollout in rollouts if rollout.reward is not None]
+    rewards = [
+        rollout.reward - rollout.kl_penalty for rollout in rollouts if rollout.reward is not None
+    ]
     return torch.tensor(rewards, dtype=torch.float32)
 
 
 class GroupMean(Advantages):
     """r_i - mean: the baseline of LlamaRL (2505.24034), v(x) = 1/n sum_i r(x, y_i).
 
-    Not divided by the standard deviation: that would weigh nearly solved and nearly hopeless prompts most.
+    Not divided by the standard deviation: that would weigh nearly solved and nearly hopeless
+    prompts most.
     """
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -92,7 +97,10 @@ class GRPO(Advantages):
 
     def __init__(self, epsilon: float = 1e-4) -> None:
         if not epsilon > 0:
-            fault(f"GRPO(epsilon={epsilon}): it must be above 0, or groups of equal rewards divide by 0.")
+            fault(
+                f"GRPO(epsilon={epsilon}): it must be above 0, or groups of equal rewards divide "
+                "by 0."
+            )
         self.epsilon = epsilon
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -102,7 +110,8 @@ class GRPO(Advantages):
 class RLOO(Advantages):
     """r_i - mean of the other responses: REINFORCE leave-one-out (2402.14740, section 3.2).
 
-    It has no bias, since no response is part of its own baseline; it equals n / (n - 1) times `GroupMean`.
+    It has no bias, since no response is part of its own baseline; it equals n / (n - 1) times
+    `GroupMean`.
     """
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -111,11 +120,13 @@ class RLOO(Advantages):
 
 
 class ReinforcePlusPlus(Advantages):
-    """(r_i - m) / s with m and s over all responses, not over the group: REINFORCE++ (2501.03262, section 3).
+    """(r_i - m) / s with m and s over all responses, not over the group: REINFORCE++ (2501.03262,
+    section 3).
 
-    The paper takes m and s over the batch. Here groups are trained before their step is complete, so m and s are
-    running moments of the steps before (each step has weight 1 - decay), which do not depend on the order of arrival.
-    Until the first step is done, they are the group's own moments.
+    The paper takes m and s over the batch. Here groups are trained before their step is complete,
+    so m and s are running moments of the steps before (each step has weight 1 - decay), which do
+    not depend on the order of arrival. Until the first step is done, they are the group's own
+    moments.
 
     Args:
         decay: Weight of the past in the running moments; in [0, 1). 0 takes the last step alone.
@@ -129,8 +140,12 @@ class ReinforcePlusPlus(Advantages):
 
     def __init__(self, decay: float = 0.9, epsilon: float = 1e-4) -> None:
         if not 0 <= decay < 1 or not epsilon > 0:
-            fault(f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 and epsilon > 0.")
-        self.decay, self.epsilon = decay, epsilon
+            fault(
+                f"ReinforcePlusPlus(decay={decay}, epsilon={epsilon}): it must be 0 <= decay < 1 "
+                "and epsilon > 0."
+            )
+        self.decay = decay
+        self.epsilon = epsilon
         self._moments: tuple[float, float] | None = None  # running means of r and of r^2
 
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -143,11 +158,16 @@ class ReinforcePlusPlus(Advantages):
         """Updates the running moments with a step's rewards."""
         if not len(rewards):
             return
-        exact = rewards.double()  # to float32's precision, sums in float64 do not depend on the order
+        exact = (
+            rewards.double()
+        )  # to float32's precision, sums in float64 do not depend on the order
         mean, square = exact.mean().item(), exact.square().mean().item()
         old_mean, old_square = self._moments or (mean, square)
         share = 1 - self.decay
-        self._moments = self.decay * old_mean + share * mean, self.decay * old_square + share * square
+        self._moments = (
+            self.decay * old_mean + share * mean,
+            self.decay * old_square + share * square,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the running moments."""

@@ -1,4 +1,5 @@
-"""LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state is the ledger."""
+"""LightningDataModule of a run: prompts in, optimizer steps out. It owns the controller; its state
+is the ledger."""
 
 from collections import UserList
 from collections.abc import Callable, Sequence
@@ -54,37 +55,43 @@ class RolloutDataModule(L.LightningDataModule):
     """Rollouts for a policy, as a loader of optimizer steps.
 
     Args:
-        prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list of rows.
-        rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names (`module:function`,
-            `file.py:function`).
+        prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list
+            of rows.
+        rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names
+            (`module:function`, `file.py:function`).
         groups_per_step: Prompts of one optimizer step.
         rollouts_per_group: Responses to each prompt.
-        max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is on-policy.
-        stragglers: What happens when a group has reached that bound and still runs: `wait` holds the trainer, `mask`
-            masks the group's too old tokens out of the loss when it comes.
+        max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is
+            on-policy.
+        stragglers: What happens when a group has reached that bound and still runs: `wait` holds
+            the trainer, `mask` masks the group's too old tokens out of the loss when it comes.
         max_prompt_tokens: Longest prompt.
         max_response_tokens: Longest response; with the prompt it is the generators' context length.
-        temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's lowest.
+        temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's
+            lowest.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
-        max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped and replaced by fresh
-            prompts; 0 trains them all. With skipping, the steps of an epoch consume more prompts than the data set has,
-            and continue into the next shuffle.
-        mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline alone, not in the loss.
+        max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped
+            and replaced by fresh prompts; 0 trains them all. With skipping, the steps of an epoch
+            consume more prompts than the data set has, and continue into the next shuffle.
+        mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline
+            alone, not in the loss.
         replay: Trains older groups again, beside a step's own; null never does.
         dispatch: The dispatch policy, which chooses a generator for each prompt; default
             `lrl.routing.dispatch.LeastLoaded`.
         migration: Moves half-written responses to idle generators; null never does.
-        length_predictor: Learns which prompts have long responses; null does so only if `dispatch` or `migration` needs
-            it.
+        length_predictor: Learns which prompts have long responses; null does so only if `dispatch`
+            or `migration` needs it.
         reward_workers: Processes that score responses beside the trainer.
-        reward_launcher: What starts more of them on other machines (`lrl.members.launchers`); null for none.
+        reward_launcher: What starts more of them on other machines (`lrl.members.launchers`); null
+            for none.
         reward_timeout_s: Most seconds of a reward for one response.
-        reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no limit. Linux only.
-        max_reward_failures: Largest share of the last few hundred responses that may get no reward, in (0, 1]; above it
-            the run ends with an error. 1 never ends it.
-        skip_special_tokens: Whether rewards and logs see responses without special tokens; false keeps those that are
-            no end, such as a model's `<think>`.
+        reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
+            limit. Linux only.
+        max_reward_failures: Largest share of the last few hundred responses that may get no reward,
+            in (0, 1]; above it the run ends with an error. 1 never ends it.
+        skip_special_tokens: Whether rewards and logs see responses without special tokens; false
+            keeps those that are no end, such as a model's `<think>`.
         rollout_timeout_s: Most seconds for the responses to one prompt.
     """
 
@@ -134,18 +141,31 @@ class RolloutDataModule(L.LightningDataModule):
         self.evaluations: list[Any] = []
         """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
-        self.rewards, self.rollout_timeout_s = as_list(rewards), rollout_timeout_s
-        self.groups_per_step, self.max_lag, self.stragglers = groups_per_step, max_lag, stragglers
-        self.max_prompt_tokens, self.micro_batch_tokens = max_prompt_tokens, micro_batch_tokens
+        self.rewards = as_list(rewards)
+        self.rollout_timeout_s = rollout_timeout_s
+        self.groups_per_step = groups_per_step
+        self.max_lag = max_lag
+        self.stragglers = stragglers
+        self.max_prompt_tokens = max_prompt_tokens
+        self.micro_batch_tokens = micro_batch_tokens
         self.advantages = advantages or GroupMean()
-        self.max_skipped_per_step, self.mask_truncated = max_skipped_per_step, mask_truncated
-        self.replay, self.migration, self.dispatch = replay, migration, dispatch or LeastLoaded()
+        self.max_skipped_per_step = max_skipped_per_step
+        self.mask_truncated = mask_truncated
+        self.replay = replay
+        self.migration = migration
+        self.dispatch = dispatch or LeastLoaded()
         self.length_predictor = length_predictor or (
             LengthPredictor() if migration or self.dispatch.needs_lengths else None
         )
-        self.sampling = Sampling(n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature)
+        self.sampling = Sampling(
+            n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature
+        )
         self.reward_pool = RewardPool(
-            self.rewards, reward_workers, reward_timeout_s, reward_memory_gib, max_reward_failures
+            self.rewards,
+            reward_workers,
+            timeout_s=reward_timeout_s,
+            memory_gib=reward_memory_gib,
+            max_failures=max_reward_failures,
         )
         self.reward_launcher = reward_launcher
         self.skip_special_tokens = skip_special_tokens
@@ -156,27 +176,41 @@ class RolloutDataModule(L.LightningDataModule):
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
         self.step_stream: StepStream | None = None
-        """The step that trains now, or the last one; callbacks of rank 0 read its groups and counts."""
+        """The step that trains now, or the last one; callbacks of rank 0 read its groups and
+        counts."""
         self._check_settings()
 
     def _check_settings(self) -> None:
         sampling = self.sampling
         if sampling.n < 2:
             fault(
-                f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are relative to the group."
+                f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are "
+                "relative to the group."
             )
         if 0 < sampling.temperature < LEAST_TEMPERATURE:
             fault(
-                f"data.temperature is {sampling.temperature}: vLLM would sample at {LEAST_TEMPERATURE}, and the policy "
-                f"be trained at {sampling.temperature}. Use at least {LEAST_TEMPERATURE}; 1.0 is usual."
+                f"data.temperature is {sampling.temperature}: vLLM would sample at "
+                f"{LEAST_TEMPERATURE}, and the policy be trained at {sampling.temperature}. Use at "
+                f"least {LEAST_TEMPERATURE}; 1.0 is usual."
             )
         elif not 0 < sampling.temperature < float("inf"):
             fault(
-                f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to learn from. Use 1.0."
+                f"data.temperature is {sampling.temperature}: greedy responses have no log-prob to "
+                "learn from. Use 1.0."
             )
         at_least(0, "data", max_lag=self.max_lag, max_skipped_per_step=self.max_skipped_per_step)
-        at_least(1, "data", groups_per_step=self.groups_per_step, micro_batch_tokens=self.micro_batch_tokens)
-        at_least(1, "data", max_prompt_tokens=self.max_prompt_tokens, max_response_tokens=sampling.max_tokens)
+        at_least(
+            1,
+            "data",
+            groups_per_step=self.groups_per_step,
+            micro_batch_tokens=self.micro_batch_tokens,
+        )
+        at_least(
+            1,
+            "data",
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_response_tokens=sampling.max_tokens,
+        )
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
 
     @property
@@ -206,16 +240,19 @@ class RolloutDataModule(L.LightningDataModule):
         self._loaded.append(prompts)
 
     def probe_tokens(self, count: int) -> list[int]:
-        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there are fewer."""
+        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
+        are fewer."""
         tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
         while 0 < len(tokens) < count:
             tokens *= 2
         return tokens[:count]
 
     def teardown(self, stage: str) -> None:
-        """Ends the helper processes. The controller ended with the fleet's loop; the next run makes another one."""
+        """Ends the helper processes. The controller ended with the fleet's loop; the next run makes
+        another one."""
         self._end_processes()
-        self._restored, self._controller = self._ledger_state(), None
+        self._restored = self._ledger_state()
+        self._controller = None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -239,28 +276,32 @@ class RolloutDataModule(L.LightningDataModule):
         controller = Controller(
             self.prompts,
             self.fleet.rollouts,
-            self.reward_pool,
-            Ledger(self.pacing),
-            self.requests,
-            self.decode,
-            self.rollout_timeout_s,
-            self.max_skipped_per_step,
-            self.advantages.min_rollouts,
+            rewards=self.reward_pool,
+            ledger=Ledger(self.pacing),
+            sampling=self.requests,
+            decode=self.decode,
+            deadline_s=self.rollout_timeout_s,
+            max_skipped=self.max_skipped_per_step,
+            min_rollouts=self.advantages.min_rollouts,
         )
         if (restored := self._restored) is not None:
             self.check_prompts(restored)
-            controller.load_state_dict(restored, changes(restored.get("rewards"), self._reward_settings))
+            controller.load_state_dict(
+                restored, changes(restored.get("rewards"), self._reward_settings)
+            )
             if controller.resumed:
                 rank_zero_info(str(controller.resumed))
         self._restored = None
         return controller
 
     def check_prompts(self, ledger: dict[str, Any]) -> None:
-        """Raises ValueError if the prompts are not those of a saved ledger, or are in another order."""
+        """Raises ValueError if the prompts are not those of a saved ledger, or are in another
+        order."""
         if ledger.get("prompts", self.prompts.fingerprint) != self.prompts.fingerprint:
             raise ValueError(
-                "The checkpoint was made with other prompts or another order of them: data.prompts has changed (rows, "
-                "seed, template or tokenizer). Resume with the data set it was made with."
+                "The checkpoint was made with other prompts or another order of them: data.prompts "
+                "has changed (rows, seed, template or tokenizer). Resume with the data set it was "
+                "made with."
             )
 
     @property
@@ -286,11 +327,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
-        # Without a length Lightning would fetch a step ahead of training it, which deadlocks an on-policy run and skips
-        # a step at a resume.
+        # Without a length Lightning would fetch a step ahead of training it, which deadlocks an
+        # on-policy run and skips a step at a resume.
         leads, policy = self._trainer.is_global_zero, self._policy
         steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
-        return StepLoader(steps, lambda: self.next_step(self._trainer.global_step) if leads else RankStream(policy))
+        return StepLoader(
+            steps,
+            lambda: self.next_step(self._trainer.global_step) if leads else RankStream(policy),
+        )
 
     def next_step(self, step: int) -> StepStream:
         """Returns the stream of optimizer step `step`, on the rank that has the generators."""
@@ -319,7 +363,9 @@ class RolloutDataModule(L.LightningDataModule):
             tensor_parallel_size=self._strategy.ranks.size // policy.data_parallel_size,
         )
         replayed = self.replay.draw(step) if self.replay else ()
-        self.step_stream = StepStream(step, self.pacing.groups_in(step), packer, run, replayed)
+        self.step_stream = StepStream(
+            step, self.pacing.groups_in(step), packer=packer, run=run, replayed=replayed
+        )
         return self.step_stream
 
     def _next_group(self, step: int) -> Group:
@@ -341,7 +387,8 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the ledger after the steps done, and the learners, in plain types and tensors; rank 0's is saved."""
+        """Returns the ledger after the steps done, and the learners, in plain types and tensors;
+        rank 0's is saved."""
         fleet = None if self.trainer is None else self._strategy.fleet
         if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
             self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
@@ -354,11 +401,14 @@ class RolloutDataModule(L.LightningDataModule):
         if self._controller is None:
             return self._restored
         controller, step = self._controller, self._trainer.global_step
-        state = self._on_the_loop(lambda: controller.state_dict(step), f"saving the ledger after step {step}")
+        state = self._on_the_loop(
+            lambda: controller.state_dict(step), f"saving the ledger after step {step}"
+        )
         return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of `state_dict`; a learner that is not in it, or of other settings, begins anew."""
+        """Restores the state of `state_dict`; a learner that is not in it, or of other settings,
+        begins anew."""
         self._restored = state_dict["ledger"]
         if not self.trains:
             return
@@ -378,12 +428,19 @@ class RolloutDataModule(L.LightningDataModule):
             connector: Any = trainer._checkpoint_connector
             connector._parse_ckpt_path = partial(self._find_checkpoint, trainer)
 
-    def _find_checkpoint(self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
-        """Finds the checkpoint as Lightning does, except `last` (`newest_checkpoint`), and keeps its path."""
+    def _find_checkpoint(
+        self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool
+    ) -> Any:
+        """Finds the checkpoint as Lightning does, except `last` (`newest_checkpoint`), and keeps
+        its path."""
         check_best(trainer, ckpt_path)
         connector: Any = trainer._checkpoint_connector
         lightnings = type(connector)._parse_ckpt_path
-        found = newest_checkpoint(trainer) if ckpt_path == "last" else lightnings(connector, verb, ckpt_path, **how)
+        found = (
+            newest_checkpoint(trainer)
+            if ckpt_path == "last"
+            else lightnings(connector, verb, ckpt_path, **how)
+        )
         self.resumes_from = None if found is None else str(found)
         return found
 
@@ -412,10 +469,13 @@ class RolloutDataModule(L.LightningDataModule):
     def decode(self, token_ids: list[int]) -> str:
         """Returns the text of a response, as rewards and logs see it."""
         policy = self._policy
-        return response_text(policy.tokenizer, token_ids, policy.ends_of_text, self.skip_special_tokens)
+        return response_text(
+            policy.tokenizer, token_ids, policy.ends_of_text, self.skip_special_tokens
+        )
 
     def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
-        """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has ended.
+        """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has
+        ended.
 
         Raises:
             TimeoutError: The loop did not call it in time; names `what`.
@@ -430,7 +490,8 @@ class RolloutDataModule(L.LightningDataModule):
         return fleet.call(on_the_loop(), what)
 
     def poll(self) -> None:
-        """Ends the run if it was stopped, and admits generators that came back; waits call it a few times a second."""
+        """Ends the run if it was stopped, and admits generators that came back; waits call it a few
+        times a second."""
         raise_if_stopped(self._trainer)
         if self.weight_sync is not None:
             self.weight_sync.poll(self._trainer)
@@ -438,7 +499,9 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def _trainer(self) -> L.Trainer:
         if self.trainer is None:
-            raise RuntimeError("RolloutDataModule is used by a Trainer: call trainer.fit(module, data).")
+            raise RuntimeError(
+                "RolloutDataModule is used by a Trainer: call trainer.fit(module, data)."
+            )
         return self.trainer
 
     @property

@@ -38,10 +38,11 @@ class LrlError(Exception):
 
 
 class ConfigError(LrlError, ValueError):
-    """A wrong setting, or a wrong input that a setting names: the message gives name, value and remedy.
+    """A wrong setting, or a wrong input that a setting names: the message gives name, value and
+    remedy.
 
-    Uncaught, it ends a script with the message alone and status 1, like the command: a traceback through lrl and
-    Lightning would hide the message.
+    Uncaught, it ends a script with the message alone and status 1, like the command: a traceback
+    through lrl and Lightning would hide the message.
     """
 
     shown_alone = True
@@ -52,7 +53,8 @@ class RewardFailuresError(LrlError, ValueError):
 
 
 class ServerError(LrlError, RuntimeError):
-    """A failed start; the message has the exit status, the cause found in the log, and the log's path."""
+    """A failed start; the message has the exit status, the cause found in the log, and the log's
+    path."""
 
     shown_alone = True
 
@@ -130,7 +132,8 @@ class ScorerLostError(MemberError):
 
 
 class UntrustedFile(LrlError, PermissionError):
-    """A file that another user owns or can access, or with wrong content; the message names the remedy."""
+    """A file that another user owns or can access, or with wrong content; the message names the
+    remedy."""
 
 
 class RayRunError(LrlError, RuntimeError):

@@ -1,9 +1,10 @@
 """Arithmetic of evaluation: finished groups in, a `Report` with error bars out.
 
-Every problem weighs the same, however many of its responses were scored: accuracy is the mean over problems of the mean
-over a problem's responses (avg@k). Responses to one problem resemble each other, so k responses to n problems say less
-than k * n unrelated ones; the intervals follow from the spread of the problems. An error is not a reward: responses
-whose scoring failed are counted and left out.
+Every problem weighs the same, however many of its responses were scored: accuracy is the mean over
+problems of the mean over a problem's responses (avg@k). Responses to one problem resemble each
+other, so k responses to n problems say less than k * n unrelated ones; the intervals follow from
+the spread of the problems. An error is not a reward: responses whose scoring failed are counted and
+left out.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ class Report:
     k: int
     """Responses to each problem."""
     accuracy: float
-    """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN if n is 0."""
+    """Mean reward, every problem weighing the same (for rewards of 0 and 1: the share right). NaN
+    if n is 0."""
     low: float
     """Lower end of the 95 % interval of `accuracy`."""
     high: float
     """Upper end of the 95 % interval of `accuracy`."""
     pass_at_k: dict[int, float]
-    """Chance that one of 1, 2, 4, ... and k responses is right. Empty unless all rewards are 0 or 1."""
+    """Chance that one of 1, 2, 4, ... and k responses is right. Empty unless all rewards are 0 or
+    1."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
-    """Column -> its value as text -> (accuracy, problems). Values with the same text are one, such as 1 and "1"."""
+    """Column -> its value as text -> (accuracy, problems). Values with the same text are one, such
+    as 1 and "1"."""
     versions: list[int] = field(default_factory=list)
     """Policy versions of the responses, ascending; more than one if a sync came between."""
     greedy: bool
@@ -58,15 +62,20 @@ class Report:
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
         """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants.
 
-        `pass@1` is the accuracy and is left out. `failures`, `truncated` and `version_high` begin when they are not
-        constant for the first time.
+        `pass@1` is the accuracy and is left out. `failures`, `truncated` and `version_high` begin
+        when they are not constant for the first time.
 
         Args:
-            before: The run's earlier reports of this data set. A count that one of them had is logged, also as zero.
+            before: The run's earlier reports of this data set. A count that one of them had is
+                logged, also as zero.
         """
         numbers = {"accuracy": self.accuracy, "accuracy_low": self.low, "accuracy_high": self.high}
         numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
-        numbers |= {f"{column}/{value}": row[0] for column, rows in self.by.items() for value, row in rows.items()}
+        numbers |= {
+            f"{column}/{value}": row[0]
+            for column, rows in self.by.items()
+            for value, row in rows.items()
+        }
         reports = [*before, self]
         if any(report.failures for report in reports):
             numbers["failures"] = self.failures
@@ -80,29 +89,44 @@ class Report:
 
     def as_line(self) -> str:
         """Returns the accuracy in one line, with what is missing from it."""
-        line = f"accuracy on {self.dataset} {self.accuracy:.3f} ({self.low:.3f} to {self.high:.3f}, problems: {self.n})"
+        line = (
+            f"accuracy on {self.dataset} {self.accuracy:.3f} ({self.low:.3f} to {self.high:.3f}, "
+            f"problems: {self.n})"
+        )
         lacks = {"without a reward": self.failures, "cut at the token limit": self.truncated}
         return ", ".join([line, *(f"{what}: {count}" for what, count in lacks.items() if count)])
 
     def as_table(self) -> str:
         """Returns the report as lines of text."""
         how = "greedy" if self.greedy else "sampled"
-        versions = "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1])))) if self.versions else "none"
+        versions = (
+            "-".join(map(str, dict.fromkeys((self.versions[0], self.versions[-1]))))
+            if self.versions
+            else "none"
+        )
         lines = [
             f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
             f"  accuracy {self.accuracy:.3f}  (95 % interval {self.low:.3f} to {self.high:.3f})",
-            f"  responses without a reward {self.failures}, cut at the token limit {self.truncated}",
+            f"  responses without a reward {self.failures}, cut at the token limit "
+            f"{self.truncated}",
         ]
         if len(self.pass_at_k) > 1:
-            lines.append("  " + "  ".join(f"pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items()))
+            lines.append(
+                "  " + "  ".join(f"pass@{k} {chance:.3f}" for k, chance in self.pass_at_k.items())
+            )
         for column, rows in self.by.items():
             width = max(map(len, rows), default=0)
             lines.append(f"  by {column}")
-            lines += [f"    {value:<{width}}  {accuracy:.3f}  (n = {n})" for value, (accuracy, n) in rows.items()]
+            lines += [
+                f"    {value:<{width}}  {accuracy:.3f}  (n = {n})"
+                for value, (accuracy, n) in rows.items()
+            ]
         return "\n".join(lines)
 
 
-def evaluate(dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequence[str] = ()) -> Report:
+def evaluate(
+    dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequence[str] = ()
+) -> Report:
     """Sums up finished groups, one per problem.
 
     Args:
@@ -150,11 +174,14 @@ def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) ->
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    return name in (*METRICS, *RARE_METRICS, *chances) or name.startswith(tuple(f"{column}/" for column in by))
+    return name in (*METRICS, *RARE_METRICS, *chances) or name.startswith(
+        tuple(f"{column}/" for column in by)
+    )
 
 
 def wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and 1 and for small n.
+    """Returns the 95 % interval of a share of n independent trials (Wilson 1927); holds near 0 and
+    1 and for small n.
 
     Args:
         share: Observed share of successes, 0 to 1.
@@ -167,18 +194,21 @@ def wilson_interval(share: float, n: float) -> tuple[float, float]:
 
 
 def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Returns the mean over problems of the mean over responses, with its 95 % interval (problems are the clusters).
+    """Returns the mean over problems of the mean over responses, with its 95 % interval (problems
+    are the clusters).
 
-    Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of the mean, at most
-    the number of responses (Franco, Little, Louis and Slud 2019, for shares from cluster samples). With one response a
-    problem that is the plain Wilson interval. Other scores: the normal interval from the spread of the problems' means
-    (Miller 2024, 2411.00640), cut at 0 if no score is below it, and at 1 if all scores lie from 0 to 1.
+    Scores of 0 and 1: Wilson's interval at the effective number of trials, p (1 - p) / variance of
+    the mean, at most the number of responses (Franco, Little, Louis and Slud 2019, for shares from
+    cluster samples). With one response a problem that is the plain Wilson interval. Other scores:
+    the normal interval from the spread of the problems' means (Miller 2024, 2411.00640), cut at 0
+    if no score is below it, and at 1 if all scores lie from 0 to 1.
 
     Args:
         scores: For each problem the scores of its responses, at least one.
 
     Returns:
-        Mean, low and high; all NaN without problems, low and high NaN for one problem with scores other than 0 and 1.
+        Mean, low and high; all NaN without problems, low and high NaN for one problem with scores
+            other than 0 and 1.
     """
     if not scores:
         return math.nan, math.nan, math.nan
@@ -201,7 +231,8 @@ def mean_interval(scores: Sequence[Sequence[float]]) -> tuple[float, float, floa
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Returns the chance that one of k responses is right, unbiased from n with `correct` right (2107.03374, eq. 1).
+    """Returns the chance that one of k responses is right, unbiased from n with `correct` right
+    (2107.03374, eq. 1).
 
     Raises:
         ValueError: k is larger than n: there is no unbiased estimate.
@@ -212,7 +243,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> None:
-    """Writes every response, scored or not, as one JSON line; replaces the file and makes its folder."""
+    """Writes every response, scored or not, as one JSON line; replaces the file and makes its
+    folder."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
@@ -239,12 +271,15 @@ def _binary(scores: Sequence[Sequence[float]]) -> bool:
 
 
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
-    """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored responses."""
+    """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored
+    responses."""
     if not _binary(scores):
         return {}
     found: dict[int, float] = {}
     for k in _powers(most):
-        chances = [pass_at_k(len(problem), int(sum(problem)), k) for problem in scores if len(problem) >= k]
+        chances = [
+            pass_at_k(len(problem), int(sum(problem)), k) for problem in scores if len(problem) >= k
+        ]
         found |= {k: fmean(chances)} if chances else {}
     return found
 
@@ -255,14 +290,15 @@ def _powers(most: int) -> list[int]:
 
 
 def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, int]]:
-    """Returns accuracy and number of problems for each value of a column: numbers in their order, then text."""
+    """Returns accuracy and number of problems for each value of a column: numbers in their order,
+    then text."""
     means: dict[str, list[float]] = {}
     numbers: dict[str, float] = {}
     for group in groups:
         if column not in group.prompt.columns:
             raise ValueError(
-                f"Problem {group.prompt.id} has no column {column!r} to break the accuracy down by. "
-                f"Its columns: {', '.join(group.prompt.columns) or 'none'}."
+                f"Problem {group.prompt.id} has no column {column!r} to break the accuracy down "
+                f"by. Its columns: {', '.join(group.prompt.columns) or 'none'}."
             )
         value = group.prompt.columns[column]
         text = _as_text(value)
@@ -274,7 +310,8 @@ def _breakdown(column: str, groups: Sequence[Group]) -> dict[str, tuple[float, i
 
 
 def _as_text(value: Any) -> str:
-    """Returns the name of a column's value in metrics; 1.0 and 1 have the same, as they are equal."""
+    """Returns the name of a column's value in metrics; 1.0 and 1 have the same, as they are
+    equal."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)

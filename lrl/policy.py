@@ -1,8 +1,9 @@
 """The policy: the model being trained, as a LightningModule.
 
-One Lightning batch is one optimizer step, a lazy stream of micro-batches, so optimisation is manual: each micro-batch
-adds the gradient of its *sum* of token losses when it arrives, and the whole is divided once by the number of trained
-tokens of the step. Therefore packing, number of ranks and order of arrival cannot change the gradient.
+One Lightning batch is one optimizer step, a lazy stream of micro-batches, so optimisation is
+manual: each micro-batch adds the gradient of its *sum* of token losses when it arrives, and the
+whole is divided once by the number of trained tokens of the step. Therefore packing, number of
+ranks and order of arrival cannot change the gradient.
 """
 
 import os
@@ -68,24 +69,31 @@ class PolicyModule(L.LightningModule):
     """A causal language model, trained by an objective on packed rollouts.
 
     Args:
-        model: Hub name, folder in Hugging Face format, or `module:function`: a Python function without arguments that
-            makes such a folder and returns its path. Code from the hub is never run.
+        model: Hub name, folder in Hugging Face format, or `module:function`: a Python function
+            without arguments that makes such a folder and returns its path. Code from the hub is
+            never run.
         objective: The loss; AIPO() if not given.
-        normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens per response
-            (`lrl.objectives.normalisation`); null takes the objective's default.
-        lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all weights.
+        normalise_by: Divisor of the losses of a step: `token`, `sequence`, or a number of tokens
+            per response (`lrl.objectives.normalisation`); null takes the objective's default.
+        lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all
+            weights.
         reference: A frozen policy to stay near to; null loads none.
-        abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the version in the trainer
-            wrote itself (`policy/mismatch_kl`, nats) is above this: the generators then compute something else.
+        abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
+            version in the trainer wrote itself (`policy/mismatch_kl`, nats) is above this: the
+            generators then compute something else.
         lr: Peak learning rate of AdamW.
         betas: AdamW's decay of the first and second moment.
         weight_decay: AdamW's weight decay, on every weight.
         warmup_steps: Steps over which the learning rate rises linearly to `lr`.
-        schedule: Learning rate after the warm-up. `linear` and `cosine` fall to 0 at `trainer.max_steps`.
+        schedule: Learning rate after the warm-up. `linear` and `cosine` fall to 0 at
+            `trainer.max_steps`.
         max_grad_norm: The gradient of a step is scaled down to this L2 norm; null never does.
-        dtype: Dtype of weights and optimizer state. With bfloat16 weights, updates below 1/256 of a weight are lost.
-        gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a third more time.
-        attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets transformers choose.
+        dtype: Dtype of weights and optimizer state. With bfloat16 weights, updates below 1/256 of a
+            weight are lost.
+        gradient_checkpointing: Recompute each layer in the backward pass: less memory, about a
+            third more time.
+        attention: Attention of transformers (`sdpa`, `eager`, `flash_attention_2`, ...); null lets
+            transformers choose.
         head_chunk_tokens: Response tokens with logits in memory at once.
     """
 
@@ -109,16 +117,32 @@ class PolicyModule(L.LightningModule):
         head_chunk_tokens: int = 1024,
     ) -> None:
         super().__init__()
-        instances("model", objective=(Objective, objective), lora=(LoRA, lora), reference=(Reference, reference))
+        instances(
+            "model",
+            objective=(Objective, objective),
+            lora=(LoRA, lora),
+            reference=(Reference, reference),
+        )
         self.automatic_optimization = False
-        self.model, self.objective = model, objective or AIPO()
-        self.normalise_by = check_normalise_by(self.objective.normalise_by if normalise_by is None else normalise_by)
-        self.lora, self.reference, self.abort_on_mismatch = lora, reference, abort_on_mismatch
+        self.model = model
+        self.objective = objective or AIPO()
+        self.normalise_by = check_normalise_by(
+            self.objective.normalise_by if normalise_by is None else normalise_by
+        )
+        self.lora = lora
+        self.reference = reference
+        self.abort_on_mismatch = abort_on_mismatch
         self.strict_loading = lora is None
-        self.lr, self.betas, self.weight_decay, self.max_grad_norm = lr, betas, weight_decay, max_grad_norm
-        self.warmup_steps, self.schedule = warmup_steps, schedule
-        self.dtype_name, self.attention = dtype, attention
-        self.gradient_checkpointing, self.head_chunk_tokens = gradient_checkpointing, head_chunk_tokens
+        self.lr = lr
+        self.betas = betas
+        self.weight_decay = weight_decay
+        self.max_grad_norm = max_grad_norm
+        self.warmup_steps = warmup_steps
+        self.schedule = schedule
+        self.dtype_name = dtype
+        self.attention = attention
+        self.gradient_checkpointing = gradient_checkpointing
+        self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
         self._sampling_is_proved = False
         self.responses_share_rows = False
@@ -130,8 +154,8 @@ class PolicyModule(L.LightningModule):
                 fault(f"model.{error}")
         if self.objective.needs_reference and reference is None:
             fault(
-                f"model.objective {type(self.objective).__name__} needs a reference policy: set model.reference to "
-                "lrl.Reference (its coefficient may stay 0)."
+                f"model.objective {type(self.objective).__name__} needs a reference policy: set "
+                "model.reference to lrl.Reference (its coefficient may stay 0)."
             )
         if lora is not None and reference is not None:
             reference.check_beside_adapters()
@@ -145,7 +169,8 @@ class PolicyModule(L.LightningModule):
 
     @cached_property
     def policy_folder(self) -> str:
-        """Folder or hub name of the first version, also of the generators. Runs `module:function` once."""
+        """Folder or hub name of the first version, also of the generators. Runs `module:function`
+        once."""
         return find_model(self.model)
 
     @cached_property
@@ -164,11 +189,13 @@ class PolicyModule(L.LightningModule):
         return stop_tokens(self.tokenizer, self.policy_folder)
 
     def configure_model(self) -> None:
-        """Loads the model into `self.network`, once, and tries whether its responses may share rows."""
+        """Loads the model into `self.network`, once, and tries whether its responses may share
+        rows."""
         if hasattr(self, "network"):
             return
-        # Lightning makes the GPU the default device here. lrl names each device itself: a generator of random numbers
-        # draws on its own device only, and the whole weights of a sharded policy have no room on one GPU.
+        # Lightning makes the GPU the default device here. lrl names each device itself: a generator
+        # of random numbers draws on its own device only, and the whole weights of a sharded policy
+        # have no room on one GPU.
         with torch.device("cpu"):
             self._open_network()
 
@@ -211,19 +238,30 @@ class PolicyModule(L.LightningModule):
 
     @property
     def data_parallel_size(self) -> int:
-        """Micro-batches that are trained at the same time; one a rank without tensor parallelism."""
+        """Micro-batches that are trained at the same time; one a rank without tensor
+        parallelism."""
         return self.ranks.size if self.sharding is None else self.sharding.data_parallel_size
 
     @property
     def compute_dtype(self) -> Dtype:
         """Dtype of the passes, outside of autocast."""
-        return "bfloat16" if self.sharding is not None and self.sharding.compute_dtype else self.dtype_name
+        return (
+            "bfloat16"
+            if self.sharding is not None and self.sharding.compute_dtype
+            else self.dtype_name
+        )
 
     @property
     def training_dtype(self) -> str:
         """Dtype of the passes that train, under the autocast of `trainer.precision`."""
         precision = "" if self._trainer is None else str(self.trainer.precision)
-        return "bfloat16" if "bf16" in precision else "float16" if precision[:3] == "16-" else self.compute_dtype
+        return (
+            "bfloat16"
+            if "bf16" in precision
+            else "float16"
+            if precision[:3] == "16-"
+            else self.compute_dtype
+        )
 
     @property
     def device_of_use(self) -> torch.device:
@@ -231,24 +269,32 @@ class PolicyModule(L.LightningModule):
         return self.device if self._trainer is None else self.trainer.strategy.root_device
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0 outside the mask.
+        """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0
+        outside the mask.
 
-        All that reads weights in training goes through here, so a strategy can shard this module as the root.
+        All that reads weights in training goes through here, so a strategy can shard this module as
+        the root.
         """
         return label_logprobs(self.network, micro, self.head_chunk_tokens)
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that train; without lrl's strategies, this process."""
-        return Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
+        return (
+            Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
+        )
 
     @collective
     @torch.no_grad()
-    def prompt_logprobs(self, token_ids: list[int], rounded_as: Rounded | None = None) -> list[float]:
-        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at temperature 1.
+    def prompt_logprobs(
+        self, token_ids: list[int], rounded_as: Rounded | None = None
+    ) -> list[float]:
+        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at
+        temperature 1.
 
-        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast. With `rounded_as`
-        they have errors as large as the rounding of that number format makes them.
+        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast.
+        With `rounded_as` they have errors as large as the rounding of that number format makes
+        them.
         """
         micro = text_as_micro_batch(token_ids, self.device_of_use)
         errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
@@ -264,7 +310,8 @@ class PolicyModule(L.LightningModule):
 
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank computes a share."""
+        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
+        computes a share."""
         size = self.data_parallel_size
         together = self.ranks.size // size
         share = list(batches[self.ranks.rank // together :: size])
@@ -272,7 +319,9 @@ class PolicyModule(L.LightningModule):
             share.append(blank())  # all ranks take part in a pass
         own = [self._reference_logprobs(each.to(self.device_of_use)) for each in share]
         found = self.ranks.gather(own)[::together]
-        return [found[number % size][number // size] for number in range(len(batches) if found else 0)]
+        return [
+            found[number % size][number // size] for number in range(len(batches) if found else 0)
+        ]
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
         if not self.reference_is_base:
@@ -283,7 +332,8 @@ class PolicyModule(L.LightningModule):
         return found.cpu()
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
-        """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it for your own loss."""
+        """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it
+        for your own loss."""
         tokens = Tokens.select(self(micro), micro, self.diagnostics.version)
         self.diagnostics.add(self.objective, tokens)
         losses = self.objective.token_losses(tokens)
@@ -292,20 +342,31 @@ class PolicyModule(L.LightningModule):
         return (token_weights(self.normalise_by, tokens.responses) * losses).sum()
 
     def training_step(self, step: Step, batch_idx: int) -> None:
-        """Does one optimizer step; the policy's version grows by one, also if the step has no token."""
+        """Does one optimizer step; the policy's version grows by one, also if the step has no
+        token."""
         self.diagnostics = Diagnostics(version=self.trainer.global_step)
         loss = torch.zeros((), device=self.device_of_use)
         for micro in step:
             loss += self._add_gradient(micro)
-        if step.num_tokens and self.sharding is not None and self.sharding.reduce_gradients == "once":
+        if (
+            step.num_tokens
+            and self.sharding is not None
+            and self.sharding.reduce_gradients == "once"
+        ):
             with self.sharding.reduces(self):
                 self._add_gradient(blank())
-        trained = [weight for group in self.trainer.optimizers[0].param_groups for weight in group["params"]]
+        trained = [
+            weight
+            for group in self.trainer.optimizers[0].param_groups
+            for weight in group["params"]
+        ]
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
         metrics = self._metrics(loss, divisor)
         scale = self.data_parallel_size / divisor  # the sum over ranks was divided by their number
-        metrics["grad_norm"] = scale_and_clip(trained, scale, self.max_grad_norm, self.trainer.global_step)
+        metrics["grad_norm"] = scale_and_clip(
+            trained, scale, self.max_grad_norm, self.trainer.global_step
+        )
         for name, value in metrics.items():
             self.log(f"policy/{name}", value, prog_bar=name == "lag_mean")
         # Lightning counts these calls, and so the versions: step also without gradients.
@@ -328,11 +389,16 @@ class PolicyModule(L.LightningModule):
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
         """Returns the step's metrics over all ranks.
 
-        Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from the policy.
+        Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from
+        the policy.
         """
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
-        together = self.trainer.world_size // self.data_parallel_size  # these ranks have counted the same
-        diagnostics.sums = reduce(diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum")
+        together = (
+            self.trainer.world_size // self.data_parallel_size
+        )  # these ranks have counted the same
+        diagnostics.sums = reduce(
+            diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum"
+        )
         diagnostics.maxima = reduce(diagnostics.maxima.to(self.device_of_use), reduce_op="max")
         found = diagnostics.result()
         self._prove_sampling(found)
@@ -342,13 +408,18 @@ class PolicyModule(L.LightningModule):
         return found | {"loss": reduce(loss / together, reduce_op="sum") / divisor}
 
     def _prove_sampling(self, metrics: dict[str, float]) -> None:
-        """Compares, once in a fit, the log-probs of sampled tokens (`lrl.weights.sampled_proof`)."""
+        """Compares, once in a fit, the log-probs of sampled tokens
+        (`lrl.weights.sampled_proof`)."""
         if self._sampling_is_proved or self.diagnostics.fresh_tokens < ENOUGH_TOKENS:
             return
         sync = getattr(getattr(self.trainer, "datamodule", None), "weight_sync", None)  # rank 0's
-        allowed = self.trainer.strategy.broadcast(None if sync is None else sync.sampled_tolerance(self.trainer, self))
+        allowed = self.trainer.strategy.broadcast(
+            None if sync is None else sync.sampled_tolerance(self.trainer, self)
+        )
         if allowed is not None:
-            options = getattr(getattr(self.trainer.strategy, "server_settings", None), "extra_args", {})
+            options = getattr(
+                getattr(self.trainer.strategy, "server_settings", None), "extra_args", {}
+            )
             check_sampled(metrics, allowed, options, self.trainer.global_step)
             self._sampling_is_proved = True
 
@@ -356,7 +427,8 @@ class PolicyModule(L.LightningModule):
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
 
     def validation_step(self, evaluation: Any, batch_idx: int) -> None:
-        """Runs one evaluation (`lrl.callbacks.Evaluation`) of the current policy and logs its metrics."""
+        """Runs one evaluation (`lrl.callbacks.Evaluation`) of the current policy and logs its
+        metrics."""
         self.log_dict(evaluation.run(self.trainer), batch_size=1, add_dataloader_idx=False)
 
     # ---- the optimizer
@@ -364,12 +436,15 @@ class PolicyModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Returns AdamW and its schedule, with one scheduler step per optimizer step.
 
-        Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`, `weight_decay`,
-        `warmup_steps` and `schedule` are then only yours to read. A scheduler is stepped at its `interval`, as in
-        Lightning: an epoch unless it is `step`. A resumed run has the optimizer state of its checkpoint.
+        Override it for any other optimizer, parameter groups and scheduler; `lr`, `betas`,
+        `weight_decay`, `warmup_steps` and `schedule` are then only yours to read. A scheduler is
+        stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A resumed run has
+        the optimizer state of its checkpoint.
         """
         trained = [weight for weight in self.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        optimizer = torch.optim.AdamW(
+            trained, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
+        )
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
         scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -381,7 +456,8 @@ class PolicyModule(L.LightningModule):
 
     @property
     def reference_is_base(self) -> bool:
-        """Whether the reference is the policy without its adapters, which needs no memory of its own."""
+        """Whether the reference is the policy without its adapters, which needs no memory of its
+        own."""
         return self.lora is not None and self.reference is not None and self.reference.model is None
 
     def setup(self, stage: str) -> None:
@@ -394,7 +470,8 @@ class PolicyModule(L.LightningModule):
                 self.reference.open_sharded(*settings, self.sharding, self.ranks)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the reference's state."""
+        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
+        reference's state."""
         folder = self.policy_folder
         checkpoint["policy_folder"] = os.path.abspath(folder) if os.path.exists(folder) else folder
         checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
@@ -404,36 +481,50 @@ class PolicyModule(L.LightningModule):
             checkpoint["reference"] = self.reference.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the state of the reference. Raises ConfigError for a checkpoint with other adapters."""
+        """Restores the state of the reference. Raises ConfigError for a checkpoint with other
+        adapters."""
         saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
         if saved != own:
             raise ConfigError(
-                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with the same."
+                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
+                "the same."
             )
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
     def on_train_start(self) -> None:
-        """Moves the reference to the policy's device; lets the config win over a checkpoint's optimizer settings."""
+        """Moves the reference to the policy's device; lets the config win over a checkpoint's
+        optimizer settings."""
         self._sampling_is_proved = False
         if self.reference is not None and self.sharding is None and not self.reference_is_base:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
-            restart_at(self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings)
+            restart_at(
+                self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings
+            )
 
     # ---- the weights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what a checkpoint holds: all weights, or the adapters alone."""
         found = super().state_dict(*args, **kwargs)
-        return found if self.lora is None else {name: found[name] for name in found if is_adapter(name)}
+        return (
+            found
+            if self.lora is None
+            else {name: found[name] for name in found if is_adapter(name)}
+        )
 
     @collective
     def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or `named_weights` of a policy without."""
+        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or `named_weights` of a
+        policy without."""
         shard_again(self)
-        return checkpoint_weights(self.network) if self.lora is None else named(whole_adapters(self.network))
+        return (
+            checkpoint_weights(self.network)
+            if self.lora is None
+            else named(whole_adapters(self.network))
+        )
 
     @collective
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -448,12 +539,16 @@ class PolicyModule(L.LightningModule):
     def export(self, folder: Path) -> None:
         """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
 
-        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format. All that training
-        does not change is as in the first version's folder.
+        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's
+        format. All that training does not change is as in the first version's folder.
         """
         shard_again(self)
         weights = on_cpu(whole_tensors(self.network))
-        adapters = [(name, down.cpu(), up.cpu()) for name, down, up in whole_adapters(self.network) if not up.is_meta]
+        adapters = [
+            (name, down.cpu(), up.cpu())
+            for name, down, up in whole_adapters(self.network)
+            if not up.is_meta
+        ]
         if self.ranks.rank == 0:
             save_policy(
                 self.network,

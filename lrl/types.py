@@ -1,6 +1,8 @@
-"""Data types of the flow: a `Prompt` becomes a `Group` of `Rollout`s, and groups become the `MicroBatch`es of a step.
+"""Data types of the flow: a `Prompt` becomes a `Group` of `Rollout`s, and groups become the
+`MicroBatch`es of a step.
 
-Units are the same everywhere: lengths in tokens, log-probs in nats, versions in optimizer steps done.
+Units are the same everywhere: lengths in tokens, log-probs in nats, versions in optimizer steps
+done.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Prompt:
     token_ids: list[int]
     """The prompt for the generator, special tokens included."""
     text: str
-    """The prompt as its author wrote it (for chat messages: the last user message). Rewards and logs see this."""
+    """The prompt as its author wrote it (for chat messages: the last user message). Rewards and
+    logs see this."""
     columns: dict[str, Any] = field(default_factory=dict)
     """The row's other columns, which every reward gets by name (`answer`, `level`, ...)."""
 
@@ -33,7 +36,8 @@ ENVIRONMENT = -(2**31)
 
 
 class Turn(NamedTuple):
-    """A stretch of a rollout that the policy wrote in one request: its tokens from `start` to before `stop`."""
+    """A stretch of a rollout that the policy wrote in one request: its tokens from `start` to
+    before `stop`."""
 
     start: int
     stop: int
@@ -41,7 +45,8 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One trajectory behind a prompt: turns of the policy, and between them tokens of an environment (none today).
+    """One trajectory behind a prompt: turns of the policy, and between them tokens of an
+    environment (none today).
 
     The three lists are equally long, and grow together while it is being written.
     """
@@ -49,25 +54,30 @@ class Rollout:
     token_ids: list[int] = field(default_factory=list)
     """All tokens; the end-of-sequence token is among them when the response ended by itself."""
     logprobs: list[float] = field(default_factory=list)
-    """Behaviour log-prob of each token in nats: log mu(token) under the distribution from which it was sampled; 0 for
-    an environment's token."""
+    """Behaviour log-prob of each token in nats: log mu(token) under the distribution from which it
+    was sampled; 0 for an environment's token."""
     versions: list[int] = field(default_factory=list)
-    """Policy version that wrote each token, or `ENVIRONMENT`. An in-flight sync makes them grow within one response."""
+    """Policy version that wrote each token, or `ENVIRONMENT`. An in-flight sync makes them grow
+    within one response."""
     finish_reason: str = ""
-    """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being written."""
+    """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being
+    written."""
     text: str = ""
-    """The tokens decoded, without the end of the response (`RolloutDataModule.skip_special_tokens`). Never tokenised
-    again."""
+    """The tokens decoded, without the end of the response
+    (`RolloutDataModule.skip_special_tokens`). Never tokenised again."""
     reward: float | None = None
-    """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a reward)."""
+    """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a
+    reward)."""
     reward_parts: dict[str, float] = field(default_factory=dict)
     """Each reward by name, before its weight."""
     reference_logprobs: list[float] | None = None
     """Log-prob of each token in nats under the reference policy; None without one."""
     kl_penalty: float = 0.0
-    """KL penalty that is subtracted from the reward before the baseline; 0 unless it is configured."""
+    """KL penalty that is subtracted from the reward before the baseline; 0 unless it is
+    configured."""
     reward_failure: str | None = None
-    """Cause of a missing reward: one of `lrl.rewards.failure_stats.KINDS`, a colon and the message."""
+    """Cause of a missing reward: one of `lrl.rewards.failure_stats.KINDS`, a colon and the
+    message."""
 
     @property
     def finished(self) -> bool:
@@ -100,17 +110,20 @@ class Group:
     """All rollouts of one prompt: the unit of admission and training."""
 
     index: int
-    """Place in the run's endless row of prompts: epoch * prompts per epoch + position in the epoch."""
+    """Place in the run's endless row of prompts: epoch * prompts per epoch + position in the
+    epoch."""
     prompt: Prompt
     rollouts: list[Rollout] = field(default_factory=list)
     admitted_by: int = 0
     """Generator version at the group's admission; none of its tokens is older."""
     due: int = 0
-    """Step that trains it if groups are trained in the order of admission; not saved in a checkpoint."""
+    """Step that trains it if groups are trained in the order of admission; not saved in a
+    checkpoint."""
     scoring_s: float = 0.0
     """Seconds between its last token and its last reward."""
     asked_s: float | None = None
-    """Time of the request on the controller's clock; None if a checkpoint had all responses whole."""
+    """Time of the request on the controller's clock; None if a checkpoint had all responses
+    whole."""
     written_s: float | None = None
     """End of its last response, on the same clock."""
     reference_version: int | None = None
@@ -129,7 +142,10 @@ class Group:
     @property
     def num_tokens(self) -> int:
         """Tokens that the policy wrote so far, over all rollouts."""
-        return sum(len(rollout.token_ids) - rollout.versions.count(ENVIRONMENT) for rollout in self.rollouts)
+        return sum(
+            len(rollout.token_ids) - rollout.versions.count(ENVIRONMENT)
+            for rollout in self.rollouts
+        )
 
     @property
     def has_tokens(self) -> bool:
@@ -138,7 +154,8 @@ class Group:
 
     @property
     def oldest_version(self) -> int:
-        """Smallest version among the policy's tokens of the group; ValueError for a group without one."""
+        """Smallest version among the policy's tokens of the group; ValueError for a group without
+        one."""
         return min(version for rollout in self.rollouts for version in rollout.policy_versions)
 
 
@@ -146,14 +163,15 @@ class Group:
 class MicroBatch:
     """Rollouts packed into rows of equal length, for one forward and backward pass.
 
-    R rows of L tokens. Several rollouts may share a row, if the policy keeps them apart (`lrl.training.isolation`);
-    `position_ids` start again at 0 with each of them, and attention builds its block-diagonal mask from that. All
-    per-token fields are aligned with the position that *predicts* the token: `labels[r, i]` is the token after
-    `input_ids[r, i]`.
+    R rows of L tokens. Several rollouts may share a row, if the policy keeps them apart
+    (`lrl.training.isolation`); `position_ids` start again at 0 with each of them, and attention
+    builds its block-diagonal mask from that. All per-token fields are aligned with the position
+    that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
     """
 
     input_ids: Tensor
-    """int64 [R, L]: prompt and response tokens; padding repeats the row's last token, as a separate sequence."""
+    """int64 [R, L]: prompt and response tokens; padding repeats the row's last token, as a separate
+    sequence."""
     position_ids: Tensor
     """int64 [R, L]: position within the rollout (prompt included)."""
     labels: Tensor
@@ -169,13 +187,16 @@ class MicroBatch:
     sequence_ids: Tensor
     """int64 [R, L]: number of the rollout within this micro-batch, from 0; -1 for padding."""
     group_ids: Tensor
-    """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for padding."""
+    """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for
+    padding."""
     temperature: float
     """Sampling temperature of the run: the policy divides its logits by it."""
     reference_logprobs: Tensor | None = None
-    """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is false; or None."""
+    """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is
+    false; or None."""
     partial: bool = False
-    """Whether `mask` has only some of a response's own tokens, because the others are too old to train."""
+    """Whether `mask` has only some of a response's own tokens, because the others are too old to
+    train."""
 
     @property
     def num_tokens(self) -> int:
@@ -194,12 +215,17 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Returns the micro-batch with every tensor on `device`."""
-        tensors = {name: getattr(self, name) for name in self.__slots__ if isinstance(getattr(self, name), Tensor)}
+        tensors = {
+            name: getattr(self, name)
+            for name in self.__slots__
+            if isinstance(getattr(self, name), Tensor)
+        }
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 class Step(Protocol):
-    """The micro-batches of one optimizer step. Iterating may wait for rollouts; the counts are right at its end."""
+    """The micro-batches of one optimizer step. Iterating may wait for rollouts; the counts are
+    right at its end."""
 
     def __iter__(self) -> Iterator[MicroBatch]: ...
 
@@ -221,12 +247,14 @@ LEAST_TEMPERATURE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Settings of one request. It has no setting under which the log-probs would be wrong (top-p, penalties).
+    """Settings of one request. It has no setting under which the log-probs would be wrong (top-p,
+    penalties).
 
     Args:
         n: Responses per prompt.
         max_tokens: Most tokens of a response.
-        temperature: Divisor of the logits before sampling, at least `LEAST_TEMPERATURE`; 0 is greedy.
+        temperature: Divisor of the logits before sampling, at least `LEAST_TEMPERATURE`; 0 is
+            greedy.
         stop_tokens: Tokens that end a response; each is its last one then.
     """
 
@@ -236,7 +264,8 @@ class Sampling:
     stop_tokens: tuple[int, ...] = ()
 
     def as_vllm(self, n: int, written: int) -> dict[str, Any]:
-        """Returns the `sampling_params` of a request for `n` responses that have `written` tokens already."""
+        """Returns the `sampling_params` of a request for `n` responses that have `written` tokens
+        already."""
         return {
             "n": n,
             "max_tokens": self.max_tokens - written,

@@ -1,9 +1,11 @@
-"""Shared by all tests: few threads, no hub, no stopwatch, and one real vLLM server that lives as long as the session.
+"""Shared by all tests: few threads, no hub, no stopwatch, and one real vLLM server that lives as
+long as the session.
 
 `make test` has three sessions beside one another, each with a server and some of the files.
 
-A server takes many seconds to start. Every run syncs its own weights at its start, so runs of one architecture can
-follow one another on one server; only the tests of starting and ending servers start their own.
+A server takes many seconds to start. Every run syncs its own weights at its start, so runs of one
+architecture can follow one another on one server; only the tests of starting and ending servers
+start their own.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Its sitecustomize.py says what for.
-os.environ["PYTHONPATH"] = f"{os.path.dirname(__file__)}/collector:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
-os.environ["CXX"] = "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
+os.environ["PYTHONPATH"] = (
+    f"{os.path.dirname(__file__)}/collector:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+)
+os.environ["CXX"] = (
+    "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
+)
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,14 +30,16 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-# Not Lightning and transformers: the process that deals out the tests imports this file, and the others wait for it.
+# Not Lightning and transformers: the process that deals out the tests imports this file, and the
+# others wait for it.
 if TYPE_CHECKING:
     from tests.lent_server import LentServer
 
 gc.disable()  # until `pytest_collection_finish`
 
-# Without a deadline: a busy machine took 0.3 s for what takes it 7 ms. The same examples in every run: a rare one that
-# fails is found with LRL_SCHEDULES or another profile, and not by chance in somebody's change.
+# Without a deadline: a busy machine took 0.3 s for what takes it 7 ms. The same examples in every
+# run: a rare one that fails is found with LRL_SCHEDULES or another profile, and not by chance in
+# somebody's change.
 settings.register_profile("untimed", deadline=None, derandomize=True)
 settings.load_profile("untimed")
 
@@ -42,7 +50,8 @@ LONG = ("runs", "strategies", "generators")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spreads the files of `LONG` evenly over the first three quarters of all files.
 
-    With all of them first, or in the order of the folders, the cores were idle for a seventh of the time.
+    With all of them first, or in the order of the folders, the cores were idle for a seventh of the
+    time.
     """
     files = dict.fromkeys(item.path for item in items)
     long = [path for path in files if path.parent.name in LONG]
@@ -53,28 +62,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The garbage collector never looks at what imports have made: tests of settings take a seventh less."""
+    """The garbage collector never looks at what imports have made: tests of settings take a seventh
+    less."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def no_rank_of_another_run() -> Iterator[None]:
-    """A test that leaves Lightning's variable has later runs of this process wait for ranks that nobody starts."""
+    """A test that leaves Lightning's variable has later runs of this process wait for ranks that
+    nobody starts."""
     yield
     assert os.environ.pop("LOCAL_RANK", None) is None
 
 
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama with random weights: it ends a response at one token in 259, so responses are long."""
+    """A small Llama with random weights: it ends a response at one token in 259, so responses are
+    long."""
     from tests.tiny_policies import tiny_llama
 
     return tiny_llama(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="session")
-def lent_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentServer]:
+def lent_server(
+    policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LentServer]:
     """A running vLLM server of that architecture."""
     from tests.lent_server import LentServer, start_server
 

@@ -1,4 +1,5 @@
-"""Rows for tests: real ones where a copy of the data lies beside the checkout, else made-up ones of the same form."""
+"""Rows for tests: real ones where a copy of the data lies beside the checkout, else made-up ones of
+the same form."""
 
 import json
 from itertools import cycle, islice
@@ -9,15 +10,27 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 
 GSM8K = [
     {
-        "question": "Ann picks 3 baskets of 12 pears and gives away 9 pears. How many pears are left?",
-        "answer": "She picks 3*12=<<3*12=36>>36 pears.\nShe keeps 36-9=<<36-9=27>>27 pears.\n#### 27",
+        "question": (
+            "Ann picks 3 baskets of 12 pears and gives away 9 pears. How many pears are left?"
+        ),
+        "answer": (
+            "She picks 3*12=<<3*12=36>>36 pears.\nShe keeps 36-9=<<36-9=27>>27 pears.\n#### 27"
+        ),
     },
     {
-        "question": "A ticket costs $1,250 and a meal costs $40. How much do two of each cost in dollars?",
-        "answer": "One of each costs 1250+40=$<<1250+40=1290>>1290.\nTwo cost 2*1290=$<<2*1290=2580>>2,580\n#### 2,580",
+        "question": (
+            "A ticket costs $1,250 and a meal costs $40. How much do two of each cost in dollars?"
+        ),
+        "answer": (
+            "One of each costs 1250+40=$<<1250+40=1290>>1290.\nTwo cost "
+            "2*1290=$<<2*1290=2580>>2,580\n#### 2,580"
+        ),
     },
     {
-        "question": "It was 4 degrees at noon and 11 degrees colder at night. How many degrees was it at night?",
+        "question": (
+            "It was 4 degrees at noon and 11 degrees colder at night. How many degrees was it at "
+            "night?"
+        ),
         "answer": "At night it was 4-11=<<4-11=-7>>-7 degrees.\n#### -7",
     },
 ]
@@ -32,16 +45,25 @@ MATH = [
         "unique_id": "test/algebra/1.json",
     },
     {
-        "problem": "A fair coin is thrown twice. How likely are two heads? Answer with a common fraction.",
-        "solution": "Each throw is independent, so it is $\\frac12\\cdot\\frac12=\\boxed{\\frac{1}{4}}$.",
+        "problem": (
+            "A fair coin is thrown twice. How likely are two heads? Answer with a common fraction."
+        ),
+        "solution": (
+            "Each throw is independent, so it is $\\frac12\\cdot\\frac12=\\boxed{\\frac{1}{4}}$."
+        ),
         "answer": "\\frac{1}{4}",
         "subject": "Counting & Probability",
         "level": 3,
         "unique_id": "test/counting_and_probability/2.json",
     },
     {
-        "problem": "Write the point $(0,2)$ in polar form $(r,\\theta)$ with $r > 0$ and $0 \\le \\theta < 2\\pi$.",
-        "solution": "The point is 2 above the origin: $\\boxed{\\left( 2, \\frac{\\pi}{2} \\right)}$.",
+        "problem": (
+            "Write the point $(0,2)$ in polar form $(r,\\theta)$ with $r > 0$ and $0 \\le \\theta "
+            "< 2\\pi$."
+        ),
+        "solution": (
+            "The point is 2 above the origin: $\\boxed{\\left( 2, \\frac{\\pi}{2} \\right)}$."
+        ),
         "answer": "\\left( 2, \\frac{\\pi}{2} \\right)",
         "subject": "Precalculus",
         "level": 2,

@@ -6,7 +6,9 @@ import http.client
 from urllib.parse import urlsplit
 
 
-def call(url: str, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> tuple[int, bytes]:
+def call(
+    url: str, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+) -> tuple[int, bytes]:
     """Status and body of the response."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120.0)

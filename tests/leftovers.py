@@ -40,16 +40,21 @@ def living(mark: str) -> list[psutil.Process]:
     """The processes that carry the mark in their environment: whatever was started, and by whom."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for pid in psutil.pids():
-        # Read here: psutil takes three times as long, and tests that wait look at all processes many times.
+        # Read here: psutil takes three times as long, and tests that wait look at all processes
+        # many times.
         with contextlib.suppress(OSError, psutil.NoSuchProcess):
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and pid != os.getpid():
+            if (
+                wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                and pid != os.getpid()
+            ):
                 found.append(psutil.Process(pid))
     return [process for process in found if lives(process)]
 
 
 def every_process() -> Iterator[psutil.Process]:
-    """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next two calls miss the
-    new process, and the kernel begins again after 32,768 pids, which a few sessions of tests use up."""
+    """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next
+    two calls miss the new process, and the kernel begins again after 32,768 pids, which a few
+    sessions of tests use up."""
     for pid in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(pid)
@@ -72,7 +77,8 @@ def lives(process: psutil.Process) -> bool:
 
 
 def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
-    """How the names of files in shared memory begin that the supervisors among `processes` will remove."""
+    """How the names of files in shared memory begin that the supervisors among `processes` will
+    remove."""
     found = []
     for process in processes:
         said = words(process)
@@ -82,19 +88,27 @@ def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
-    """New files there that belong to nobody who lives: no process has mapped them, and no supervisor will remove
-    them."""
+    """New files there that belong to nobody who lives: no process has mapped them, and no
+    supervisor will remove them."""
     used, kept = mapped(psutil.pids()), prefixes(every_process())
-    new = [entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used]
+    new = [
+        entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used
+    ]
     return {entry.name for entry in new if not entry.name.startswith(kept)}
 
 
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Body of a fixture: yields the mark that child processes carry, then waits until nothing of them is left."""
-    mark, scratch = uuid.uuid4().hex, tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
+    """Body of a fixture: yields the mark that child processes carry, then waits until nothing of
+    them is left."""
+    mark, scratch = (
+        uuid.uuid4().hex,
+        tempfile.mkdtemp(),
+    )  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
-    monkeypatch.setattr(tempfile, "tempdir", scratch)  # of this process, which may have looked already
+    monkeypatch.setattr(
+        tempfile, "tempdir", scratch
+    )  # of this process, which may have looked already
     before = set(os.listdir(SHM))
     yield mark
     wait_for_none(lambda: living(mark), 60.0, "its processes")

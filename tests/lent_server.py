@@ -24,10 +24,21 @@ def start_server(
     token: str | None = None,
     extra_args: dict[str, Any] | None = None,
 ) -> Server:
-    """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose engine is the same."""
+    """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose
+    engine is the same."""
     settings = ServerSettings(max_model_len=512, max_num_seqs=96, dtype=dtype, kv_cache_gib=0.1)
     settings.extra_args = extra_args or {}  # also such as are refused
-    words = (str(model), settings, "shared_memory", [], folder, number, secrets.token_hex(4), token, {})
+    words = (
+        str(model),
+        settings,
+        "shared_memory",
+        [],
+        folder,
+        number,
+        secrets.token_hex(4),
+        token,
+        {},
+    )
     server = Server(*words, Pull.middleware)  # type: ignore[arg-type]
     server.start()
     server.wait_ready()
@@ -54,12 +65,17 @@ class LentServer:
 
 
 class Borrowing(lrl.AsyncSingleDevice):
-    """The strategy with lent servers in the place of its own; with more than one, the last is for evaluation."""
+    """The strategy with lent servers in the place of its own; with more than one, the last is for
+    evaluation."""
 
     def __init__(self, *servers: LentServer, **settings: Any) -> None:
-        super().__init__(generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings)
+        super().__init__(
+            generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings
+        )
         self.lent = servers
-        self.run_id = servers[0].run_id  # should the tests be killed, the server's supervisor removes the weights' file
+        self.run_id = servers[
+            0
+        ].run_id  # should the tests be killed, the server's supervisor removes the weights' file
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

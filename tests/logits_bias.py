@@ -1,4 +1,5 @@
-"""A processor of logits, as a vLLM server loads it: it changes what is sampled, and the log-probs of that alone."""
+"""A processor of logits, as a vLLM server loads it: it changes what is sampled, and the log-probs
+of that alone."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from ipaddress import IPv4Address
 
 import pytest
 
-# A network of four addresses for each process, by its pid (at most 22 bits): two sessions of tests side by side had the
-# same one, and their packets went to the namespace that was made first.
+# A network of four addresses for each process, by its pid (at most 22 bits): two sessions of tests
+# side by side had the same one, and their packets went to the namespace that was made first.
 NETWORK = IPv4Address("10.0.0.0") + 4 * os.getpid()
 HERE, THERE = str(NETWORK + 1), str(NETWORK + 2)
 _CLONE_NEWNET = 0x40000000
@@ -22,7 +22,8 @@ _CLONE_NEWNET = 0x40000000
 
 @contextmanager
 def network_namespace() -> Iterator[str]:
-    """Yields the name of one that is reached at `THERE`, and from which this one is reached at `HERE`."""
+    """Yields the name of one that is reached at `THERE`, and from which this one is reached at
+    `HERE`."""
     name = f"lrl-{uuid.uuid4().hex[:6]}"
     here, there = f"{name[4:]}h", f"{name[4:]}t"
     with ExitStack() as ends:
@@ -30,14 +31,19 @@ def network_namespace() -> Iterator[str]:
             _ip("netns", "add", name)
             ends.callback(_ip, "netns", "delete", name)
             _ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", name)
-            # A process or a socket that ends late keeps a deleted namespace, and with it this address: a host of the
-            # next one, at the same address, was not reached for two minutes.
+            # A process or a socket that ends late keeps a deleted namespace, and with it this
+            # address: a host of the next one, at the same address, was not reached for two minutes.
             ends.callback(_ip, "link", "delete", here)
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespace can be made here, which needs root and iproute2: {error}")
+            pytest.skip(
+                f"no network namespace can be made here, which needs root and iproute2: {error}"
+            )
         _ip("address", "add", f"{HERE}/30", "dev", here)
         _ip("link", "set", here, "up")
-        for words in (["address", "add", f"{THERE}/30", "dev", there], ["link", "set", there, "up"]):
+        for words in (
+            ["address", "add", f"{THERE}/30", "dev", there],
+            ["link", "set", there, "up"],
+        ):
             _ip("-n", name, *words)
         _ip("-n", name, "link", "set", "lo", "up")
         yield name
@@ -53,7 +59,10 @@ class Machine:
 
     def enter(self) -> None:
         """Moves this thread, and those that it will start, into the namespace."""
-        libc, file = ctypes.CDLL(None, use_errno=True), os.open(f"/run/netns/{self.name}", os.O_RDONLY)
+        libc, file = (
+            ctypes.CDLL(None, use_errno=True),
+            os.open(f"/run/netns/{self.name}", os.O_RDONLY),
+        )
         if libc.setns(file, _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns into {self.name}")
         os.close(file)
@@ -74,16 +83,30 @@ class Machine:
 def two_machines() -> Iterator[tuple[Machine, Machine]]:
     """Yields two namespaces that reach each other and nothing else; several pairs do not meet."""
     mark = uuid.uuid4().hex[:6]
-    first, second = (Machine(f"lrl-{mark}-{n}", f"10.213.0.{n + 1}", f"v{mark}{n}") for n in range(2))
+    first, second = (
+        Machine(f"lrl-{mark}-{n}", f"10.213.0.{n + 1}", f"v{mark}{n}") for n in range(2)
+    )
     with ExitStack() as ends:
         try:
             for one in (first, second):
                 _ip("netns", "add", one.name)
                 ends.callback(_ip, "netns", "delete", one.name)
-            ends_of_it = ("netns", first.name, "type", "veth", "peer", "name", second.cable, "netns", second.name)
+            ends_of_it = (
+                "netns",
+                first.name,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                second.cable,
+                "netns",
+                second.name,
+            )
             _ip("link", "add", first.cable, *ends_of_it)
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces can be made here, which needs root and iproute2: {error}")
+            pytest.skip(
+                f"no network namespaces can be made here, which needs root and iproute2: {error}"
+            )
         for one in (first, second):
             _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", one.cable)
             _ip("-n", one.name, "link", "set", one.cable, "up")

@@ -1,4 +1,5 @@
-"""A reward that a random policy earns in different amounts; importable, since reward workers are processes."""
+"""A reward that a random policy earns in different amounts; importable, since reward workers are
+processes."""
 
 import time
 
@@ -15,11 +16,14 @@ def slow_brevity(prompt: str, response: str, *, num_tokens: int, **columns: obje
 
 
 def variety(prompt: str, response: str, **columns: object) -> float:
-    """The more different characters the better: responses that all reach the limit differ in it, too."""
+    """The more different characters the better: responses that all reach the limit differ in it,
+    too."""
     return len(set(response)) / 64
 
 
-def brevity_of_even_sums(prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object) -> float:
+def brevity_of_even_sums(
+    prompt: str, response: str, *, answer: str, num_tokens: int, **columns: object
+) -> float:
     """Shorter is better where the answer is an even number, else all answers are worth the same."""
     return -num_tokens / 64 if int(answer) % 2 == 0 else 0.0
 
@@ -30,5 +34,6 @@ def nan_if_even(prompt: str, response: str, **columns: object) -> float:
 
 
 def nan_if_long(prompt: str, response: str, *, num_tokens: int, **columns: object) -> float:
-    """1 for an answer of a token or two, as the trial before a run makes one up, else no reward at all."""
+    """1 for an answer of a token or two, as the trial before a run makes one up, else no reward at
+    all."""
     return 1.0 if num_tokens < 3 else float("nan")

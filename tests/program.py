@@ -1,7 +1,8 @@
-"""A program of the tests, in a process of its own: `python -m tests.program MODULE ARGUMENTS` calls `main` of MODULE.
+"""A program of the tests, in a process of its own: `python -m tests.program MODULE ARGUMENTS` calls
+`main` of MODULE.
 
-A spawned reward worker imports the program that was run, and here that is nothing: with Lightning at the top of the
-file, every worker took a core nine seconds.
+A spawned reward worker imports the program that was run, and here that is nothing: with Lightning
+at the top of the file, every worker took a core nine seconds.
 """
 
 import importlib
@@ -23,7 +24,8 @@ def start(module: str, *arguments: object, **how: Any) -> subprocess.Popen[str]:
 if __name__ == "__main__":
     from lrl.system.quick_imports import quick_imports
 
-    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this program.
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this
+    # program.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with quick_imports():
         program = importlib.import_module(sys.argv[1])

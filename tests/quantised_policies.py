@@ -22,7 +22,9 @@ def quantised(method: str, folder: Path, method_settings: dict[str, Any] | None 
     """Writes a tiny model in a form that lrl reads, mxfp4 or fp8; returns the folder."""
     tokens = {"vocab_size": 259, "eos_token_id": 2, "pad_token_id": 0}
     if method == "mxfp4":
-        save_tiny("gpt_oss", folder, hidden_size=64, intermediate_size=96, num_local_experts=3, **tokens)
+        save_tiny(
+            "gpt_oss", folder, hidden_size=64, intermediate_size=96, num_local_experts=3, **tokens
+        )
     else:
         save_tiny("qwen3", folder, hidden_size=40, intermediate_size=48, head_dim=8, **tokens)
     weights = load_file(folder / "model.safetensors")
@@ -30,8 +32,12 @@ def quantised(method: str, folder: Path, method_settings: dict[str, Any] | None 
     if method == "mxfp4":
         write(folder, {name: one for each in weights.items() for name, one in mxfp4(*each)}, form)
     else:
-        form |= {"weight_block_size": list(BLOCK), "activation_scheme": "dynamic"} | (method_settings or {})
-        write(folder, {name: one for each in weights.items() for name, one in fp8(*each, form)}, form)
+        form |= {"weight_block_size": list(BLOCK), "activation_scheme": "dynamic"} | (
+            method_settings or {}
+        )
+        write(
+            folder, {name: one for each in weights.items() for name, one in fp8(*each, form)}, form
+        )
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -50,8 +56,12 @@ def mxfp4(name: str, weight: Tensor) -> Iterable[tuple[str, Tensor]]:
         return {name: weight.bfloat16()}.items()
     experts, inputs, outputs = weight.shape
     draw = torch.Generator().manual_seed(inputs)
-    blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=draw)
-    scales = torch.randint(118, 124, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=draw)
+    blocks = torch.randint(
+        0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8, generator=draw
+    )
+    scales = torch.randint(
+        118, 124, (experts, outputs, inputs // 32), dtype=torch.uint8, generator=draw
+    )
     return {f"{name}_blocks": blocks, f"{name}_scales": scales}.items()
 
 
@@ -66,6 +76,8 @@ def fp8(name: str, weight: Tensor, form: dict[str, Any]) -> Iterable[tuple[str, 
         for column in range(0, weight.shape[1], columns):
             part = weight[row : row + rows, column : column + columns]
             scales[-1].append(part.abs().max().item() / 448)
-            found[row : row + rows, column : column + columns] = (part / scales[-1][-1]).to(torch.float8_e4m3fn)
+            found[row : row + rows, column : column + columns] = (part / scales[-1][-1]).to(
+                torch.float8_e4m3fn
+            )
     scale = torch.tensor(scales) if form["weight_block_size"] else torch.tensor(scales[0][0])
     return {name: found, f"{name}_scale_inv": scale}.items()

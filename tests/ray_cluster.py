@@ -17,8 +17,8 @@ import psutil
 from tests.leftovers import MARK, living, wait_for, words
 from tests.network_namespace import HERE, THERE, network_namespace
 
-# Those of each process of tests are its own, by its pid: a second head found the first one at the same port, though at
-# another address, and joined it.
+# Those of each process of tests are its own, by its pid: a second head found the first one at the
+# same port, though at another address, and joined it.
 PORT = 20_000 + 2 * (os.getpid() % 5_000)
 ADDRESS = f"{HERE}:{PORT}"
 START_S = 300.0
@@ -37,14 +37,30 @@ class RayNode:
     """The processes of `ray start --block` on one node, and whatever its tasks start."""
 
     def __init__(self, prefix: Sequence[str], words: Sequence[str], log: Path) -> None:
-        self.mark, self.log = uuid.uuid4().hex, log
+        self.mark = uuid.uuid4().hex
+        self.log = log
         ray = str(Path(sys.executable).with_name("ray"))
-        common = ["--num-cpus", "1", "--object-store-memory", "80000000", "--disable-usage-stats", "--block"]
+        common = [
+            "--num-cpus",
+            "1",
+            "--object-store-memory",
+            "80000000",
+            "--disable-usage-stats",
+            "--block",
+        ]
         common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
-        environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
+        environment = (
+            os.environ
+            | SETTINGS
+            | {MARK: self.mark, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
+        )
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [*prefix, ray, "start", *words, *common], stdout=output, stderr=output, env=environment, cwd=log.parent
+                [*prefix, ray, "start", *words, *common],
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=log.parent,
             )
 
     def has_started(self) -> bool:
@@ -81,13 +97,22 @@ class RayCluster:
     """
 
     def __init__(self, namespace: str, folder: Path) -> None:
-        self.namespace, self.folder = namespace, folder
+        self.namespace = namespace
+        self.folder = folder
         self.nodes: list[RayNode] = []
         self.start_head()
 
     def start_head(self) -> RayNode:
         """Starts one here."""
-        own = ["--head", "--node-ip-address", HERE, "--port", str(PORT), "--include-dashboard", "false"]
+        own = [
+            "--head",
+            "--node-ip-address",
+            HERE,
+            "--port",
+            str(PORT),
+            "--include-dashboard",
+            "false",
+        ]
         own += ["--ray-client-server-port", str(PORT + 1)]
         return self._start([], [*own, "--temp-dir", str(self.folder)])
 
@@ -97,7 +122,8 @@ class RayCluster:
         return self._start(["ip", "netns", "exec", self.namespace], words)
 
     def _start(self, prefix: Sequence[str], words: Sequence[str]) -> RayNode:
-        """Ray gives a node 30 s to start and no setting for more, so one on a busy machine has three attempts."""
+        """Ray gives a node 30 s to start and no setting for more, so one on a busy machine has
+        three attempts."""
         for _ in range(3):
             node = RayNode(prefix, words, self.folder / f"node-{len(self.nodes)}.log")
             self.nodes.append(node)
@@ -110,7 +136,10 @@ class RayCluster:
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
     """Yields one with its head alone."""
-    with network_namespace() as name, tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+    with (
+        network_namespace() as name,
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+    ):
         cluster = RayCluster(name, Path(folder))
         try:
             yield cluster

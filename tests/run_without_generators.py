@@ -1,6 +1,8 @@
-"""Whole runs of a real policy, trainer and strategy whose groups are given: what happens around a step, in a second.
+"""Whole runs of a real policy, trainer and strategy whose groups are given: what happens around a
+step, in a second.
 
-As a program: a run that saves every step and is meant to be killed. Arguments: policy folder, run folder.
+As a program: a run that saves every step and is meant to be killed. Arguments: policy folder, run
+folder.
 """
 
 from __future__ import annotations
@@ -47,8 +49,12 @@ class StepsByVersion(L.LightningDataModule):
 def micro_batches(step: int) -> list[MicroBatch]:
     """Three micro-batches, those of each step different."""
     packers = [Packer(64, GroupMean(), 1.0) for _ in range(MICRO_BATCHES)]
-    groups = [make_group(MICRO_BATCHES * step + number, responses=2) for number in range(MICRO_BATCHES)]
-    found = [[*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)]
+    groups = [
+        make_group(MICRO_BATCHES * step + number, responses=2) for number in range(MICRO_BATCHES)
+    ]
+    found = [
+        [*packer.add(group), *packer.flush()] for packer, group in zip(packers, groups, strict=True)
+    ]
     return [micro for rounds in found for (micro,) in rounds if micro is not None]
 
 
@@ -62,7 +68,9 @@ def trainer(folder: Path, *callbacks: L.Callback, **settings: Any) -> L.Trainer:
         "enable_model_summary": False,
     }
     strategy = WithoutGenerators(accelerator="cpu", device="cpu")
-    return L.Trainer(strategy=strategy, callbacks=list(callbacks), default_root_dir=folder, **defaults | settings)
+    return L.Trainer(
+        strategy=strategy, callbacks=list(callbacks), default_root_dir=folder, **defaults | settings
+    )
 
 
 def fit(policy: str, running: L.Trainer, ckpt_path: Path | str | None = None) -> PolicyModule:

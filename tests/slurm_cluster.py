@@ -48,10 +48,15 @@ PartitionName=main Nodes=far Default=YES MaxTime=INFINITE State=UP
 
 def lacks() -> str:
     """Returns what a SLURM cluster needs and this machine has not; empty if there can be one."""
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
+    missing = [
+        name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None
+    ]
     if not missing and os.geteuid() == 0:
         return ""
-    return f"a SLURM cluster needs root and Debian's slurmctld, slurmd, slurm-client, munge; missing: {missing}"
+    return (
+        "a SLURM cluster needs root and Debian's slurmctld, slurmd, slurm-client, munge; missing: "
+        f"{missing}"
+    )
 
 
 @contextmanager
@@ -61,7 +66,11 @@ def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.skip(why)
     with ExitStack() as ends:
         namespace = ends.enter_context(network_namespace())
-        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)))
+        folder = Path(
+            ends.enter_context(
+                tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)
+            )
+        )
         for name in ("state", "spool"):
             (folder / name).mkdir()
         (folder / "key").write_bytes(os.urandom(1024))
@@ -77,11 +86,16 @@ def slurm_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             ends.callback(process.wait, 60)
             ends.callback(process.kill)
 
-        files = [word for name in ("socket", "pid-file", "log-file", "seed-file") for word in _munge_file(folder, name)]
+        files = [
+            word
+            for name in ("socket", "pid-file", "log-file", "seed-file")
+            for word in _munge_file(folder, name)
+        ]
         start("munged", "--foreground", "--force", "--key-file", str(folder / "key"), *files)
         wait_for((folder / "munge.sock").exists, START_S, "munge")
         start("slurmctld", "-D")
-        # Not `ip netns exec`, behind which slurmd misses the control groups of /sys; the node's name is its host name.
+        # Not `ip netns exec`, behind which slurmd misses the control groups of /sys; the node's
+        # name is its host name.
         as_far = ["unshare", "--uts", "sh", "-c", "hostname far; exec slurmd -D"]
         start("nsenter", f"--net=/run/netns/{namespace}", *as_far)
         wait_for(lambda: "idle" in _output("sinfo", "--noheader"), START_S, "SLURM's node")

@@ -38,8 +38,13 @@ def test_advantages_of_a_group_sum_to_zero(baseline: Advantages, values: list[fl
 
 @pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
 @settings(deadline=None, max_examples=40)
-@given(values=st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=16), bonus=st.integers(-9, 9))
-def test_a_reward_added_to_all_responses_changes_nothing(baseline: Advantages, values: list[float], bonus: int) -> None:
+@given(
+    values=st.lists(st.integers(-9, 9).map(float), min_size=2, max_size=16),
+    bonus=st.integers(-9, 9),
+)
+def test_a_reward_added_to_all_responses_changes_nothing(
+    baseline: Advantages, values: list[float], bonus: int
+) -> None:
     found = baseline(torch.tensor(values) + bonus)
     torch.testing.assert_close(found, baseline(torch.tensor(values)), atol=1e-3, rtol=1e-4)
 
@@ -54,11 +59,15 @@ def test_the_spread_of_a_group_is_kept() -> None:
 
 
 def test_grpo_divides_by_the_sample_standard_deviation() -> None:
-    assert GRPO(1e-9)(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert GRPO(1e-9)(torch.tensor([1.0, 0.0, 0.0, 0.0])).tolist() == pytest.approx(
+        [1.5, -0.5, -0.5, -0.5]
+    )
 
 
 def test_rloo_leaves_the_response_out_of_its_own_baseline() -> None:
-    assert RLOO()(torch.tensor([6.0, 1.0, 2.0])).tolist() == pytest.approx([6 - 1.5, 1 - 4.0, 2 - 3.5])
+    assert RLOO()(torch.tensor([6.0, 1.0, 2.0])).tolist() == pytest.approx(
+        [6 - 1.5, 1 - 4.0, 2 - 3.5]
+    )
 
 
 def test_reinforce_plus_plus_uses_the_moments_of_the_steps_before() -> None:
@@ -71,7 +80,9 @@ def test_reinforce_plus_plus_uses_the_moments_of_the_steps_before() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(rewards, st.randoms(use_true_random=False))
-def test_the_moments_do_not_depend_on_the_order_of_arrival(values: list[float], rng: random.Random) -> None:
+def test_the_moments_do_not_depend_on_the_order_of_arrival(
+    values: list[float], rng: random.Random
+) -> None:
     shuffled = list(values)
     rng.shuffle(shuffled)
     found = []
@@ -96,8 +107,14 @@ def test_the_kl_penalty_is_subtracted_before_the_baseline() -> None:
 
 @pytest.mark.parametrize(
     ("baseline", "setting"),
-    [(GRPO, {"epsilon": 0.0}), (ReinforcePlusPlus, {"decay": 1.0}), (ReinforcePlusPlus, {"epsilon": 0.0})],
+    [
+        (GRPO, {"epsilon": 0.0}),
+        (ReinforcePlusPlus, {"decay": 1.0}),
+        (ReinforcePlusPlus, {"epsilon": 0.0}),
+    ],
 )
-def test_a_setting_out_of_range_is_refused(baseline: type[Advantages], setting: dict[str, float]) -> None:
+def test_a_setting_out_of_range_is_refused(
+    baseline: type[Advantages], setting: dict[str, float]
+) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         baseline(**setting)

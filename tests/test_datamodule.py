@@ -1,4 +1,5 @@
-"""Reads of the loop's state by the data module, from the trainer's thread; and the prompts of a checkpoint."""
+"""Reads of the loop's state by the data module, from the trainer's thread; and the prompts of a
+checkpoint."""
 
 import asyncio
 import time
@@ -49,7 +50,9 @@ def test_a_read_on_the_loop_sees_no_half_written_rollout() -> None:
     finally:
         fleet.stop()
     assert all(tokens == logprobs for tokens, logprobs in read) and read[-1] > read[0]
-    assert data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]  # behind the loop's end, too
+    assert (
+        data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]
+    )  # behind the loop's end, too
 
 
 def test_without_a_fleet_the_read_runs_on_the_calling_thread() -> None:
@@ -85,10 +88,16 @@ def test_a_checkpoint_of_other_prompts_is_refused_although_no_group_of_it_is_ope
     ("settings", "said"),
     [
         ({}, []),
-        ({"temperature": 0.5}, ["data.replay begins anew, without its state in the checkpoint: data.temperature was"]),
+        (
+            {"temperature": 0.5},
+            ["data.replay begins anew, without its state in the checkpoint: data.temperature was"],
+        ),
         (
             {"rewards": lrl.rewards.ExactMatch()},
-            [f"data.{name} begins anew, without its state in the checkpoint: data.rewards" for name in BOTH],
+            [
+                f"data.{name} begins anew, without its state in the checkpoint: data.rewards"
+                for name in BOTH
+            ],
         ),
     ],
 )
@@ -97,18 +106,24 @@ def test_a_resumed_run_says_what_it_does_not_restore(
 ) -> None:
     def data(**others: Any) -> RolloutDataModule:
         own: dict[str, Any] = {"rewards": "tests.odd_lengths:brevity", "replay": Replay(1, 4)}
-        found = RolloutDataModule(ROWS, advantages=lrl.advantages.ReinforcePlusPlus(), **own | others)
+        found = RolloutDataModule(
+            ROWS, advantages=lrl.advantages.ReinforcePlusPlus(), **own | others
+        )
         found.prompts.load(characters(), 64)
         return found
 
     first = data()
     rollouts = [
-        Rollout(token_ids=[5], logprobs=[-1.0], versions=[0], finish_reason="stop", reward=float(number))
+        Rollout(
+            token_ids=[5], logprobs=[-1.0], versions=[0], finish_reason="stop", reward=float(number)
+        )
         for number in range(2)
     ]
     first._learners.end_step(0, [Group(index=3, prompt=first.prompts[3], rollouts=rollouts)])
     resumed = data(**settings)
     resumed.load_state_dict(through_a_file(first.state_dict()))
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(said) and all(line.startswith(start) for line, start in zip(lines, said, strict=True))
+    assert len(lines) == len(said) and all(
+        line.startswith(start) for line, start in zip(lines, said, strict=True)
+    )
     assert resumed.replay is not None and len(resumed.replay) == (not settings)

@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-FILES = [str(path) for folder in ("lrl", "callbacks", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("benchmarks/**/*.md"),
+]
+FILES = [
+    str(path)
+    for folder in ("lrl", "callbacks", "tests", "benchmarks")
+    for path in (ROOT / folder).rglob("*.py")
+]
 TESTS = {name for file in FILES for name in re.findall(r"def (test_\w+)", Path(file).read_text())}
 
 
@@ -17,7 +26,9 @@ TESTS = {name for file in FILES for name in re.findall(r"def (test_\w+)", Path(f
 def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"`([a-z0-9_/]+\.py)[:`]", text))
-    if page.name != "architecture.md":  # elsewhere a name without a folder may be a file that the reader writes
+    if (
+        page.name != "architecture.md"
+    ):  # elsewhere a name without a folder may be a file that the reader writes
         named = {file for file in named if "/" in file}
     assert {file for file in named if not any(path.endswith(f"/{file}") for path in FILES)} == set()
     assert set(re.findall(r"`(test_\w+)`", text)) - TESTS == set()
@@ -31,5 +42,7 @@ def test_every_link_of_a_page_leads_to_a_heading(page: Path) -> None:
         assert there.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M)
-            anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+            anchors = {
+                re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
+            }
             assert anchor in anchors, target

@@ -36,19 +36,30 @@ def group(index: int, rewards: list[float | None], **columns: Any) -> Group:
         for reward in rewards
     ]
     return Group(
-        index=index, prompt=Prompt(id=index, token_ids=[1], text=f"{index}?", columns=columns), rollouts=rollouts
+        index=index,
+        prompt=Prompt(id=index, token_ids=[1], text=f"{index}?", columns=columns),
+        rollouts=rollouts,
     )
 
 
 def report(rewards: list[list[float | None]], **settings: Any) -> Report:
-    return evaluate("sums", [group(i, row) for i, row in enumerate(rewards)], greedy=False, **settings)
+    return evaluate(
+        "sums", [group(i, row) for i, row in enumerate(rewards)], greedy=False, **settings
+    )
 
 
 @pytest.mark.parametrize(
     ("right", "n", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
-def test_the_wilson_interval_is_newcombe_s_table(right: int, n: int, low: float, high: float) -> None:
+def test_the_wilson_interval_is_newcombe_s_table(
+    right: int, n: int, low: float, high: float
+) -> None:
     """Newcombe 1998, Statistics in Medicine 17, table I, method 3."""
     assert wilson_interval(right / n, n) == pytest.approx((low, high), abs=5e-5)
     answered = [[1.0]] * right + [[0.0]] * (n - right)
@@ -88,7 +99,9 @@ def test_the_interval_covers_the_truth_19_times_in_20_for_clustered_responses() 
 
 
 def test_other_rewards_get_the_interval_of_the_problems_means() -> None:
-    found = mean_interval([[0.5, 1.5], [2.0, 4.0], [-1.5, -0.5]])  # means 1, 3, -1: standard deviation 2
+    found = mean_interval(
+        [[0.5, 1.5], [2.0, 4.0], [-1.5, -0.5]]
+    )  # means 1, 3, -1: standard deviation 2
     half = 1.959964 * 2 / math.sqrt(3)
     assert found == pytest.approx((1, 1 - half, 1 + half))
     assert all(math.isnan(number) for number in mean_interval([[0.5]])[1:])
@@ -100,7 +113,9 @@ def test_the_interval_of_scores_between_0_and_1_stays_there() -> None:
     assert mean_interval(high_end)[2] == 1.0 > mean_interval(high_end)[1] > 0
     assert mean_interval([[3.0]] + [[0.0]] * 9)[1] == 0.0, "no score is below 0, so no mean is"
     assert mean_interval([[3.0]] * 9 + [[0.0]])[2] > 3, "nobody said that 3 is the most there is"
-    assert mean_interval([[-0.1]] + [[0.2]] * 3)[1] < 0.05 and mean_interval([[-0.1], [0.1]])[1] < -0.1
+    assert (
+        mean_interval([[-0.1]] + [[0.2]] * 3)[1] < 0.05 and mean_interval([[-0.1], [0.1]])[1] < -0.1
+    )
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_right_response() -> None:
@@ -152,9 +167,17 @@ def test_the_breakdown_follows_the_columns_in_the_order_of_their_values() -> Non
 
 def test_values_of_a_column_with_one_name_are_one_value_and_none_is_lost() -> None:
     values = (2, 1, 1, "1", 1.0, "hard", 0.5, None)
-    groups = [group(number, [float(value != "1")], level=value) for number, value in enumerate(values)]
+    groups = [
+        group(number, [float(value != "1")], level=value) for number, value in enumerate(values)
+    ]
     found = evaluate("sums", groups, greedy=True, by=["level"]).by["level"]
-    assert found == {"0.5": (1.0, 1), "1": (0.75, 4), "2": (1.0, 1), "None": (1.0, 1), "hard": (1.0, 1)}
+    assert found == {
+        "0.5": (1.0, 1),
+        "1": (0.75, 4),
+        "2": (1.0, 1),
+        "None": (1.0, 1),
+        "hard": (1.0, 1),
+    }
     assert list(found) == ["0.5", "1", "2", "None", "hard"]
     assert sum(problems for _, problems in found.values()) == len(values)
 
@@ -167,8 +190,13 @@ def test_an_evaluation_without_a_single_score_has_no_accuracy() -> None:
 
 
 def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
-    metrics = evaluate("sums", [group(0, [1.0, 0.0], level=3)], greedy=False, by=["level"]).metrics()
-    assert metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == 0.5 and metrics["eval/sums/pass@2"] == 1.0
+    metrics = evaluate(
+        "sums", [group(0, [1.0, 0.0], level=3)], greedy=False, by=["level"]
+    ).metrics()
+    assert (
+        metrics["eval/sums/accuracy"] == metrics["eval/sums/level/3"] == 0.5
+        and metrics["eval/sums/pass@2"] == 1.0
+    )
     assert metrics["eval/sums/accuracy_low"] < 0.5 < metrics["eval/sums/accuracy_high"]
     assert all(isinstance(number, float) for number in metrics.values())
 
@@ -192,22 +220,36 @@ def test_a_count_of_an_evaluation_is_logged_from_its_first_nonzero_value_on() ->
     for each in (clean, failed):
         each.versions = [3]
     moved = replace(clean, versions=[4, 5, 8])
-    assert not {"eval/sums/failures", "eval/sums/truncated", "eval/sums/version_high"} & clean.metrics().keys()
+    assert (
+        not {"eval/sums/failures", "eval/sums/truncated", "eval/sums/version_high"}
+        & clean.metrics().keys()
+    )
     after_failed, after_moved = clean.metrics(before=[clean, failed]), clean.metrics(before=[moved])
     assert failed.metrics(before=[clean])["eval/sums/failures"] == 1.0
     assert after_failed["eval/sums/failures"] == after_failed["eval/sums/truncated"] == 0.0
-    assert (moved.metrics()["eval/sums/version"], moved.metrics()["eval/sums/version_high"]) == (4.0, 8.0)
+    assert (moved.metrics()["eval/sums/version"], moved.metrics()["eval/sums/version_high"]) == (
+        4.0,
+        8.0,
+    )
     assert after_moved["eval/sums/version_high"] == 3.0 and "eval/sums/failures" not in after_moved
 
 
 def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
     groups = [group(0, [1.0, 0.0, 1.0, 1.0], level=3), group(1, [1.0], level=4)]
     found = evaluate("sums", groups, greedy=False, by=["level"])
-    found.versions, found.failures, found.truncated = [3, 8], 1, 1
+    found.versions = [3, 8]
+    found.failures = 1
+    found.truncated = 1
     metrics = found.metrics()
     assert len(metrics) == len({*METRICS, *RARE_METRICS}) + 2 + 2, "pass@2 and pass@4, two levels"
     assert all(may_give(metric, "sums", 4, ["level"]) for metric in metrics)
-    others = ("eval/sum/accuracy", "eval/sums/pass@3", "eval/sums/pass@1", "eval/sums/subject/x", "reward/mean")
+    others = (
+        "eval/sum/accuracy",
+        "eval/sums/pass@3",
+        "eval/sums/pass@1",
+        "eval/sums/subject/x",
+        "reward/mean",
+    )
     assert not any(may_give(metric, "sums", 4, ["level"]) for metric in others)
 
 

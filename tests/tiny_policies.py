@@ -19,8 +19,8 @@ from transformers import (
 
 PAD, START, END = "<|pad|>", "<|start|>", "<|end|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content }}<|end|>{% "
+    "endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
 
@@ -38,7 +38,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def with_special_tokens(form: str, chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """`byte_tokenizer` that adds special tokens to a text `$A` as `form` says, such as `<|start|> $A <|end|>`."""
+    """`byte_tokenizer` that adds special tokens to a text `$A` as `form` says, such as `<|start|>
+    $A <|end|>`."""
     tokenizer = byte_tokenizer().backend_tokenizer
     special = [(token, tokenizer.token_to_id(token)) for token in (START, END)]
     tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=special)
@@ -54,7 +55,8 @@ def tiny_llama(folder: Path) -> Path:
 
 
 def tiny_qwen2(folder: Path) -> Path:
-    """A Qwen2 whose head is the embedding, as in the small ones that people train; returns the folder."""
+    """A Qwen2 whose head is the embedding, as in the small ones that people train; returns the
+    folder."""
     torch.manual_seed(0)
     return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
 

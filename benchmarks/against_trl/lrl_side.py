@@ -1,7 +1,8 @@
-"""lrl's side: one run in the project's environment. `__main__` starts it; its argument is a `Job` as JSON.
+"""lrl's side: one run in the project's environment. `__main__` starts it; its argument is a `Job`
+as JSON.
 
-Threads: with OMP_NUM_THREADS unset trainer and generator have half of the cores each, as in any script that
-leaves OMP_WAIT_POLICY as it is.
+Threads: with OMP_NUM_THREADS unset trainer and generator have half of the cores each, as in any
+script that leaves OMP_WAIT_POLICY as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from lrl.callbacks import WeightSync
 
 
 class Measure(L.Callback):
-    """Keeps the time of every step, and policies. Put it after `WeightSync`: a step ends with its sync."""
+    """Keeps the time of every step, and policies. Put it after `WeightSync`: a step ends with its
+    sync."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -32,7 +34,9 @@ class Measure(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Writes the step to the clock: it is done and synced."""
         step_stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
-        self.clock.step_done(trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups))
+        self.clock.step_done(
+            trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups)
+        )
         if self.job.is_checkpoint(trainer.global_step):
             pl_module.export(self.job.checkpoint(trainer.global_step))
 

@@ -15,9 +15,15 @@ Row = dict[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns a Markdown table: accuracy at each measured step, seconds of training and starting; means over seeds."""
+    """Returns a Markdown table: accuracy at each measured step, seconds of training and starting;
+    means over seeds."""
     steps = sorted({row["step"] for row in rows})
-    heads = ["system", "seeds", *(f"step {step}" for step in steps[:-1]), f"step {steps[-1]} (95 % interval)"]
+    heads = [
+        "system",
+        "seeds",
+        *(f"step {step}" for step in steps[:-1]),
+        f"step {steps[-1]} (95 % interval)",
+    ]
     heads += ["training (s)", "one step (s)", "start (s)"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for system, name in SYSTEMS.items():
@@ -43,7 +49,8 @@ def _cells(rows: Sequence[Row], steps: Sequence[int]) -> list[str]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws accuracy over samples and over seconds: the mean over seeds, and each seed thin behind it."""
+    """Draws accuracy over samples and over seconds: the mean over seeds, and each seed thin behind
+    it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -64,7 +71,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def _draw_system(axes: Any, rows: Sequence[Row], horizontal: str, color: str, name: str) -> None:
     for seed in sorted({row["seed"] for row in rows}):
         of = sorted((row for row in rows if row["seed"] == seed), key=lambda row: row["step"])
-        axes.plot(_column(of, horizontal), _column(of, "accuracy"), color=color, linewidth=0.7, alpha=0.4)
+        axes.plot(
+            _column(of, horizontal), _column(of, "accuracy"), color=color, linewidth=0.7, alpha=0.4
+        )
     steps = sorted({row["step"] for row in rows})
     at = [[row for row in rows if row["step"] == step] for step in steps]
     axes.plot(

@@ -1,4 +1,5 @@
-"""Runs, one after another: preparation, a process for its side, scores of its saved policies, rows."""
+"""Runs, one after another: preparation, a process for its side, scores of its saved policies,
+rows."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None
     job = prepare(system, seed, steps, folder)
     train(system, job, folder)
     clock = {line["step"]: line for line in records.read(job.clock)}
-    for step, found in {step: accuracy(job.checkpoint(step)) for step in checkpoints(steps)}.items():
+    for step, found in {
+        step: accuracy(job.checkpoint(step)) for step in checkpoints(steps)
+    }.items():
         row = {"system": system, "seed": seed, "steps": steps, "accuracy": found, "trl": TRL}
         records.append(out, row | clock[0] | clock[step])
 
@@ -50,22 +53,31 @@ def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     prompts = write_prompts(run / "prompts.jsonl", policy, seed, steps * settings.GROUPS)
-    paths = {"policy": str(policy.resolve()), "prompts": str(prompts.resolve()), "folder": str(run.resolve())}
+    paths = {
+        "policy": str(policy.resolve()),
+        "prompts": str(prompts.resolve()),
+        "folder": str(run.resolve()),
+    }
     return Job(seed=seed, max_lag=MAX_LAG[system], steps=steps, **paths)
 
 
 def write_prompts(path: Path, policy: Path, seed: int, number: int) -> Path:
-    """Writes the first `number` prompts in the order of this seed, with the token ids that a generator gets."""
+    """Writes the first `number` prompts in the order of this seed, with the token ids that a
+    generator gets."""
     source = lrl.Prompts("lrl.quickstart.task:problems", seed=seed)
     source.load(open_tokenizer(str(policy)), settings.PROMPT_TOKENS)
     prompts = [source[index] for index in range(number)]
-    lines = [{"prompt": one.text, "answer": one.columns["answer"], "token_ids": one.token_ids} for one in prompts]
+    lines = [
+        {"prompt": one.text, "answer": one.columns["answer"], "token_ids": one.token_ids}
+        for one in prompts
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def train(system: str, job: Job, folder: Path) -> None:
-    """Runs the job in the environment of its side, with the threads that suit it best (see `__main__`)."""
+    """Runs the job in the environment of its side, with the threads that suit it best (see
+    `__main__`)."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     if system == "trl":
         python, side = str(trl_python(folder.resolve() / "venv")), "trl_side"

@@ -1,4 +1,5 @@
-"""Greedy accuracy of a saved policy: one piece of code for the policies of both sides, apart from their clocks."""
+"""Greedy accuracy of a saved policy: one piece of code for the policies of both sides, apart from
+their clocks."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ from lrl.quickstart.task import correct, held_out
 
 @torch.no_grad()
 def accuracy(folder: Path) -> float:
-    """Returns the share of the held-out problems that the policy answers rightly with its likeliest tokens."""
+    """Returns the share of the held-out problems that the policy answers rightly with its likeliest
+    tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = held_out()
-    batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt")  # all prompts are equally long
+    batch = tokenizer(
+        [row["prompt"] for row in rows], return_tensors="pt"
+    )  # all prompts are equally long
     greedy = GenerationConfig(
         max_new_tokens=ANSWER_TOKENS,
         do_sample=False,

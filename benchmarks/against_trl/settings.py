@@ -1,7 +1,7 @@
 """The settings of both sides. Both environments import it, so it needs only Python.
 
-Learning rate, schedule, batch and lengths are those of `recipes/quickstart.yaml`; the rest are the defaults of
-`lrl.PolicyModule`.
+Learning rate, schedule, batch and lengths are those of `recipes/quickstart.yaml`; the rest are the
+defaults of `lrl.PolicyModule`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Job:
         return Path(self.folder) / "clock.jsonl"
 
     def checkpoint(self, step: int) -> Path:
-        """Returns the folder of the policy after `step` optimizer steps; the warmed-up one for 0."""
+        """Returns the folder of the policy after `step` optimizer steps; the warmed-up one for
+        0."""
         return Path(self.folder) / f"step-{step:03d}" if step else Path(self.policy)
 
     def is_checkpoint(self, step: int) -> bool:
@@ -75,7 +76,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedJob(Job):
-    """One run that is only timed, by a policy of random weights; its clock has a line for each step."""
+    """One run that is only timed, by a policy of random weights; its clock has a line for each
+    step."""
 
     lengths: str
     """JSON: for each step the tokens of each response, in the order of the prompts."""
@@ -100,7 +102,8 @@ def finish_reason(token_ids: Sequence[int], eos: int) -> str:
 
 
 class Clock:
-    """Seconds of training and samples, one line a step in `clock.jsonl`; line 0 has the seconds of starting up."""
+    """Seconds of training and samples, one line a step in `clock.jsonl`; line 0 has the seconds of
+    starting up."""
 
     def __init__(self, job: Job) -> None:
         self.path = job.clock
@@ -113,13 +116,17 @@ class Clock:
         Args:
             process_began: Time of the epoch, in seconds, at which this side's process was started.
         """
-        self._write({"step": 0, "samples": 0, "seconds": 0.0, "start_s": time.time() - process_began})
+        self._write(
+            {"step": 0, "samples": 0, "seconds": 0.0, "start_s": time.time() - process_began}
+        )
         self._started = time.monotonic()
 
     def step_done(self, step: int, samples: int) -> None:
         """Notes that step number `step` (from 1) is done and took `samples` responses."""
         self._samples += samples
-        self._write({"step": step, "samples": self._samples, "seconds": time.monotonic() - self._started})
+        self._write(
+            {"step": step, "samples": self._samples, "seconds": time.monotonic() - self._started}
+        )
 
     def _write(self, line: dict[str, float]) -> None:
         with self.path.open("a") as file:

@@ -1,20 +1,22 @@
-"""lrl against TRL's GRPOTrainer at 5 million parameters: responses a second, with responses of forced lengths.
+"""lrl against TRL's GRPOTrainer at 5 million parameters: responses a second, with responses of
+forced lengths.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed                          measure, then print
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
     python -m benchmarks.against_trl.speed --print-only                                     print what is there
 
 The sides alternate in each repeat. Both have the same: a policy of random weights trained in
-float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64, or long-tailed with
-mean 64 and at most 512), the reward, AdamW, one update a step and the gradient clipped at 1; the other settings are
-those of `python -m benchmarks.against_trl`. TRL generates with transformers' `generate`, see there for the reason. The
-counted steps of both sides are the same ones; the first of TRL's and the first three of lrl's do not count.
+float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64,
+or long-tailed with mean 64 and at most 512), the reward, AdamW, one update a step and the gradient
+clipped at 1; the other settings are those of `python -m benchmarks.against_trl`. TRL generates with
+transformers' `generate`, see there for the reason. The counted steps of both sides are the same
+ones; the first of TRL's and the first three of lrl's do not count.
 
-Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them in the ways of
-`SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads sleep, as with `lrl fit`;
-TRL's spin, OpenMP's default, with which it is faster (3.9 s a step instead of 4.2 s). A figure is the
-mean over a run's counted steps, then least, median and most of the repeats. The ratio is that of the medians, for the
-fastest of lrl's ways and of TRL's.
+Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them
+in the ways of `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads
+sleep, as with `lrl fit`; TRL's spin, OpenMP's default, with which it is faster (3.9 s a step
+instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median and most of
+the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of TRL's.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ from lrl.quickstart.task import problems
 CORES = len(os.sched_getaffinity(0))
 HALF = max(1, CORES // 2)
 LARGE = 8192
-"""Tokens of a micro-batch for several threads that sleep while they wait for one another: the fewer waits, the better.
-With `timed_run.MICRO_BATCH_TOKENS` the way that is best with this took 4.0 s a step."""
+"""Tokens of a micro-batch for several threads that sleep while they wait for one another: the fewer
+waits, the better. With `timed_run.MICRO_BATCH_TOKENS` the way that is best with this took 4.0 s a
+step."""
 SPLIT = System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1)
 TRAINER_ALL = System(
     title="lrl, all cores train, half write, max_lag 1",
@@ -54,36 +57,48 @@ SYSTEMS = {
     "split": SPLIT,
     "split-bfloat16": replace(SPLIT, title=SPLIT.title + ", written in bfloat16", dtype="bfloat16"),
     "trainer-all": TRAINER_ALL,
-    "trainer-all-bfloat16": replace(TRAINER_ALL, title=TRAINER_ALL.title + ", written in bfloat16", dtype="bfloat16"),
-    "both-all": replace(TRAINER_ALL, title="lrl, all cores on both sides, max_lag 1", server_threads=CORES),
+    "trainer-all-bfloat16": replace(
+        TRAINER_ALL, title=TRAINER_ALL.title + ", written in bfloat16", dtype="bfloat16"
+    ),
+    "both-all": replace(
+        TRAINER_ALL, title="lrl, all cores on both sides, max_lag 1", server_threads=CORES
+    ),
     "shared": replace(
-        TRAINER_ALL, title="lrl, in turn, max_lag 0", server_threads=CORES, max_lag=0, placement="shared"
+        TRAINER_ALL,
+        title="lrl, in turn, max_lag 0",
+        server_threads=CORES,
+        max_lag=0,
+        placement="shared",
     ),
 }
-"""lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its recipes do."""
+"""lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its
+recipes do."""
 TRL_PIECES = {"trl": 1, "trl-pieces": 8}
-"""TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's micro-batches."""
+"""TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's
+micro-batches."""
 TRL_WARM_UP = 1
 PARTS = ("step", "writing", "wait", "train", "sync")
 HEAD = (
-    "| lengths | system | responses/s | step (s) | spread | writing (s) | waits (s) | training (s) | sync (s) |\n"
-    + "|---" * 9
-    + "|"
+    "| lengths | system | responses/s | step (s) | spread | writing (s) | waits (s) | training (s) "
+    "| sync (s) |\n" + "|---" * 9 + "|"
 )
 
 
 def measure_lrl(
     args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
 ) -> dict[str, float]:
-    """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has no seconds of its
-    own."""
+    """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has
+    no seconds of its own."""
     system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
-    times = timed_run.run(system, servers[system], policy, LENGTHS[lengths], args.steps, args.folder)
+    times = timed_run.run(
+        system, servers[system], policy, LENGTHS[lengths], args.steps, args.folder
+    )
     return timed_run.means(times) | {"writing": 0.0}
 
 
 def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
-    """Returns the mean seconds of TRL's counted steps: writing plus training, rewards and advantages included.
+    """Returns the mean seconds of TRL's counted steps: writing plus training, rewards and
+    advantages included.
 
     Raises:
         RuntimeError: A response did not have its drawn length.
@@ -91,18 +106,26 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     job, drawn = make_job(args, lengths, TRL_PIECES[name])
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     environment["OMP_NUM_THREADS"] = str(CORES)
-    words = [str(trl_python(args.venv.resolve())), "-m", "benchmarks.against_trl.trl_speed", json.dumps(asdict(job))]
+    words = [
+        str(trl_python(args.venv.resolve())),
+        "-m",
+        "benchmarks.against_trl.trl_speed",
+        json.dumps(asdict(job)),
+    ]
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
     steps = records.read(job.clock)
     if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
         raise RuntimeError(
-            f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not be fair."
+            f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not "
+            "be fair."
         )
     mean = {part: fmean(step[part] for step in steps[TRL_WARM_UP:]) for part in ("step", "writing")}
     return mean | {"wait": 0.0, "train": mean["step"] - mean["writing"], "sync": 0.0}
 
 
-def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[SpeedJob, list[list[int]]]:
+def make_job(
+    args: argparse.Namespace, lengths: str, pieces: int = 1
+) -> tuple[SpeedJob, list[list[int]]]:
     """Returns TRL's run, with lrl's counted steps, and the tokens of each response by step."""
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,12 +133,19 @@ def make_job(args: argparse.Namespace, lengths: str, pieces: int = 1) -> tuple[S
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
     drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
-    prompts, paths = folder / "prompts.jsonl", {"folder": str(folder), "lengths": str(folder / "lengths.json")}
-    prompts.write_text("".join(json.dumps(problems()[group % len(problems())]) + "\n" for group in groups))
+    prompts, paths = (
+        folder / "prompts.jsonl",
+        {"folder": str(folder), "lengths": str(folder / "lengths.json")},
+    )
+    prompts.write_text(
+        "".join(json.dumps(problems()[group % len(problems())]) + "\n" for group in groups)
+    )
     Path(paths["lengths"]).write_text(json.dumps(by_step))
     policy = str(timed_run.policy_5m(args.folder).resolve())
     shape = {"groups": GROUPS, "rollouts": RESPONSES, "steps": len(by_step), "lr": timed_run.LR}
-    job = SpeedJob(seed=0, max_lag=0, policy=policy, prompts=str(prompts), pieces=pieces, **paths, **shape)
+    job = SpeedJob(
+        seed=0, max_lag=0, policy=policy, prompts=str(prompts), pieces=pieces, **paths, **shape
+    )
     job.clock.unlink(missing_ok=True)
     return job, by_step
 
@@ -130,23 +160,41 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
             for lengths in args.lengths:
                 for name in args.systems:
                     trl = name in TRL_PIECES
-                    run = measure_trl(args, name, lengths) if trl else measure_lrl(args, servers, name, lengths)
+                    run = (
+                        measure_trl(args, name, lengths)
+                        if trl
+                        else measure_lrl(args, servers, name, lengths)
+                    )
                     found.setdefault((lengths, name), []).append(run)
-                    logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run))
+                    logging.info(
+                        "repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run)
+                    )
     return found
 
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
     """Returns the fields by which a record is found."""
     tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
-    return {"system": name, "lengths": lengths, "steps": args.steps, "repeats": args.repeats, **tokens}
+    return {
+        "system": name,
+        "lengths": lengths,
+        "steps": args.steps,
+        "repeats": args.repeats,
+        **tokens,
+    }
 
 
 def record(runs: list[dict[str, float]]) -> dict[str, Any]:
     """Returns least, median and most of the repeats, and responses a second of the median."""
     found = {part: [run[part] for run in runs] for part in PARTS}
-    spread = {part: [records.rounded(f(values)) for f in (min, median, max)] for part, values in found.items()}
-    return spread | {"answers_per_s": records.rounded(GROUPS * RESPONSES / median(found["step"])), "trl": TRL}
+    spread = {
+        part: [records.rounded(f(values)) for f in (min, median, max)]
+        for part, values in found.items()
+    }
+    return spread | {
+        "answers_per_s": records.rounded(GROUPS * RESPONSES / median(found["step"])),
+        "trl": TRL,
+    }
 
 
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -156,27 +204,42 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
         least, middle, most = row["step"]
         whole = "" if TRL_PIECES.get(name, 1) == 1 else ", in pieces"
         title = SYSTEMS[name].title if name in SYSTEMS else f"TRL {row['trl']}{whole}"
-        cells = [lengths, title, f"{row['answers_per_s']:.1f}", f"{middle:.2f}", f"{least:.2f} to {most:.2f}"]
+        cells = [
+            lengths,
+            title,
+            f"{row['answers_per_s']:.1f}",
+            f"{middle:.2f}",
+            f"{least:.2f} to {most:.2f}",
+        ]
         lines.append(f"| {' | '.join([*cells, *(f'{row[part][1]:.2f}' for part in PARTS[1:])])} |")
     for lengths in dict.fromkeys(lengths for lengths, _ in rows):
         speeds = {name: row["answers_per_s"] for (of, name), row in rows.items() if of == lengths}
         trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
         if trl and speeds:
             best = max(speeds, key=lambda name: speeds[name])
-            lines.append(f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's responses.")
+            lines.append(
+                f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's "
+                "responses."
+            )
     return "\n".join(lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)")
+    parser.add_argument(
+        "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)"
+    )
     names = [*TRL_PIECES, *SYSTEMS]
     usual = [name for name in names if name not in ("both-all", "shared")]
     parser.add_argument("--systems", nargs="+", choices=names, default=usual, help="(%(default)s)")
-    parser.add_argument("--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)")
+    parser.add_argument(
+        "--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)"
+    )
     arguments.add_places(parser, "against_trl_speed", plot=False)
     parser.add_argument("--print-only", action="store_true", help="measure nothing")
     return parser
@@ -188,7 +251,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS is set and would overrule each side's threads: unset it.")
     if os.environ.get("OMP_WAIT_POLICY") != "passive" and not args.print_only:
-        raise SystemExit("OMP_WAIT_POLICY is not passive, as `lrl fit` sets it: start with OMP_WAIT_POLICY=passive.")
+        raise SystemExit(
+            "OMP_WAIT_POLICY is not passive, as `lrl fit` sets it: start with "
+            "OMP_WAIT_POLICY=passive."
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     command = "OMP_WAIT_POLICY=passive " + args.command
     if not args.print_only:
@@ -196,9 +262,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             records.append(args.out, described(args, *key) | record(runs) | {"command": command})
     made = records.read(args.out)
     keys = [(lengths, name) for lengths in args.lengths for name in args.systems]
-    rows = {key: row for key in keys if (row := records.find(made, described(args, *key))) is not None}
+    rows = {
+        key: row for key in keys if (row := records.find(made, described(args, *key))) is not None
+    }
     if not rows:
-        raise SystemExit(f"{args.out} has no measurement with these settings; leave out --print-only to measure.")
+        raise SystemExit(
+            f"{args.out} has no measurement with these settings; leave out --print-only to measure."
+        )
     print(table(rows))
     return 0
 

@@ -1,9 +1,12 @@
-"""TRL's side: one run of GRPOTrainer in TRL's own environment. `__main__` starts it; its argument is a `Job` as JSON.
+"""TRL's side: one run of GRPOTrainer in TRL's own environment. `__main__` starts it; its argument
+is a `Job` as JSON.
 
-Of lrl it imports the task, the reward and the formula of the learning rate; none of them needs lrl's dependencies.
+Of lrl it imports the task, the reward and the formula of the learning rate; none of them needs
+lrl's dependencies.
 
-`loss_type="dapo"` with one batch per optimizer step is the sum of token losses over all response tokens of the step,
-end tokens included, as in lrl. TRL's rate would start at 0 and its optimizer be another object; so both are made here.
+`loss_type="dapo"` with one batch per optimizer step is the sum of token losses over all response
+tokens of the step, end tokens included, as in lrl. TRL's rate would start at 0 and its optimizer be
+another object; so both are made here.
 """
 
 from __future__ import annotations
@@ -41,12 +44,19 @@ class Reward:
         self.seen = 0
 
     def __call__(
-        self, prompts: list[str], completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+        self,
+        prompts: list[str],
+        completions: list[str],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        **_: Any,
     ) -> list[float]:
         self.seen += len(completions)
         return [
             correct(prompt, completion, answer=right, finish_reason=finish_reason(ids, self.eos))
-            for prompt, completion, ids, right in zip(prompts, completions, completion_ids, answer, strict=True)
+            for prompt, completion, ids, right in zip(
+                prompts, completions, completion_ids, answer, strict=True
+            )
         ]
 
 
@@ -54,7 +64,8 @@ class Measure(TrainerCallback):
     """Keeps the time of every step, and policies."""
 
     def __init__(self, job: Job, reward: Reward) -> None:
-        self.job, self.reward = job, reward
+        self.job = job
+        self.reward = reward
         self.clock = Clock(job)
         self._counted = 0
 
@@ -62,7 +73,9 @@ class Measure(TrainerCallback):
         """Starts the clock: the first step begins."""
         self.clock.start(psutil.Process().create_time())
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any, processing_class: Any, **_: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any, processing_class: Any, **_: Any
+    ) -> None:
         """Writes the step to the clock."""
         self.clock.step_done(state.global_step, self.reward.seen - self._counted)
         self._counted = self.reward.seen
@@ -79,7 +92,8 @@ def config(
     answer_tokens: int = settings.ANSWER_TOKENS,
     pieces: int = 1,
 ) -> GRPOConfig:
-    """Returns the trainer's settings; a whole step is one batch, written at once and trained in so many pieces."""
+    """Returns the trainer's settings; a whole step is one batch, written at once and trained in so
+    many pieces."""
     return GRPOConfig(
         output_dir=job.folder,
         use_cpu=True,
@@ -112,8 +126,13 @@ def train(job: Job) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype=torch.float32)
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]
-    if tokenizer(text=[row["prompt"] for row in rows])["input_ids"] != [row["token_ids"] for row in rows]:
-        raise ValueError(f"TRL's tokens of a prompt in {job.prompts} are not lrl's; the comparison would not be fair.")
+    if tokenizer(text=[row["prompt"] for row in rows])["input_ids"] != [
+        row["token_ids"] for row in rows
+    ]:
+        raise ValueError(
+            f"TRL's tokens of a prompt in {job.prompts} are not lrl's; the comparison would not be "
+            "fair."
+        )
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.LR, betas=settings.BETAS, weight_decay=settings.WEIGHT_DECAY
     )
@@ -123,7 +142,9 @@ def train(job: Job) -> None:
         model=model,
         reward_funcs=reward,
         args=config(job),
-        train_dataset=Dataset.from_list([{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": row["prompt"], "answer": row["answer"]} for row in rows]
+        ),
         processing_class=tokenizer,
         callbacks=[Measure(job, reward)],
         optimizers=(optimizer, LambdaLR(optimizer, factor)),

@@ -1,7 +1,9 @@
-"""TRL's side of the comparison of speed, in TRL's own environment. `speed` starts it; its argument is a `SpeedJob`.
+"""TRL's side of the comparison of speed, in TRL's own environment. `speed` starts it; its argument
+is a `SpeedJob`.
 
-The trainer's settings are those of the comparison of learning. TRL ends a response at the end token alone, so that
-token is forbidden before a response's drawn length and forced at it: every response has as many tokens as lrl's.
+The trainer's settings are those of the comparison of learning. TRL ends a response at the end token
+alone, so that token is forbidden before a response's drawn length and forced at it: every response
+has as many tokens as lrl's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TrainerCallback,
+)
 from trl import GRPOTrainer
 
 from benchmarks.against_trl.settings import SpeedJob
@@ -32,7 +40,9 @@ class Exactly(LogitsProcessor):
     """
 
     def __init__(self, prompt_tokens: int, lengths: list[int], eos: int) -> None:
-        self.prompt_tokens, self.lengths, self.eos = prompt_tokens, torch.tensor(lengths), eos
+        self.prompt_tokens = prompt_tokens
+        self.lengths = torch.tensor(lengths)
+        self.eos = eos
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Changes the scores [responses, vocabulary] of the next token."""
@@ -50,7 +60,10 @@ class Reward:
     __name__ = "hashed"
 
     def __call__(self, prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-        return [hashed(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        return [
+            hashed(prompt, completion)
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
 
 
 class Timed(GRPOTrainer):
@@ -63,7 +76,9 @@ class Timed(GRPOTrainer):
         def forced(input_ids: torch.Tensor, **more: Any) -> Any:
             exact = Exactly(input_ids.shape[1], next(arriving), self.processing_class.eos_token_id)
             started = time.monotonic()
-            found = generate(input_ids=input_ids, logits_processor=LogitsProcessorList([exact]), **more)
+            found = generate(
+                input_ids=input_ids, logits_processor=LogitsProcessorList([exact]), **more
+            )
             self.written_s = time.monotonic() - started
             return found
 
@@ -76,7 +91,8 @@ class Timed(GRPOTrainer):
 
 
 class Measure(TrainerCallback):
-    """Writes a line for each step: its seconds, the seconds of writing responses, and their tokens."""
+    """Writes a line for each step: its seconds, the seconds of writing responses, and their
+    tokens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +122,9 @@ def train(job: SpeedJob) -> None:
     trainer = Timed(
         model=model,
         reward_funcs=Reward(),
-        args=config(job, job.groups, job.rollouts, answer_tokens=max(map(max, lengths)), pieces=job.pieces),
+        args=config(
+            job, job.groups, job.rollouts, answer_tokens=max(map(max, lengths)), pieces=job.pieces
+        ),
         train_dataset=Dataset.from_list([{"prompt": row["prompt"]} for row in rows]),
         processing_class=tokenizer,
         callbacks=[measure],

@@ -2,7 +2,8 @@
 
     python -m benchmarks.chaos generators|trainer|ranks|nodes|sync|soak|rewards [--help]
 
-Every fault is real: a signal to a process, a connection that is cut, a damaged file, a file system without room.
+Every fault is real: a signal to a process, a connection that is cut, a damaged file, a file system
+without room.
 
 target.py      the run that is broken; it resumes from its own checkpoint
 recorder.py    its callbacks that write the journal

@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     described = "\n".join(f"  {name:11} {about}" for name, about in EXPERIMENTS.items())
     choice = argparse.ArgumentParser(
         prog="python -m benchmarks.chaos",
-        usage="python -m benchmarks.chaos EXPERIMENT [settings]; EXPERIMENT --help lists the settings",
+        usage=(
+            "python -m benchmarks.chaos EXPERIMENT [settings]; EXPERIMENT --help lists the settings"
+        ),
         description="Fault injection on real runs of the quickstart's task.\n\n" + described,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

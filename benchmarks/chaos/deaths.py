@@ -1,4 +1,5 @@
-"""Deaths of a rank at a place in the program: it kills itself there, so nothing of it can clean up."""
+"""Deaths of a rank at a place in the program: it kills itself there, so nothing of it can clean
+up."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ PLACES: dict[str, tuple[str, str]] = {
     "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
     "export": ("lrl.policy", "on_cpu"),
 }
-"""A function that every rank of a sharded run calls in each phase: its module and its name in there."""
+"""A function that every rank of a sharded run calls in each phase: its module and its name in
+there."""
 
 
 class Death(NamedTuple):
@@ -29,7 +31,8 @@ class Death(NamedTuple):
     call: int = 1
 
     def prepare(self, told: Path | None = None) -> None:
-        """Has this process die there; it writes the time, in seconds since 1970, into the file `told`."""
+        """Has this process die there; it writes the time, in seconds since 1970, into the file
+        `told`."""
         calls = 0
 
         def die() -> None:
@@ -44,7 +47,8 @@ class Death(NamedTuple):
 
 
 def before_each_call(module: str, path: str, act: Callable[[], None]) -> None:
-    """Has this process call `act` before each call of a function, given by its module and its name in there."""
+    """Has this process call `act` before each call of a function, given by its module and its name
+    in there."""
     owner: Any = importlib.import_module(module)
     *inner, name = path.split(".")
     for part in inner:

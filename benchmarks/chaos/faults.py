@@ -1,4 +1,5 @@
-"""Signals to the processes of generators and reward workers, and the order in which they are sent."""
+"""Signals to the processes of generators and reward workers, and the order in which they are
+sent."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import psutil
 PARTS = {"API server": "api_server", "EngineCore": "EngineCore", "Worker": "Worker"}
 """The processes of a generator, and a word of their command lines."""
 WITH_A_WORKER = {"distributed-executor-backend": "mp"}
-"""Flags of a server whose worker is a separate process, as with several GPUs: it can then be broken, too."""
+"""Flags of a server whose worker is a separate process, as with several GPUs: it can then be
+broken, too."""
 SUPERVISOR = "generators/supervisor.py"
 GENERATORS = 2
 """In every target."""
@@ -47,8 +49,8 @@ class Fault:
 
 
 def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
-    """Returns the faults of one run: each part in turn, generator after generator, freezes among the kills, both at the
-    end."""
+    """Returns the faults of one run: each part in turn, generator after generator, freezes among
+    the kills, both at the end."""
     parts = list(PARTS)
     faults = [Fault(parts[number % 3], (number % 2,)) for number in range(kills)]
     apart = max(1, kills // max(1, freezes))
@@ -59,13 +61,19 @@ def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
 
 
 FIRST_S = 15.0
-"""Seconds until the first fault of a soak, and between the faults of `FIRST`, once all generators serve."""
-FIRST = (*(Fault(part, tuple(range(GENERATORS))) for part in PARTS), Fault("EngineCore", (0, 1), freeze=True))
-"""A soak's faults in the steps that are not counted. No step is made while all generators are out."""
+"""Seconds until the first fault of a soak, and between the faults of `FIRST`, once all generators
+serve."""
+FIRST = (
+    *(Fault(part, tuple(range(GENERATORS))) for part in PARTS),
+    Fault("EngineCore", (0, 1), freeze=True),
+)
+"""A soak's faults in the steps that are not counted. No step is made while all generators are
+out."""
 
 
 class RandomFaults:
-    """The faults of a soak: one of each kind at the start, then one at a regular interval, drawn by a seed.
+    """The faults of a soak: one of each kind at the start, then one at a regular interval, drawn by
+    a seed.
 
     Args:
         trainer: Process id of the target.
@@ -74,13 +82,16 @@ class RandomFaults:
     """
 
     def __init__(self, trainer: int, every_s: float, seed: int) -> None:
-        self.trainer, self.every_s = trainer, every_s
+        self.trainer = trainer
+        self.every_s = every_s
         self.counts: Counter[str] = Counter()
-        self._first, self._draw = list(FIRST), random.Random(seed)
+        self._first = list(FIRST)
+        self._draw = random.Random(seed)
         self._next = time.monotonic() + min(FIRST_S, every_s)
 
     def tick(self, whole: bool) -> None:
-        """Injects a fault if one is due; while a generator is out (`whole` is False), into the rewards."""
+        """Injects a fault if one is due; while a generator is out (`whole` is False), into the
+        rewards."""
         if time.monotonic() < self._next:
             return
         if self._first:
@@ -108,8 +119,13 @@ class RandomFaults:
 
 
 def supervisors_of(trainer: int) -> list[psutil.Process]:
-    """Returns the supervisors of a trainer's generators by port, which a generator keeps for the whole run."""
-    supervisors = [child for child in psutil.Process(trainer).children() if SUPERVISOR in " ".join(words(child))]
+    """Returns the supervisors of a trainer's generators by port, which a generator keeps for the
+    whole run."""
+    supervisors = [
+        child
+        for child in psutil.Process(trainer).children()
+        if SUPERVISOR in " ".join(words(child))
+    ]
     return sorted(supervisors, key=port)
 
 
@@ -119,17 +135,26 @@ def part_of(supervisor: psutil.Process, part: str) -> psutil.Process:
     Raises:
         RuntimeError: There is none, or more than one.
     """
-    found = [process for process in supervisor.children(recursive=True) if PARTS[part] in " ".join(words(process))]
+    found = [
+        process
+        for process in supervisor.children(recursive=True)
+        if PARTS[part] in " ".join(words(process))
+    ]
     if len(found) != 1:
         raise RuntimeError(
-            f"{len(found)} processes of the generator at port {port(supervisor)} are its {part}, not one."
+            f"{len(found)} processes of the generator at port {port(supervisor)} are its {part}, "
+            "not one."
         )
     return found[0]
 
 
 def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
     """Returns the processes that score a trainer's responses."""
-    return [child for child in psutil.Process(trainer).children() if "spawn_main" in " ".join(words(child))]
+    return [
+        child
+        for child in psutil.Process(trainer).children()
+        if "spawn_main" in " ".join(words(child))
+    ]
 
 
 def port(supervisor: psutil.Process) -> int:

@@ -1,6 +1,8 @@
-"""The quickstart's reward with a fault that strikes a share of the responses, the same ones in every run.
+"""The quickstart's reward with a fault that strikes a share of the responses, the same ones in
+every run.
 
-Reward workers import this module when they start, and hundreds of them are replaced: it imports nothing heavy.
+Reward workers import this module when they start, and hundreds of them are replaced: it imports
+nothing heavy.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class Faulty(Reward):
         kind: Of the fault, from `FAULTS`; empty for none.
         share: Of the responses, 0 to 1.
         seed: Decides which responses.
-        marks: Folder with a file for each response that was struck: these are not struck again; empty: all always are.
+        marks: Folder with a file for each response that was struck: these are not struck again;
+            empty: all always are.
     """
 
     def __init__(self, kind: str, share: float, seed: int, marks: str = "") -> None:

@@ -1,4 +1,5 @@
-"""The resources of a run at one moment: from outside (`footprint`), and the heap of a process from inside (`held`)."""
+"""The resources of a run at one moment: from outside (`footprint`), and the heap of a process from
+inside (`held`)."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ NAMES = (
     "processes",
     "shm_mib",
 )
-"""Keys of `footprint`: of the trainer's process, and of it with all its descendants. Sockets are counted apart from
-files: their number follows the requests at that moment."""
+"""Keys of `footprint`: of the trainer's process, and of it with all its descendants. Sockets are
+counted apart from files: their number follows the requests at that moment."""
 HELD_NAMES = ("trainer_heap_mib", "trainer_python_blocks")
 """Keys of `held`."""
 
 
 def footprint(trainer: int) -> dict[str, float]:
-    """Measures memory, open files, threads and processes of a run, and all use of shared memory by any process.
+    """Measures memory, open files, threads and processes of a run, and all use of shared memory by
+    any process.
 
     Memory of all processes counts a shared page once.
 
@@ -45,10 +47,16 @@ def footprint(trainer: int) -> dict[str, float]:
     for process in [root, *root.children(recursive=True)]:
         try:
             with process.oneshot():
-                row = process.memory_full_info().pss / 2**20, *descriptors(process.pid), process.num_threads()
+                row = (
+                    process.memory_full_info().pss / 2**20,
+                    *descriptors(process.pid),
+                    process.num_threads(),
+                )
         except (psutil.Error, FileNotFoundError):
             continue  # it ended meanwhile
-        for name, number in zip(("all_pss_mib", "all_files", "all_sockets", "all_threads"), row, strict=True):
+        for name, number in zip(
+            ("all_pss_mib", "all_files", "all_sockets", "all_threads"), row, strict=True
+        ):
             found[name] += number
         found["processes"] += 1
     usage = os.statvfs(SHM)
@@ -57,7 +65,8 @@ def footprint(trainer: int) -> dict[str, float]:
 
 
 def descriptors(pid: int) -> tuple[int, int]:
-    """Counts the open files and the open sockets of a process, in one look: two looks would see different requests.
+    """Counts the open files and the open sockets of a process, in one look: two looks would see
+    different requests.
 
     Raises:
         FileNotFoundError: The process has ended.
@@ -75,14 +84,27 @@ class _Mallinfo2(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "free", "keep")
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "free",
+            "keep",
+        )
     ]
 
 
 def held() -> dict[str, float]:
-    """Measures this process: MiB that malloc has given out, mapped ones included, and blocks that Python has given out.
+    """Measures this process: MiB that malloc has given out, mapped ones included, and blocks that
+    Python has given out.
 
-    Resident memory is more, and follows it only roughly: the C library keeps freed memory for later.
+    Resident memory is more, and follows it only roughly: the C library keeps freed memory for
+    later.
     """
     mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
     mallinfo2.restype = _Mallinfo2

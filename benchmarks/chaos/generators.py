@@ -1,10 +1,11 @@
-"""Kills and freezes the generators of one run, one after the other and once both; the run trains on meanwhile.
+"""Kills and freezes the generators of one run, one after the other and once both; the run trains on
+meanwhile.
 
     python -m benchmarks.chaos generators                            12 kills, 4 freezes, both at once
     python -m benchmarks.chaos generators --kills 1 --freezes 1 --no-both       a rehearsal
 
-The next fault comes when all generators serve again and two steps have been trained. After the last one the file `stop`
-ends the run. A measurement that is in the results already is not repeated.
+The next fault comes when all generators serve again and two steps have been trained. After the last
+one the file `stop` ends the run. A measurement that is in the results already is not repeated.
 """
 
 from __future__ import annotations
@@ -26,14 +27,23 @@ log = logging.getLogger(__name__)
 
 STEPS_BETWEEN = 2
 """Steps trained by all generators before the next fault, and before the end."""
-HEAD = "| fault | seconds to detection | seconds to full speed | responses reissued |\n|---|---|---|---|"
+HEAD = (
+    "| fault | seconds to detection | seconds to full speed | responses reissued "
+    "|\n|---|---|---|---|"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of this experiment."""
-    parser.add_argument("--kills", type=int, default=12, help="API server, EngineCore, Worker in turn (%(default)s)")
-    parser.add_argument("--freezes", type=int, default=4, help="likewise, between the kills (%(default)s)")
-    parser.add_argument("--both", action=argparse.BooleanOptionalAction, default=True, help="at last both at once")
+    parser.add_argument(
+        "--kills", type=int, default=12, help="API server, EngineCore, Worker in turn (%(default)s)"
+    )
+    parser.add_argument(
+        "--freezes", type=int, default=4, help="likewise, between the kills (%(default)s)"
+    )
+    parser.add_argument(
+        "--both", action=argparse.BooleanOptionalAction, default=True, help="at last both at once"
+    )
     add_settings(parser, groups=4, responses=8, capacity=16, lr=5e-5)
 
 
@@ -42,7 +52,13 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args, steps=-1, steps_per_epoch=0, schedule="constant")
     asked = {"kills": args.kills, "freezes": args.freezes, "both": args.both}
     described = {"asked": asked, "settings": settings.described}
-    print(table(records.measured(args.out, described, lambda: measure(args, settings) | {"command": args.command})))
+    print(
+        table(
+            records.measured(
+                args.out, described, lambda: measure(args, settings) | {"command": args.command}
+            )
+        )
+    )
     return 0
 
 
@@ -51,7 +67,9 @@ def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any
     started = time.monotonic()
     shutil.rmtree(settings.folder, ignore_errors=True)
     with Target(settings) as target:
-        target.wait_for(lambda: len(target.lines("step")) >= STEPS_BETWEEN, WAIT_S, "its first steps")
+        target.wait_for(
+            lambda: len(target.lines("step")) >= STEPS_BETWEEN, WAIT_S, "its first steps"
+        )
         faults = []
         for fault in in_turn(args.kills, args.freezes, args.both):
             faults.append(measure_fault(target, fault))
@@ -77,7 +95,8 @@ def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
     """Injects a fault and waits until the run has all generators again and has trained on.
 
     Returns:
-        The fault; `detected_s` until the last of its generators was evicted; `whole_s` until all serve; `reissued`,
+        The fault; `detected_s` until the last of its generators was evicted; `whole_s` until all
+            serve; `reissued`,
         responses that continued on another generator.
     """
     whole, steps = (len(target.lines(event)) for event in ("whole", "step"))
@@ -91,7 +110,9 @@ def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
     trained = target.lines("step")[steps:]
     meanwhile = sum(line["time"] < back["time"] for line in trained)
     last = len(target.lines("step")) + STEPS_BETWEEN
-    target.wait_for(lambda: len(target.lines("step")) >= last, WAIT_S, f"the steps after it ({fault})")
+    target.wait_for(
+        lambda: len(target.lines("step")) >= last, WAIT_S, f"the steps after it ({fault})"
+    )
     found = losses(target, fault)[lost]
     return {
         "fault": str(fault),
@@ -105,19 +126,28 @@ def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
 
 def losses(target: Target, fault: Fault) -> Sequence[Line]:
     """Returns the lines that report as many generators out as the fault hits."""
-    return [line for line in target.lines("lost") if line["members"] <= GENERATORS - len(fault.generators)]
+    return [
+        line
+        for line in target.lines("lost")
+        if line["members"] <= GENERATORS - len(fault.generators)
+    ]
 
 
 def table(record: dict[str, Any]) -> str:
     """Returns the measurement in Markdown."""
     faults, trained = record["faults"], record["trained"]
-    rows = [f"| {f['fault']} | {f['detected_s']:.1f} | {f['whole_s']:.0f} | {f['reissued']} |" for f in faults]
-    detected, whole = (median(fault[name] for fault in faults) for name in ("detected_s", "whole_s"))
+    rows = [
+        f"| {f['fault']} | {f['detected_s']:.1f} | {f['whole_s']:.0f} | {f['reissued']} |"
+        for f in faults
+    ]
+    detected, whole = (
+        median(fault[name] for fault in faults) for name in ("detected_s", "whole_s")
+    )
     rows.append(f"| median of all | {detected:.1f} | {whole:.0f} | |")
     wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
     rows.append(
-        f"\n{record['steps_done']} steps, {trained['prompts']} prompts trained ({wrong}; {len(record['given_up'])} "
-        f"given up), largest lag {record['lag_max']}, accuracy {record['accuracy']:.3f}, "
-        f"{record['seconds'] / 60:.0f} minutes"
+        f"\n{record['steps_done']} steps, {trained['prompts']} prompts trained ({wrong}; "
+        f"{len(record['given_up'])} given up), largest lag {record['lag_max']}, accuracy "
+        f"{record['accuracy']:.3f}, {record['seconds'] / 60:.0f} minutes"
     )
     return "\n".join([HEAD, *rows])

@@ -1,7 +1,8 @@
 """The journal of a target: one JSON line for each event, readable whenever the target is killed.
 
-A line is one write of the kernel's, so it is there whole as soon as the write returns, whatever then becomes of the
-process. Times are seconds since 1970, because writer and reader are two processes.
+A line is one write of the kernel's, so it is there whole as soon as the write returns, whatever
+then becomes of the process. Times are seconds since 1970, because writer and reader are two
+processes.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Reader:
 
 
 def surviving(steps: Sequence[Line]) -> list[Line]:
-    """Returns the lines of the steps that made the final policy, in order: the last launch that trained a step counts.
+    """Returns the lines of the steps that made the final policy, in order: the last launch that
+    trained a step counts.
 
     Raises:
         ValueError: A step is missing.
@@ -88,7 +90,8 @@ def trained_once(lineage: Sequence[Line], prompts_per_epoch: int) -> dict[str, A
         prompts_per_epoch: Rows of the data set.
 
     Returns:
-        `prompts`: number trained; `missing` and `twice`: indices in the run's order of prompts; `epochs_whole`: epochs
+        `prompts`: number trained; `missing` and `twice`: indices in the run's order of prompts;
+            `epochs_whole`: epochs
         in which every row of the data set was trained once.
     """
     indices, twice = _trained(lineage)
@@ -108,8 +111,10 @@ def accounted_for(lineage: Sequence[Line], end: Line) -> dict[str, Any]:
     """Compares what one unbroken launch trained with what its ledger calls trained.
 
     Returns:
-        `prompts`: number trained; as indices in the run's order of prompts `twice`, `lost` (neither trained nor open,
-        up to the newest) and `untold` (trained, but not in the ledger, or the other way round); `open`: number of open
+        `prompts`: number trained; as indices in the run's order of prompts `twice`, `lost` (neither
+            trained nor open,
+        up to the newest) and `untold` (trained, but not in the ledger, or the other way round);
+            `open`: number of open
         ones.
     """
     indices, twice = _trained(lineage)

@@ -1,7 +1,7 @@
 """A target from outside: its settings, its start, its end, and what it leaves.
 
-A mark in the environment finds every process that a target has started. Its leftovers in /dev/shm are the files that
-came after its start and that no process maps any more.
+A mark in the environment finds every process that a target has started. Its leftovers in /dev/shm
+are the files that came after its start and that no process maps any more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ LOOK_S = 0.1
 WAIT_S = 900.0
 """Deadline of everything that an experiment waits for."""
 TORCHS_CACHE = "torchinductor_"
-"""Torch keeps its compiled code in the temporary folder, for the next process; any run leaves that."""
+"""Torch keeps its compiled code in the temporary folder, for the next process; any run leaves
+that."""
 GONE_S = 20.0
 """Within so many seconds of a kill nothing of the target may be left."""
 HELP = {
@@ -62,7 +63,8 @@ class TargetSettings:
         groups: Problems a step.
         responses: Responses to each.
         max_lag: See `lrl.RolloutDataModule`.
-        capacity: Responses a generator writes at once; far below `groups * responses`, generators are never idle.
+        capacity: Responses a generator writes at once; far below `groups * responses`, generators
+            are never idle.
         seed: Of warm-up, order of the problems, and torch.
         lr: Peak learning rate.
         schedule: `linear` falls to 0 at the last step; without a last step it has to be `constant`.
@@ -71,8 +73,8 @@ class TargetSettings:
         heartbeat_s: See `lrl.AsyncSingleDevice`.
         sync_deadline_s: See `WeightSync.deadline_s`.
         ranks: Trainer ranks; of several, each has a share of the policy (`lrl.AsyncFSDP`).
-        second_node: What runs on another machine: `given` or `ray` generators that this launcher starts, `trainer` a
-            second rank with generators of its own. Empty if nothing does.
+        second_node: What runs on another machine: `given` or `ray` generators that this launcher
+            starts, `trainer` a second rank with generators of its own. Empty if nothing does.
         host: This machine's address there.
         launcher: The launcher's settings in JSON.
     """
@@ -103,24 +105,36 @@ class TargetSettings:
 
     @property
     def described(self) -> dict[str, object]:
-        """The fields by which a record is found: all but the folder, and the second node's where there is none."""
-        left_out = {"folder", "host", "launcher"} | ({"second_node"} if not self.second_node else set())
+        """The fields by which a record is found: all but the folder, and the second node's where
+        there is none."""
+        left_out = {"folder", "host", "launcher"} | (
+            {"second_node"} if not self.second_node else set()
+        )
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Adds the settings of a target that an experiment leaves open, with its defaults, and its two deadlines: a machine
-    with other work to do needs longer ones."""
-    for name, default in {**defaults, "seed": 0, "heartbeat_s": 5.0, "sync_deadline_s": 10.0}.items():
+    """Adds the settings of a target that an experiment leaves open, with its defaults, and its two
+    deadlines: a machine with other work to do needs longer ones."""
+    for name, default in {
+        **defaults,
+        "seed": 0,
+        "heartbeat_s": 5.0,
+        "sync_deadline_s": 10.0,
+    }.items():
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=type(default), default=default, help=f"{HELP[name]} (%(default)s)")
+        parser.add_argument(
+            flag, type=type(default), default=default, help=f"{HELP[name]} (%(default)s)"
+        )
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> TargetSettings:
     """Returns the settings that `add_settings` has read, with those that the experiment fixes."""
     fixed.setdefault("folder", str(args.folder.resolve()))
     names = {field.name for field in fields(TargetSettings)} - set(fixed)
-    return TargetSettings(**fixed, **{name: value for name, value in vars(args).items() if name in names})
+    return TargetSettings(
+        **fixed, **{name: value for name, value in vars(args).items() if name in names}
+    )
 
 
 class Ended(RuntimeError):
@@ -137,13 +151,17 @@ class Target:
     """
 
     def __init__(
-        self, settings: TargetSettings, death: Death | None = None, variables: Mapping[str, str] | None = None
+        self,
+        settings: TargetSettings,
+        death: Death | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Reader(self.folder / "journal.jsonl")
         self.number = len([line for line in self.journal.refresh() if line["event"] == "launch"])
-        self.mark, self.scratch = uuid.uuid4().hex, Path(tempfile.mkdtemp(prefix="lrl-chaos-"))
+        self.mark = uuid.uuid4().hex
+        self.scratch = Path(tempfile.mkdtemp(prefix="lrl-chaos-"))
         self.output = self.folder / f"output-{self.number}.log"
         self.started = time.time()
         self._shared_before = set(os.listdir(SHM))
@@ -185,7 +203,9 @@ class Target:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None:
-                raise Ended(self._error(f"ended with exit status {self.process.returncode} before {what}"))
+                raise Ended(
+                    self._error(f"ended with exit status {self.process.returncode} before {what}")
+                )
             if time.monotonic() > deadline:
                 raise TimeoutError(self._error(f"did not get to {what} within {timeout_s:g} s"))
             time.sleep(LOOK_S)
@@ -205,24 +225,34 @@ class Target:
             raise Ended(self._error(f"ended with exit status {status}"))
 
     def kill(self) -> None:
-        """Sends SIGKILL to the trainer's process alone; the other processes notice by themselves."""
+        """Sends SIGKILL to the trainer's process alone; the other processes notice by
+        themselves."""
         self.process.kill()
         self.process.wait()
 
     def leftovers(self) -> dict[str, object]:
-        """Returns what is left of an ended target, after `GONE_S` seconds or as soon as nothing is, and removes its
-        temporary folder.
+        """Returns what is left of an ended target, after `GONE_S` seconds or as soon as nothing is,
+        and removes its temporary folder.
 
         Returns:
-            `gone_s` until the last process and file in shared memory went, or None; `processes` and `shared` that
+            `gone_s` until the last process and file in shared memory went, or None; `processes` and
+                `shared` that
             stayed, by name; `temporary_files` in its temporary folder, except torch's cache.
         """
         ended = time.monotonic()
         while (processes := self._living()) or (shared := self._shared()):
             if time.monotonic() > ended + GONE_S:
-                return {"gone_s": None, "processes": processes, "shared": self._shared()} | self._clean()
+                return {
+                    "gone_s": None,
+                    "processes": processes,
+                    "shared": self._shared(),
+                } | self._clean()
             time.sleep(LOOK_S)
-        return {"gone_s": round(time.monotonic() - ended, 1), "processes": processes, "shared": shared} | self._clean()
+        return {
+            "gone_s": round(time.monotonic() - ended, 1),
+            "processes": processes,
+            "shared": shared,
+        } | self._clean()
 
     def _living(self) -> list[str]:
         found = []
@@ -241,7 +271,9 @@ class Target:
         return sorted(name for name in new if _inode(SHM / name) not in used | {None})
 
     def _clean(self) -> dict[str, object]:
-        left = sorted(path.name for path in self.scratch.iterdir() if not path.name.startswith(TORCHS_CACHE))
+        left = sorted(
+            path.name for path in self.scratch.iterdir() if not path.name.startswith(TORCHS_CACHE)
+        )
         shutil.rmtree(self.scratch)
         return {"temporary_files": left}
 

@@ -1,13 +1,15 @@
-"""Breaks a run on two machines: each kind of process killed, the cable cut for five seconds and for good.
+"""Breaks a run on two machines: each kind of process killed, the cable cut for five seconds and for
+good.
 
     python -m benchmarks.chaos nodes --second given                      needs root, for a network namespace
     python -m benchmarks.chaos nodes --second ray trainer --places step  one phase alone
 
-The second machine is a network namespace. With `given` and `ray` each machine has a generator of that launcher; with
-`trainer` it has a second rank with a generator of its own. Each fault comes in the middle of a step, of a sync, and of
-a checkpoint (`benchmarks/chaos/orders.py`), in one run after another fault is over: when all generators serve again and
-two steps have been trained. A fault that ends the run has it resumed from its checkpoint. "For good" is until the
-generator is out, or the run has ended; then the cable is connected again.
+The second machine is a network namespace. With `given` and `ray` each machine has a generator of
+that launcher; with `trainer` it has a second rank with a generator of its own. Each fault comes in
+the middle of a step, of a sync, and of a checkpoint (`benchmarks/chaos/orders.py`), in one run
+after another fault is over: when all generators serve again and two steps have been trained. A
+fault that ends the run has it resumed from its checkpoint. "For good" is until the generator is
+out, or the run has ended; then the cable is connected again.
 """
 
 from __future__ import annotations
@@ -46,7 +48,11 @@ SECONDS = ("given", "ray", "trainer")
 SHORT_S = 5.0
 STEPS_BETWEEN = 2
 OF_GENERATOR = ("join", "supervisor", "API server", "EngineCore")
-OF_RUN = {"given": ("trainer",), "ray": ("trainer",), "trainer": ("trainer", "rank 1", "cut for good")}
+OF_RUN = {
+    "given": ("trainer",),
+    "ray": ("trainer",),
+    "trainer": ("trainer", "rank 1", "cut for good"),
+}
 """Faults that end the run."""
 OF_RAY = ("raylet", "head")
 """Only with Ray, and in a step: a lost node, and a lost head, each of which is started again."""
@@ -68,7 +74,10 @@ class Scene:
             RuntimeError: There is no such process.
         """
         if fault == "cut for 5 s":
-            return f"{self.node.cable('down')}; (sleep {SHORT_S:g}; {self.node.cable('up')}) >/dev/null 2>&1 &"
+            return (
+                f"{self.node.cable('down')}; (sleep {SHORT_S:g}; {self.node.cable('up')}) "
+                ">/dev/null 2>&1 &"
+            )
         if fault == "cut for good":
             return self.node.cable("down")
         if fault == "trainer":
@@ -77,7 +86,11 @@ class Scene:
             return f"kill -9 {reward_workers_of(self.target.process.pid)[0].pid}"
         if isinstance(self.beside, RayGenerators) and fault in OF_RAY:
             nodes = self.beside.cluster.nodes
-            lost = nodes[-1].processes("raylet/raylet") if fault == "raylet" else nodes[0].processes("gcs_server")
+            lost = (
+                nodes[-1].processes("raylet/raylet")
+                if fault == "raylet"
+                else nodes[0].processes("gcs_server")
+            )
             return f"kill -9 {' '.join(str(one.pid) for one in lost)}"
         if (process := self.node.process(fault)) is None:
             raise RuntimeError(f"the second node has no {fault}")
@@ -86,8 +99,12 @@ class Scene:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of this experiment."""
-    parser.add_argument("--second", nargs="+", choices=SECONDS, default=SECONDS, help="one run for each (all)")
-    parser.add_argument("--places", nargs="+", choices=orders.PLACES, default=list(orders.PLACES), help="(all)")
+    parser.add_argument(
+        "--second", nargs="+", choices=SECONDS, default=SECONDS, help="one run for each (all)"
+    )
+    parser.add_argument(
+        "--places", nargs="+", choices=orders.PLACES, default=list(orders.PLACES), help="(all)"
+    )
     parser.add_argument("--faults", nargs="+", help="(all)")
     add_settings(parser, groups=4, responses=8, capacity=16, lr=5e-5)
     parser.set_defaults(heartbeat_s=10.0, sync_deadline_s=30.0)
@@ -109,7 +126,9 @@ def run(args: argparse.Namespace) -> int:
         faults = plan(kind, args.places, args.faults)
         described = {"faults_asked": [list(one) for one in faults], "settings": settings.described}
         record = records.measured(
-            args.out, described, lambda s=settings, f=faults: measure(s, f) | {"command": args.command}
+            args.out,
+            described,
+            lambda s=settings, f=faults: measure(s, f) | {"command": args.command},
         )
         print(table(record), flush=True)
     return 0
@@ -135,7 +154,9 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
             with Target(settings, variables=beside.variables) as target:
                 beside.launched(target)
                 scene = Scene(kind, target, node, beside)
-                target.wait_for(lambda: len(target.lines("step")) >= STEPS_BETWEEN, WAIT_S, "its first steps")
+                target.wait_for(
+                    lambda: len(target.lines("step")) >= STEPS_BETWEEN, WAIT_S, "its first steps"
+                )
                 while faults and target.process.poll() is None:
                     found.append(measure_fault(scene, *faults.pop(0)))
                     log.info("%s", found[-1])
@@ -165,7 +186,8 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
     """Has the run break itself at a place, and waits until it is whole again or has ended.
 
     Returns:
-        `ended`: whether the run did, and `ended_s` after the fault; else `lost_s` until a generator was evicted, None
+        `ended`: whether the run did, and `ended_s` after the fault; else `lost_s` until a generator
+            was evicted, None
         if none was, and `whole_s` until all serve.
     """
     target, ends = scene.target, fault in OF_RUN[scene.kind]
@@ -184,13 +206,23 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
         return found | {"status": status, "ended_s": ended_s}
     if fault in OF_GENERATOR or fault == "cut for good":
         target.wait_for(lambda: len(target.lines("lost")) > lost, WAIT_S, f"the loss ({fault})")
-    subprocess.run(["sh", "-c", scene.node.cable("up")], check=True) if fault == "cut for good" else None
+    subprocess.run(
+        ["sh", "-c", scene.node.cable("up")], check=True
+    ) if fault == "cut for good" else None
     if isinstance(scene.beside, RayGenerators) and fault in OF_RAY:
         start_again(scene.beside, fault)
-    quiet = time.time() + SHORT_S + target_heartbeat(target)  # what a short fault does shows by then
-    target.wait_for(lambda: time.time() > quiet and is_whole(target, lost, whole), WAIT_S, f"the return ({fault})")
+    quiet = (
+        time.time() + SHORT_S + target_heartbeat(target)
+    )  # what a short fault does shows by then
+    target.wait_for(
+        lambda: time.time() > quiet and is_whole(target, lost, whole),
+        WAIT_S,
+        f"the return ({fault})",
+    )
     last = len(target.lines("step")) + STEPS_BETWEEN
-    target.wait_for(lambda: len(target.lines("step")) >= last, WAIT_S, f"the steps after it ({fault})")
+    target.wait_for(
+        lambda: len(target.lines("step")) >= last, WAIT_S, f"the steps after it ({fault})"
+    )
     losses, returns = target.lines("lost")[lost:], target.lines("whole")[whole:]
     return found | {
         "lost_s": round(losses[0]["time"] - at, 1) if losses else None,
@@ -216,7 +248,9 @@ def start_again(beside: RayGenerators, fault: str) -> None:
     cluster = beside.cluster
     if fault == "raylet":
         # Its generators end by themselves and leave nothing; only then is the rest killed.
-        wait_for(lambda: not cluster.nodes[-1].processes(SUPERVISOR), WAIT_S, "the end of its generators")
+        wait_for(
+            lambda: not cluster.nodes[-1].processes(SUPERVISOR), WAIT_S, "the end of its generators"
+        )
         end_machine(cluster.nodes[-1])
         cluster.add_node()
         return
@@ -227,8 +261,8 @@ def start_again(beside: RayGenerators, fault: str) -> None:
 
 
 def end_machine(node: RayNode) -> None:
-    """Kills all processes of a node, the supervisors too, and removes what they have in shared memory: it would be gone
-    with the machine."""
+    """Kills all processes of a node, the supervisors too, and removes what they have in shared
+    memory: it would be gone with the machine."""
     processes = node.processes()
     suspend_all(processes)  # a generator that starts would map more between the look and the end
     inodes, names = mapped(one.pid for one in processes), prefixes(processes)
@@ -244,17 +278,23 @@ def table(record: dict[str, Any]) -> str:
     for one in record["faults"]:
         if one["ended"]:
             left = one["left"]["processes"] + one["left"]["shared"]
-            outcome = f"the run ended after {one['ended_s']} s; left: {', '.join(left) or 'nothing'}; resumed"
+            outcome = (
+                f"the run ended after {one['ended_s']} s; left: {', '.join(left) or 'nothing'}; "
+                "resumed"
+            )
         elif one["lost_s"] is None:
             outcome = "no generator lost; the run went on"
         else:
-            outcome = f"a generator lost after {one['lost_s']} s, all serve after {one['whole_s']} s"
+            outcome = (
+                f"a generator lost after {one['lost_s']} s, all serve after {one['whole_s']} s"
+            )
         lines.append(f"| {kind} | {one['fault']} | {one['place']} | {outcome} |")
     wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
     left = record["left"]["processes"] + record["left"]["shared"]
     lines.append(
-        f"\n{record['launches']} launches, {record['steps_done']} steps, {trained['prompts']} prompts trained "
-        f"({wrong}; {len(record['given_up'])} given up), largest lag {record['lag_max']}, left at the end: "
-        f"{', '.join(left) or 'nothing'}, {record['seconds'] / 60:.0f} minutes"
+        f"\n{record['launches']} launches, {record['steps_done']} steps, {trained['prompts']} "
+        f"prompts trained ({wrong}; {len(record['given_up'])} given up), largest lag "
+        f"{record['lag_max']}, left at the end: {', '.join(left) or 'nothing'}, "
+        f"{record['seconds'] / 60:.0f} minutes"
     )
     return "\n".join(lines)

@@ -1,6 +1,8 @@
-"""Orders from outside to a target: at the next call of a function of a phase it runs a shell command, once.
+"""Orders from outside to a target: at the next call of a function of a phase it runs a shell
+command, once.
 
-So a fault comes in the middle of a sync or of a save, which are too short to be met by looking at a journal.
+So a fault comes in the middle of a sync or of a save, which are too short to be met by looking at a
+journal.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ PLACES: dict[str, tuple[str, str]] = {
 def obey(folder: Path) -> None:
     """Has this process carry out the orders that come into the folder."""
     for place, function in PLACES.items():
-        before_each_call(*function, functools.partial(_carry_out, folder / f"order-{place}", folder / "carried-out"))
+        before_each_call(
+            *function,
+            functools.partial(_carry_out, folder / f"order-{place}", folder / "carried-out"),
+        )
 
 
 def _carry_out(order: Path, told: Path) -> None:
@@ -43,6 +48,7 @@ def give(folder: Path, place: str, words: str) -> None:
 
 
 def carried_out(folder: Path) -> float | None:
-    """Returns when the last order was carried out, in seconds since 1970; None if it was not yet."""
+    """Returns when the last order was carried out, in seconds since 1970; None if it was not
+    yet."""
     told = folder / "carried-out"
     return float(told.read_text() or "nan") if told.exists() else None

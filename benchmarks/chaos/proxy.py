@@ -1,4 +1,5 @@
-"""A small HTTP proxy in front of a generator: it passes every request on, and breaks the requests of its fault.
+"""A small HTTP proxy in front of a generator: it passes every request on, and breaks the requests
+of its fault.
 
 It runs on its own thread; neither trainer nor generator knows of a fault beforehand.
 """
@@ -67,7 +68,8 @@ class Proxy:
     """
 
     def __init__(self, target: str, late_s: float) -> None:
-        self.target, self.late_s = target, late_s
+        self.target = target
+        self.late_s = late_s
         self.fault: Fault | None = None
         """The fault that is active, if any."""
         self._late: set[asyncio.Task[Any]] = set()
@@ -83,7 +85,8 @@ class Proxy:
             self._loop.close()
 
     async def _start(self) -> str:
-        # As in lrl's client. A pooled connection was dead after a 500 of the server, and the next request died with it.
+        # As in lrl's client. A pooled connection was dead after a 500 of the server, and the next
+        # request died with it.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(
             connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout(total=None)
@@ -91,7 +94,9 @@ class Proxy:
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._handle)
         # A client that has gone ends its handler, and with that the request behind the proxy.
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, HOST, 0).start()
         return f"http://{HOST}:{self._runner.addresses[0][1]}"
@@ -106,7 +111,11 @@ class Proxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         fault = self.fault
-        if fault is None or fault.phase != phase_of(request.path, body) or len(fault.hits) >= fault.times:
+        if (
+            fault is None
+            or fault.phase != phase_of(request.path, body)
+            or len(fault.hits) >= fault.times
+        ):
             return await self._pass_on(request, body)
         fault.hits.append(time.monotonic())
         breaks: dict[Kind, Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]] = {
@@ -137,8 +146,14 @@ class Proxy:
 
     def _ask(self, request: web.Request, body: bytes) -> Any:
         assert self._session is not None
-        headers = {name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers}
-        return self._session.request(request.method, f"{self.target}{request.path_qs}", data=body, headers=headers)
+        headers = {
+            name: request.headers[name]
+            for name in ("Authorization", "Content-Type")
+            if name in request.headers
+        }
+        return self._session.request(
+            request.method, f"{self.target}{request.path_qs}", data=body, headers=headers
+        )
 
     async def _cut(self, request: web.Request, body: bytes) -> web.StreamResponse:
         if request.transport is not None:
@@ -182,7 +197,8 @@ class Proxy:
     async def _with_other_file(
         self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
     ) -> web.StreamResponse:
-        """Passes an update on with a damaged copy instead of its file: the other generators load the file itself."""
+        """Passes an update on with a damaged copy instead of its file: the other generators load
+        the file itself."""
         update = json.loads(body)
         info = update["update_info"]
         file = Path(info["file"])
@@ -203,7 +219,8 @@ def phase_of(path: str, body: bytes) -> str:
 
 
 def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
-    """Copies `file` with one bit of its last number changed; returns the checksum of the original."""
+    """Copies `file` with one bit of its last number changed; returns the checksum of the
+    original."""
     content = bytearray(file.read_bytes())
     content[-1] ^= 0x40  # the exponent, in every format of floating point
     copy.write_bytes(content)

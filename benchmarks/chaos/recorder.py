@@ -1,4 +1,5 @@
-"""The callbacks that write a target's journal: one after each step, one on a thread that watches the fleet.
+"""The callbacks that write a target's journal: one after each step, one on a thread that watches
+the fleet.
 
 launch   the process runs
 start    the first version is in the generators; what the checkpoint held
@@ -31,7 +32,8 @@ LOOK_S = 0.1
 
 
 class StepRecorder(OnRankZero):
-    """Writes the steps of one launch into the journal; put it after every other callback but the checkpoint's.
+    """Writes the steps of one launch into the journal; put it after every other callback but the
+    checkpoint's.
 
     Args:
         journal: The file.
@@ -41,27 +43,40 @@ class StepRecorder(OnRankZero):
     def __init__(self, journal: Journal, stop_file: Path) -> None:
         self.journal = journal
         self.stop_file = stop_file
-        self._begun: dict[int, list[list[int]]] = {}  # index of a group -> tokens of its half-written responses
+        self._begun: dict[
+            int, list[list[int]]
+        ] = {}  # index of a group -> tokens of its half-written responses
 
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Keeps the half-written responses, to find each again in the trained ones."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
             responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
             unfinished = [not reason for reason in group["finish_reasons"]]
-            self._begun[group["index"]] = [a if a and u else [] for a, u in zip(responses, unfinished, strict=True)]
+            self._begun[group["index"]] = [
+                a if a and u else [] for a, u in zip(responses, unfinished, strict=True)
+            ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes `start`: the first version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         resumed = data.controller.resumed
-        found = {name: getattr(resumed, name) if resumed else 0 for name in ("responses", "tokens", "finished_groups")}
+        found = {
+            name: getattr(resumed, name) if resumed else 0
+            for name in ("responses", "tokens", "finished_groups")
+        }
         self.journal.write("start", step=trainer.global_step, resumed=found)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Writes `step`: its version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         groups, step = data.step_stream.groups, data.step_stream.step
-        lags = [step - version for group in groups for r in group.rollouts for version in r.versions]
+        lags = [
+            step - version for group in groups for r in group.rollouts for version in r.versions
+        ]
         rewards = [r.reward for group in groups for r in group.scored]
         self.journal.write(
             "step",
@@ -83,11 +98,14 @@ class StepRecorder(OnRankZero):
             trainer.should_stop = True
 
     def _continued(self, groups: list[Group]) -> dict[str, int]:
-        """Counts the responses that continue the tokens of the checkpoint, and those that do not."""
+        """Counts the responses that continue the tokens of the checkpoint, and those that do
+        not."""
         pairs = [
             (begun, rollout.token_ids[: len(begun)])
             for group in groups
-            for begun, rollout in zip(self._begun.pop(group.index, []), group.rollouts, strict=False)
+            for begun, rollout in zip(
+                self._begun.pop(group.index, []), group.rollouts, strict=False
+            )
             if begun
         ]
         kept = sum(begun == trained for begun, trained in pairs)
@@ -103,7 +121,9 @@ class StepRecorder(OnRankZero):
             accuracy=round(evaluation.reports[-1][1].accuracy, 4) if evaluation else None,
             done_through=ledger["done_through"],
             done_ahead=ledger["done_ahead"],
-            open=sorted(group["index"] for name in ("running", "finished") for group in ledger[name]),
+            open=sorted(
+                group["index"] for name in ("running", "finished") for group in ledger[name]
+            ),
             given_up=sorted(ledger["given_up"]),
             skipped=sorted(ledger["skipped"]),
             rewards=data.reward_pool.counts,
@@ -111,7 +131,8 @@ class StepRecorder(OnRankZero):
 
 
 class FleetRecorder(OnRankZero):
-    """Writes losses and returns of generators into the journal; on its own thread, because the trainer may wait.
+    """Writes losses and returns of generators into the journal; on its own thread, because the
+    trainer may wait.
 
     Args:
         journal: The file.
@@ -143,6 +164,8 @@ class FleetRecorder(OnRankZero):
         """Stops the thread: the generators end now, which is no loss."""
         self._over.set()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         """See `on_train_end`."""
         self._over.set()

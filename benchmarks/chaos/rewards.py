@@ -1,13 +1,15 @@
-"""Rewards that fail: the quickstart's task while one response in twenty raises, crashes its worker, never ends, ...
+"""Rewards that fail: the quickstart's task while one response in twenty raises, crashes its worker,
+never ends, ...
 
     python -m benchmarks.chaos rewards                      run what is missing, then print
     python -m benchmarks.chaos rewards --kinds crash nan    only these
 
-For each kind of fault two runs: in one the fault strikes at every try, so that the response has to be left out; in the
-other at the first try only, so that the second try saves it. The counts must equal the injected faults, and the
-accuracy that of the run without faults. The text of a response decides whether it is struck, so equal responses of a
-group are struck together; no share of failures ends a run here. All runs use one vLLM server, one after another; a
-measurement that is in the results already is not repeated.
+For each kind of fault two runs: in one the fault strikes at every try, so that the response has to
+be left out; in the other at the first try only, so that the second try saves it. The counts must
+equal the injected faults, and the accuracy that of the run without faults. The text of a response
+decides whether it is struck, so equal responses of a group are struck together; no share of
+failures ends a run here. All runs use one vLLM server, one after another; a measurement that is in
+the results already is not repeated.
 """
 
 from __future__ import annotations
@@ -37,19 +39,25 @@ from lrl.rewards import RewardPool
 from lrl.types import Prompt, Rollout
 
 HEAD = (
-    "| fault | strikes | injected | counted | retried | other kinds | workers replaced | accuracy | seconds |\n"
-    "|---|---|---|---|---|---|---|---|---|"
+    "| fault | strikes | injected | counted | retried | other kinds | workers replaced | accuracy "
+    "| seconds |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of this experiment."""
     parser.add_argument("--kinds", nargs="+", choices=["none", *FAULTS], default=["none", *FAULTS])
-    parser.add_argument("--share", type=float, default=0.05, help="of the responses that fail (%(default)s)")
+    parser.add_argument(
+        "--share", type=float, default=0.05, help="of the responses that fail (%(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="reward workers (%(default)s)")
-    parser.add_argument("--timeout-s", type=float, default=1.0, help="for a response's reward (%(default)s)")
-    parser.add_argument("--memory-gib", type=float, default=1.0, help="of a reward worker (%(default)s)")
+    parser.add_argument(
+        "--timeout-s", type=float, default=1.0, help="for a response's reward (%(default)s)"
+    )
+    parser.add_argument(
+        "--memory-gib", type=float, default=1.0, help="of a reward worker (%(default)s)"
+    )
     arguments.add_training(parser, lr=1e-4, steps=60)
 
 
@@ -65,7 +73,11 @@ def run(args: argparse.Namespace) -> int:
             for run in missing:
                 records.append(args.out, measure(server, args, *run) | {"command": args.command})
     found = records.read(args.out)
-    rows = [record for run in runs if (record := records.find(found, described(args, *run)[1])) is not None]
+    rows = [
+        record
+        for run in runs
+        if (record := records.find(found, described(args, *run)[1])) is not None
+    ]
     print("\n".join([HEAD, *map(row, rows)]))
     return 0
 
@@ -84,10 +96,14 @@ class CountingPool(RewardPool):
         self.struck += sum(self.reward.strikes(prompt.text, rollout.text) for rollout in rollouts)
 
 
-def described(args: argparse.Namespace, kind: str, once: bool) -> tuple[RunSettings, dict[str, Any]]:
+def described(
+    args: argparse.Namespace, kind: str, once: bool
+) -> tuple[RunSettings, dict[str, Any]]:
     """Returns a run's settings, and the fields by which its record is found."""
     settings = RunSettings(
-        seed=args.seed, max_lag=1, lr=args.lr, schedule="linear", steps=args.steps, groups=args.groups,
+        seed=args.seed, max_lag=1, lr=args.lr, schedule=(
+            "linear"
+        ), steps=args.steps, groups=args.groups,
         responses=args.responses,
     )  # fmt: skip
     share = args.share if kind else 0.0
@@ -104,7 +120,11 @@ def measure(server: LentServer, args: argparse.Namespace, kind: str, once: bool)
     data = make_data(settings)
     with tempfile.TemporaryDirectory() as marks:
         reward = Faulty(kind, description["share"], args.seed, marks if once else "")
-        limits = {"workers": args.workers, "timeout_s": args.timeout_s, "memory_gib": args.memory_gib}
+        limits = {
+            "workers": args.workers,
+            "timeout_s": args.timeout_s,
+            "memory_gib": args.memory_gib,
+        }
         pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
         started = time.monotonic()
         trainer.fit(policy, data)
@@ -124,6 +144,12 @@ def row(record: dict[str, Any]) -> str:
     counts, kind = record["counts"], record["fault"]
     others = sum(counts[name] for name in FAULTS if name != kind)
     strikes = "first try" if record["first_try_only"] else "every try"
-    cells = [kind or "none", strikes if kind else "", record["injected"], counts.get(kind, 0), counts["retried"]]
+    cells = [
+        kind or "none",
+        strikes if kind else "",
+        record["injected"],
+        counts.get(kind, 0),
+        counts["retried"],
+    ]
     cells += [others, counts["replaced"], f"{record['accuracy']:.3f}", f"{record['seconds']:.0f}"]
     return f"| {' | '.join(map(str, cells))} |"

@@ -1,4 +1,5 @@
-"""The second machine of a run, a network namespace: its processes, its cable, and what runs on it."""
+"""The second machine of a run, a network namespace: its processes, its cable, and what runs on
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from benchmarks.chaos.launch import JOIN_PORT, LOOK_S, Target
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.ray_cluster import ADDRESS, RayCluster
 
-ON_SECOND = {"join": "lrl join", "supervisor": SUPERVISOR, **PARTS, "rank 1": "benchmarks.chaos.target"}
+ON_SECOND = {
+    "join": "lrl join",
+    "supervisor": SUPERVISOR,
+    **PARTS,
+    "rank 1": "benchmarks.chaos.target",
+}
 """The processes there, and a word of their command lines."""
 MEETING_PORT = 29511
 AGAIN_S = 2.0
@@ -49,7 +55,8 @@ class SecondNode:
         found = [one for one, said in here.items() if ON_SECOND[part] in said]
         if part != "supervisor":  # whose command line has the words of what it starts
             found = [one for one in found if SUPERVISOR not in here[one]]
-        # A worker's command line is its parent's until it has named itself; and `ip netns exec` has become its command.
+        # A worker's command line is its parent's until it has named itself; and `ip netns exec` has
+        # become its command.
         return min(found, key=lambda one: one.pid, default=None)
 
     def _has(self, process: psutil.Process) -> bool:
@@ -63,7 +70,9 @@ class Command:
     """A command that somebody starts again whenever it has ended, until `close`."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        self._words, self._environment, self._folder = words, environment, folder
+        self._words = words
+        self._environment = environment
+        self._folder = folder
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
@@ -77,7 +86,11 @@ class Command:
         while not self._over.is_set():
             with (self._folder / "joined.log").open("ab") as output:
                 process = subprocess.Popen(
-                    self._words, env=self._environment, stdout=output, stderr=output, cwd=self._folder
+                    self._words,
+                    env=self._environment,
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._folder,
                 )
             while process.poll() is None and not self._over.wait(LOOK_S):
                 pass
@@ -107,7 +120,8 @@ class GivenGenerators(Beside):
 
     def __init__(self, node: SecondNode, token: str) -> None:
         self.variables = {"LRL_TOKEN": token}
-        self._node, self._commands = node, list[Command]()
+        self._node = node
+        self._commands = list[Command]()
 
     def launched(self, target: Target) -> None:
         """See `Beside.launched`."""
@@ -126,17 +140,27 @@ class SecondTrainer(Beside):
     """The other rank, as torchrun would start both."""
 
     def __init__(self, node: SecondNode) -> None:
-        common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+        common = {
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "TORCHELASTIC_RUN_ID": "none",
+        }
         self._common = common | {"MASTER_ADDR": HERE, "MASTER_PORT": str(MEETING_PORT)}
         self.variables = self._common | {"RANK": "0", "GROUP_RANK": "0"}
-        self._node, self._process = node, None
+        self._node = node
+        self._process = None
 
     def launched(self, target: Target) -> None:
         """See `Beside.launched`."""
         environment = target.environment | {"RANK": "1", "GROUP_RANK": "1"}
         with target.output.with_suffix(".rank-1").open("wb") as output:
             self._process = subprocess.Popen(
-                [*self._node.prefix, *target.words], env=environment, stdout=output, stderr=output, cwd=target.folder
+                [*self._node.prefix, *target.words],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                cwd=target.folder,
             )
 
     def ended(self) -> None:

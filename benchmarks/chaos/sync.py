@@ -1,10 +1,12 @@
-"""Breaks each phase of a sync in each way, once each, in one run of the quickstart's task with two generators.
+"""Breaks each phase of a sync in each way, once each, in one run of the quickstart's task with two
+generators.
 
     python -m benchmarks.chaos sync            run, record, print the tables
     python -m benchmarks.chaos sync --print    only print the tables of the last run that was recorded
 
-A proxy between the trainer and each generator breaks one request at a time. Afterwards every trained token is computed
-again under the weights of the version it names: a token by half-updated weights agrees with none.
+A proxy between the trainer and each generator breaks one request at a time. Afterwards every
+trained token is computed again under the weights of the version it names: a token by half-updated
+weights agrees with none.
 """
 
 from __future__ import annotations
@@ -50,18 +52,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
     parser.add_argument("--lr", type=float, default=1e-4, help="(%(default)s)")
-    parser.add_argument("--deadline", type=float, default=5.0, help="seconds for a phase (%(default)s)")
+    parser.add_argument(
+        "--deadline", type=float, default=5.0, help="seconds for a phase (%(default)s)"
+    )
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds (%(default)s)")
     phases = [INIT, *UPDATE, "/resume", PROBE, STAGE]
-    parser.add_argument("--phases", nargs="+", choices=phases, default=phases, help="only faults of these")
+    parser.add_argument(
+        "--phases", nargs="+", choices=phases, default=phases, help="only faults of these"
+    )
     parser.add_argument("--kinds", nargs="+", help="only faults of these kinds")
-    parser.add_argument("--print", action="store_true", help="print the last recorded run; run nothing")
+    parser.add_argument(
+        "--print", action="store_true", help="print the last recorded run; run nothing"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs, records and prints; returns 1 if a fault was not noticed, a prompt lost, or a token by no version."""
+    """Runs, records and prints; returns 1 if a fault was not noticed, a prompt lost, or a token by
+    no version."""
     if not args.print:
-        plan = [f for f in make_plan() if f.phase in args.phases and (not args.kinds or f.kind in args.kinds)]
+        plan = [
+            f
+            for f in make_plan()
+            if f.phase in args.phases and (not args.kinds or f.kind in args.kinds)
+        ]
         records.append(args.out, measure(args, plan) | {"command": args.command})
     record = records.read(args.out)[-1]
     wrong = verdict(record)
@@ -91,14 +104,21 @@ class BehindProxies(lrl.AsyncSingleDevice):
 
     def __init__(self, proxies: dict[int, Proxy], late_s: float, **settings: Any) -> None:
         super().__init__(**settings)
-        self._proxies, self._late_s = proxies, late_s
+        self._proxies = proxies
+        self._late_s = late_s
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
         servers: list[Server] = []
         for plain in super().make_servers(trainer, placements):
             server = ProxiedServer(
-                plain.model, plain.settings, plain.backend, [], plain.log_path.parent, plain.number, self.run_id
+                plain.model,
+                plain.settings,
+                plain.backend,
+                [],
+                plain.log_path.parent,
+                plain.number,
+                self.run_id,
             )
             server.proxy = self._proxies[plain.number] = Proxy(server.url, self._late_s)
             servers.append(server)
@@ -115,7 +135,13 @@ def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettin
     """Returns settings with a step for each fault, and one more for each generator that returns."""
     steps = len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS
     return RunSettings(
-        seed=args.seed, max_lag=2, lr=args.lr, schedule="constant", steps=steps, groups=args.groups, responses=8
+        seed=args.seed,
+        max_lag=2,
+        lr=args.lr,
+        schedule="constant",
+        steps=steps,
+        groups=args.groups,
+        responses=8,
     )
 
 
@@ -173,13 +199,19 @@ def tables(record: dict[str, Any]) -> str:
     """Returns the outcome of each fault, in Markdown."""
     found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
     rows = [
-        "| " + " | ".join([f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]) + " |"
+        "| "
+        + " | ".join(
+            [f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]
+        )
+        + " |"
         for phase in [INIT, *UPDATE, "/resume", PROBE]
     ]
-    others = [fault for fault in record["faults"] if fault["stays"] or fault["kind"] not in ON_THE_WAY]
+    others = [
+        fault for fault in record["faults"] if fault["stays"] or fault["kind"] not in ON_THE_WAY
+    ]
     lines = [
-        f"| `{fault['phase']}`, {fault['kind']}{', every time' if fault['stays'] else ''} | {fault['detected_by']} | "
-        f"{fault['detected_s']} | {fault['outcome']} |"
+        f"| `{fault['phase']}`, {fault['kind']}{', every time' if fault['stays'] else ''} | "
+        f"{fault['detected_by']} | {fault['detected_s']} | {fault['outcome']} |"
         for fault in others
     ]
     return "\n".join([HEAD, *rows, "", HEAD_OF_OTHERS, *lines])
@@ -188,16 +220,23 @@ def tables(record: dict[str, Any]) -> str:
 def verdict(record: dict[str, Any]) -> list[str]:
     """Returns the failures of a run; empty if there are none."""
     proof = record["proof"]
-    unnoticed = [fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)]
+    unnoticed = [
+        fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)
+    ]
     faults = [f"{fault['kind']} at {fault['phase']} was not noticed" for fault in unnoticed]
     faults += [f"{record['not_met']} faults of the plan were not met"] if record["not_met"] else []
     faults += [f"{proof['missing']} prompts were not trained, or twice"] if proof["missing"] else []
     off = max(proof["difference"], proof["carried_difference"])
-    return faults + ([f"a token differs by {off:.3g} nats from every version it may be by"] if off > TOLERANCE else [])
+    return faults + (
+        [f"a token differs by {off:.3g} nats from every version it may be by"]
+        if off > TOLERANCE
+        else []
+    )
 
 
 def harmless(fault: dict[str, Any]) -> bool:
-    """Returns whether there is nothing to notice: through shared memory the first handshake does nothing."""
+    """Returns whether there is nothing to notice: through shared memory the first handshake does
+    nothing."""
     return (fault["phase"], fault["kind"]) == (INIT, "lie")
 
 
@@ -205,9 +244,10 @@ def summary(record: dict[str, Any]) -> str:
     """Returns the token check in sentences."""
     proof = record["proof"]
     return (
-        f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; {proof['groups']} "
-        f"groups trained, {proof['missing']} missing, largest lag {proof['largest_lag']}. {proof['tokens']} tokens "
-        f"computed again: largest difference {proof['difference']:.2g} nats; {proof['carried']} of them in responses "
-        f"that were carried, {proof['carried_difference']:.2g} nats. Laid to the version before: "
+        f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; "
+        f"{proof['groups']} groups trained, {proof['missing']} missing, largest lag "
+        f"{proof['largest_lag']}. {proof['tokens']} tokens computed again: largest difference "
+        f"{proof['difference']:.2g} nats; {proof['carried']} of them in responses that were "
+        f"carried, {proof['carried_difference']:.2g} nats. Laid to the version before: "
         f"{proof['under_the_version_before']:.2g} nats."
     )

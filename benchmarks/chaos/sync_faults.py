@@ -1,7 +1,8 @@
-"""The faults of `benchmarks.chaos.sync`, and the callback that brings one to each sync and records its outcome.
+"""The faults of `benchmarks.chaos.sync`, and the callback that brings one to each sync and records
+its outcome.
 
-A fault that should evict its generator waits until all generators serve; the other faults meanwhile hit the generator
-that is left. So the restarts of generators overlap with the rest of the plan.
+A fault that should evict its generator waits until all generators serve; the other faults meanwhile
+hit the generator that is left. So the restarts of generators overlap with the rest of the plan.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ SIGNS = {
     " failed: ": "connection",
     "its process has ended": "process",
 }
-"""Parts of a log line that reports a fault, and the word for what noticed it. Only the log has the cause and the time
-of a failure that another attempt repairs, so these are texts of lrl's messages; `TEXTS` says where each one is."""
+"""Parts of a log line that reports a fault, and the word for what noticed it. Only the log has the
+cause and the time of a failure that another attempt repairs, so these are texts of lrl's messages;
+`TEXTS` says where each one is."""
 TEXTS = {
     "lrl/generators/client.py": ["did not answer within", " answered ", " failed: "],
     "lrl/generators/health.py": ["No heartbeat", "its process has ended"],
@@ -68,7 +70,8 @@ class Planned:
     """One fault of the plan.
 
     Args:
-        phase: The route, `probe`, or `stage`, which is the trainer's own part and hits all generators.
+        phase: The route, `probe`, or `stage`, which is the trainer's own part and hits all
+            generators.
         kind: See `benchmarks.chaos.proxy.KINDS`; of `stage`, `full` or `fills up`.
         stays: Whether it stays until the generator is out.
         takes_out: Whether the generator is expected to be replaced.
@@ -123,9 +126,15 @@ def make_plan() -> list[Planned]:
     plan += [Planned(phase="/update_weights", kind="damaged")]
     plan += [Planned(phase=STAGE, kind=kind) for kind in ("full", "fills up")]
     plan += [Planned(phase="/update_weights", kind="replaced", takes_out=True)]
-    plan += [Planned(phase=phase, kind=kind, takes_out=True) for kind in TAKING_OUT for phase in ("/resume", PROBE)]
+    plan += [
+        Planned(phase=phase, kind=kind, takes_out=True)
+        for kind in TAKING_OUT
+        for phase in ("/resume", PROBE)
+    ]
     stay = {"/pause": "cut", "/update_weights": "refused", "/finish_weight_update": "silent"}
-    return plan + [Planned(phase=phase, kind=kind, stays=True, takes_out=True) for phase, kind in stay.items()]
+    return plan + [
+        Planned(phase=phase, kind=kind, stays=True, takes_out=True) for phase, kind in stay.items()
+    ]
 
 
 SMALL = "1m"
@@ -139,7 +148,8 @@ def full_memory(notice: bool) -> Iterator[None]:
     Without the right to mount, the check of free space is made to find none.
 
     Args:
-        notice: Whether the check of free space notices it; if not, the write itself runs out of room.
+        notice: Whether the check of free space notices it; if not, the write itself runs out of
+            room.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lrl-full-")))
@@ -190,15 +200,19 @@ class BreakingSync(WeightSync):
     Args:
         plan: The faults.
         proxies: One in front of each generator, by its number.
-        settle_s: Seconds that the run waits for signs of a fault that the sync itself did not notice.
+        settle_s: Seconds that the run waits for signs of a fault that the sync itself did not
+            notice.
         **settings: Of `WeightSync`.
     """
 
-    def __init__(self, plan: Sequence[Planned], proxies: dict[int, Proxy], settle_s: float, **settings: Any) -> None:
+    def __init__(
+        self, plan: Sequence[Planned], proxies: dict[int, Proxy], settle_s: float, **settings: Any
+    ) -> None:
         super().__init__(**settings)
         self.left = list(plan)
         self.outcomes: list[Outcome] = []
-        self._proxies, self._settle_s = proxies, settle_s
+        self._proxies = proxies
+        self._settle_s = settle_s
         self._log = LogLines()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -236,15 +250,26 @@ class BreakingSync(WeightSync):
 
     def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
         """Returns the next fault that suits the coming sync, and the generator that it hits."""
-        new = [*pool.pending, *(generator for generator in pool.generators if generator.version < 0)]
+        new = [
+            *pool.pending,
+            *(generator for generator in pool.generators if generator.version < 0),
+        ]
         if new:
-            return next(((planned, new[-1]) for planned in self.left if planned.phase == INIT), None)
+            return next(
+                ((planned, new[-1]) for planned in self.left if planned.phase == INIT), None
+            )
         serving = pool.serving
         if version == self.version or not serving:
             return None
         all_serve = len(serving) == len(self._proxies)
-        fitting = [fault for fault in self.left if fault.phase != INIT and (all_serve or not fault.takes_out)]
-        fitting.sort(key=lambda fault: not fault.takes_out)  # those first: the others fill the wait for a replacement
+        fitting = [
+            fault
+            for fault in self.left
+            if fault.phase != INIT and (all_serve or not fault.takes_out)
+        ]
+        fitting.sort(
+            key=lambda fault: not fault.takes_out
+        )  # those first: the others fill the wait for a replacement
         return (fitting[0], serving[version % len(serving)]) if fitting else None
 
     def _wait_if_nothing_suits(self, pool: GeneratorPool) -> None:
@@ -274,7 +299,8 @@ class BreakingSync(WeightSync):
             proxy.fault = None
 
     def _wait_for_a_sign(self, planned: Planned, target: Generator) -> None:
-        """Waits for a log line about the fault: a late or lost request, or a probe, may show only after the sync.
+        """Waits for a log line about the fault: a late or lost request, or a probe, may show only
+        after the sync.
 
         An eviction is waited for: the log reports it a moment before it is done.
         """
@@ -285,12 +311,15 @@ class BreakingSync(WeightSync):
             time.sleep(0.1)
 
     def _said_of(self, planned: Planned, target: Generator) -> list[tuple[float, str]]:
-        """Returns the log lines about this fault; the return of another generator may be logged in between."""
+        """Returns the log lines about this fault; the return of another generator may be logged in
+        between."""
         if planned.phase == STAGE:
             return [line for line in self._log.lines if STAGING in line[1]]
         return [line for line in self._log.lines if target.name in line[1].lower()]
 
-    def _judge(self, planned: Planned, fault: Fault, target: Generator, version: int, sync_s: float) -> Outcome:
+    def _judge(
+        self, planned: Planned, fault: Fault, target: Generator, version: int, sync_s: float
+    ) -> Outcome:
         lines = self._said_of(planned, target)
         attempts = sum(ATTEMPT in line for _, line in lines)
         first = lines[0] if lines and fault.hits else None
@@ -300,9 +329,13 @@ class BreakingSync(WeightSync):
             stays=planned.stays,
             version=version,
             hits=len(fault.hits),
-            detected_by=next((word for sign, word in SIGNS.items() if sign in first[1]), "log") if first else None,
+            detected_by=next((word for sign, word in SIGNS.items() if sign in first[1]), "log")
+            if first
+            else None,
             detected_s=round(first[0] - fault.hits[0], 2) if first else None,
-            outcome="taken out" if target.eviction else ("no effect", "retried", "other way")[min(attempts, 2)],
+            outcome="taken out"
+            if target.eviction
+            else ("no effect", "retried", "other way")[min(attempts, 2)],
             sync_s=round(sync_s, 2),
             said=first[1].splitlines()[0][:300] if first else "",
         )

@@ -1,8 +1,10 @@
-"""The run that is broken: the quickstart's task with two real generators. It resumes from its own checkpoint.
+"""The run that is broken: the quickstart's task with two real generators. It resumes from its own
+checkpoint.
 
     python -m benchmarks.chaos.target --folder F [--steps N] ...
 
-The same command resumes it after every kill. It writes what it trains into `journal.jsonl` in its folder.
+The same command resumes it after every kill. It writes what it trains into `journal.jsonl` in its
+folder.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ class AtTheEnd(Evaluation):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Skips the evaluation before the first step."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Skips the evaluations between steps."""
 
 
 def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.Callback]:
-    """Returns the callbacks in the order in which they run after a step; Lightning puts the checkpoint last."""
+    """Returns the callbacks in the order in which they run after a step; Lightning puts the
+    checkpoint last."""
     journal = Journal(folder / "journal.jsonl")
     if rank == 0:
         journal.write("launch")
@@ -79,12 +84,22 @@ def where(settings: TargetSettings) -> dict[str, Any]:
         "join_port": JOIN_PORT if settings.host else 0,
     }
     if settings.second_node == "trainer":
-        return {"devices": 2, "num_nodes": 2, "strategy": lrl.AsyncDDP(generator_devices=1, **common)}
+        return {
+            "devices": 2,
+            "num_nodes": 2,
+            "strategy": lrl.AsyncDDP(generator_devices=1, **common),
+        }
     if settings.second_node:
         launcher = LAUNCHERS[settings.second_node](GENERATORS, **json.loads(settings.launcher))
-        return {"devices": 1, "strategy": lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, **common)}
+        return {
+            "devices": 1,
+            "strategy": lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, **common),
+        }
     kind = lrl.AsyncFSDP if settings.ranks > 1 else lrl.AsyncSingleDevice
-    return {"devices": settings.ranks + GENERATORS, "strategy": kind(generator_devices=GENERATORS, **common)}
+    return {
+        "devices": settings.ranks + GENERATORS,
+        "strategy": kind(generator_devices=GENERATORS, **common),
+    }
 
 
 def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
@@ -122,7 +137,10 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))
-    folder, rank = Path(settings.folder).resolve(), int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
+    folder, rank = (
+        Path(settings.folder).resolve(),
+        int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))),
+    )
     if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
         death.prepare(folder / "died")
     if rank == 0:
@@ -136,7 +154,9 @@ def main() -> None:
         schedule=settings.schedule,  # type: ignore[arg-type]
     )
     last = folder / "last.ckpt"
-    make_trainer(settings, folder, rank).fit(policy, make_data(settings), ckpt_path=last if last.exists() else None)
+    make_trainer(settings, folder, rank).fit(
+        policy, make_data(settings), ckpt_path=last if last.exists() else None
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""A check of every trained token: its behaviour log-prob is computed again under the weights of the version it names.
+"""A check of every trained token: its behaviour log-prob is computed again under the weights of the
+version it names.
 
-A token written by half-updated weights agrees with no version. Responses that moved from one generator to another are
-checked apart: the versions of their last chunk are a lower bound (`lrl.generators.response_stream`), so a newer version
-may have written a token there, up to the one that trained it.
+A token written by half-updated weights agrees with no version. Responses that moved from one
+generator to another are checked apart: the versions of their last chunk are a lower bound
+(`lrl.generators.response_stream`), so a newer version may have written a token there, up to the one
+that trained it.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ class Proof:
 
     Args:
         tokens: Trained tokens that were computed again.
-        difference: Largest difference under the version a token names, over responses that stayed on one generator.
+        difference: Largest difference under the version a token names, over responses that stayed
+            on one generator.
         worst_version: The version that wrote that token.
         carried: Tokens of responses that continued on another generator.
-        carried_difference: Largest difference among those, under the best version from the one named to the trainer's.
-        under_the_version_before: Largest difference of the tokens that stayed under the version before the one they
-            name: the difference that a generator with a missed sync would show.
+        carried_difference: Largest difference among those, under the best version from the one
+            named to the trainer's.
+        under_the_version_before: Largest difference of the tokens that stayed under the version
+            before the one they name: the difference that a generator with a missed sync would show.
         largest_lag: In versions.
         groups: Groups trained.
-        missing: Indices in the run's order of prompts, up to that number, that were not trained exactly once.
+        missing: Indices in the run's order of prompts, up to that number, that were not trained
+            exactly once.
     """
 
     tokens: int
@@ -60,7 +65,8 @@ class Proof:
 
 
 class TokenRecorder(L.Callback):
-    """Keeps the weights of every version, every trained group, and the responses that moved to another generator.
+    """Keeps the weights of every version, every trained group, and the responses that moved to
+    another generator.
 
     Put it before `WeightSync`, so that it sees a step's groups before a sync fails.
     """
@@ -86,23 +92,31 @@ class TokenRecorder(L.Callback):
         self.weights[trainer.global_step] = copy.deepcopy(policy.network.state_dict())
 
     def _listen(self, pool: GeneratorPool) -> None:
-        """Wraps the pool's requests: a response that a generator leaves unfinished moves to another one."""
+        """Wraps the pool's requests: a response that a generator leaves unfinished moves to another
+        one."""
         write = pool._write
 
-        async def watched(generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any) -> None:
+        async def watched(
+            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any
+        ) -> None:
             await write(generator, prompt, rollouts, *how)
             self._carried += [rollout for rollout in rollouts if not rollout.finished]
 
         pool._write = watched  # type: ignore[method-assign]
 
     def verify(self, network: torch.nn.Module, temperature: float) -> Proof:
-        """Computes every trained token again; `network` is loaded with one version after the other."""
+        """Computes every trained token again; `network` is loaded with one version after the
+        other."""
         network.eval()
-        found = {version: self._under(network, version, temperature) for version in sorted(self.weights)}
+        found = {
+            version: self._under(network, version, temperature) for version in sorted(self.weights)
+        }
         carried = {id(rollout) for rollout in self._carried}
         stayed = [token for rollout, *token in self._tokens(found) if id(rollout) not in carried]
         moved = [token for rollout, *token in self._tokens(found) if id(rollout) in carried]
-        lags = [step - version for step, rollout in self._rollouts() for version in rollout.versions]
+        lags = [
+            step - version for step, rollout in self._rollouts() for version in rollout.versions
+        ]
         places = Counter(group.index for _, group in self.groups)
         worst = max(((off[named], named) for named, off in stayed), default=(0.0, 0))
         return Proof(
@@ -110,25 +124,39 @@ class TokenRecorder(L.Callback):
             difference=worst[0],
             worst_version=worst[1],
             carried=len(moved),
-            carried_difference=max((min(off[v] for v in off if v >= named) for named, off in moved), default=0.0),
-            under_the_version_before=max((off[max(0, named - 1)] for named, off in stayed), default=0.0),
+            carried_difference=max(
+                (min(off[v] for v in off if v >= named) for named, off in moved), default=0.0
+            ),
+            under_the_version_before=max(
+                (off[max(0, named - 1)] for named, off in stayed), default=0.0
+            ),
             largest_lag=max(lags),
             groups=len(self.groups),
             missing=sum(places[place] != 1 for place in {*places, *range(len(self.groups))}),
         )
 
     def _tokens(self, found: Found) -> Iterator[tuple[Rollout, int, dict[int, float]]]:
-        """Yields every trained token: its response, the version it names, its difference under the versions around."""
+        """Yields every trained token: its response, the version it names, its difference under the
+        versions around."""
         for step, rollout in self._rollouts():
-            for place, (behaviour, named) in enumerate(zip(rollout.logprobs, rollout.versions, strict=True)):
+            for place, (behaviour, named) in enumerate(
+                zip(rollout.logprobs, rollout.versions, strict=True)
+            ):
                 around = range(max(0, named - 1), step + 1)
-                yield rollout, named, {v: abs(found[v][id(rollout)][place] - behaviour) for v in around}
+                yield (
+                    rollout,
+                    named,
+                    {v: abs(found[v][id(rollout)][place] - behaviour) for v in around},
+                )
 
     def _rollouts(self) -> list[tuple[int, Rollout]]:
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
 
-    def _under(self, network: torch.nn.Module, version: int, temperature: float) -> dict[int, list[float]]:
-        """Returns log-probs under one version of every response that it or the version after it wrote in, by `id`."""
+    def _under(
+        self, network: torch.nn.Module, version: int, temperature: float
+    ) -> dict[int, list[float]]:
+        """Returns log-probs under one version of every response that it or the version after it
+        wrote in, by `id`."""
         network.load_state_dict(self.weights[version])
         chosen = [
             (group.prompt.token_ids, rollout)
@@ -140,15 +168,20 @@ class TokenRecorder(L.Callback):
         for prompt, rollout in chosen:
             by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
         logprobs: dict[int, list[float]] = {}
-        for responses in by_length.values():  # of one length: no padding, whatever the attention makes of it
+        for (
+            responses
+        ) in by_length.values():  # of one length: no padding, whatever the attention makes of it
             for start in range(0, len(responses), BATCH):
                 logprobs |= recomputed(network, responses[start : start + BATCH], temperature)
         return logprobs
 
 
 @torch.no_grad()
-def recomputed(network: Any, responses: list[tuple[list[int], Rollout]], temperature: float) -> dict[int, list[float]]:
-    """Returns the log-prob of each token in nats, by `id` of the rollout; prompt and response have one total length."""
+def recomputed(
+    network: Any, responses: list[tuple[list[int], Rollout]], temperature: float
+) -> dict[int, list[float]]:
+    """Returns the log-prob of each token in nats, by `id` of the rollout; prompt and response have
+    one total length."""
     ids = torch.tensor([prompt + rollout.token_ids for prompt, rollout in responses])
     logprobs = log_softmax(network(ids).logits[:, :-1].float() / temperature, -1)
     taken = logprobs.gather(2, ids[:, 1:, None])[:, :, 0]  # (responses, tokens - 1)

@@ -1,10 +1,12 @@
-"""Kills the trainer of a run at random moments and resumes it each time; beside it the same run unbroken.
+"""Kills the trainer of a run at random moments and resumes it each time; beside it the same run
+unbroken.
 
     python -m benchmarks.chaos trainer                          20 kills in 60 steps, two epochs
     python -m benchmarks.chaos trainer --kills 2 --steps 8      a rehearsal
 
-The moments follow from the seed: spread over the run's progress, each a random part of a step later; one in ten falls
-into the start instead. A measurement that is in the results already is not repeated.
+The moments follow from the seed: spread over the run's progress, each a random part of a step
+later; one in ten falls into the start instead. A measurement that is in the results already is not
+repeated.
 """
 
 from __future__ import annotations
@@ -39,17 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, then prints the table."""
     if args.steps % EPOCHS or args.steps < 6 or args.kills < 1:
-        raise SystemExit(f"--steps {args.steps} --kills {args.kills}: give an even number from 6 on, and a kill.")
+        raise SystemExit(
+            f"--steps {args.steps} --kills {args.kills}: give an even number from 6 on, and a kill."
+        )
     command = {"command": args.command}
     whole, broken = (
-        settings_of(args, folder=str((args.folder / name).resolve()), steps_per_epoch=args.steps // EPOCHS)
+        settings_of(
+            args, folder=str((args.folder / name).resolve()), steps_per_epoch=args.steps // EPOCHS
+        )
         for name in ("unbroken", "killed")
     )
     described = {"asked_kills": 0, "settings": whole.described}
     unbroken = records.measured(args.out, described, lambda: measure_unbroken(whole) | command)
     pace = Pace(unbroken["start_s"], unbroken["step_s"])
     described["asked_kills"] = args.kills
-    killed = records.measured(args.out, described, lambda: measure_killed(args.kills, broken, pace) | command)
+    killed = records.measured(
+        args.out, described, lambda: measure_killed(args.kills, broken, pace) | command
+    )
     print(table(killed, unbroken))
     return 0
 
@@ -80,10 +88,13 @@ class Pace:
 
 
 def plan(kills: int, steps: int, seed: int) -> list[Moment]:
-    """Returns the moments of a run's kills by step; none is so late that the launch could end before."""
+    """Returns the moments of a run's kills by step; none is so late that the launch could end
+    before."""
     draw = random.Random(seed)
     part = (steps - 3) / kills
-    moments = [Moment(int(part * (number + draw.random())), draw.random()) for number in range(kills)]
+    moments = [
+        Moment(int(part * (number + draw.random())), draw.random()) for number in range(kills)
+    ]
     for number in draw.sample(range(kills), kills // WHILE_STARTING):
         moments[number] = Moment(moments[number].step, moments[number].share, starting=True)
     return moments
@@ -96,7 +107,9 @@ def measure_unbroken(settings: TargetSettings) -> dict[str, Any]:
         target.wait(WAIT_S + 60.0 * settings.steps)
         left = target.leftovers()
     steps = target.lines("step")
-    pace = Pace(round(target.lines("start")[0]["time"] - target.started, 1), round(seconds_a_step(steps), 2))
+    pace = Pace(
+        round(target.lines("start")[0]["time"] - target.started, 1), round(seconds_a_step(steps), 2)
+    )
     return {**asdict(pace), "left": left, **outcome(settings, target.journal.refresh())}
 
 
@@ -111,7 +124,11 @@ def measure_killed(times: int, settings: TargetSettings, pace: Pace) -> dict[str
         with Target(settings) as target:
             progress = wait_for_moment(target, moment, pace)
             target.kill()
-            kills.append(asdict(moment) | {"launch": target.number, "progress": progress} | target.leftovers())
+            kills.append(
+                asdict(moment)
+                | {"launch": target.number, "progress": progress}
+                | target.leftovers()
+            )
         log.info("Kill %d of %d: %s", number + 1, times, kills[-1])
     with Target(settings) as target:
         target.wait(WAIT_S + 60.0 * settings.steps)
@@ -119,7 +136,9 @@ def measure_killed(times: int, settings: TargetSettings, pace: Pace) -> dict[str
     lines = target.journal.refresh()
     for kill in kills:
         kill["resumed"] = next(
-            line["resumed"] for line in lines if line["event"] == "start" and line["launch"] > kill["launch"]
+            line["resumed"]
+            for line in lines
+            if line["event"] == "start" and line["launch"] > kill["launch"]
         )
     return {
         "kills": kills,
@@ -130,11 +149,15 @@ def measure_killed(times: int, settings: TargetSettings, pace: Pace) -> dict[str
 
 
 def wait_for_moment(target: Target, moment: Moment, pace: Pace) -> int:
-    """Waits for the moment of the kill; returns the last step that the launch has done, -1 while it starts."""
+    """Waits for the moment of the kill; returns the last step that the launch has done, -1 while it
+    starts."""
     if moment.starting:
         until = time.monotonic() + moment.share * pace.start_s
-        # A start may be quicker than the one that was measured, and the launch must not run on to its end.
-        target.wait_for(lambda: time.monotonic() > until or target.lines("start"), WAIT_S, "its start")
+        # A start may be quicker than the one that was measured, and the launch must not run on to
+        # its end.
+        target.wait_for(
+            lambda: time.monotonic() > until or target.lines("start"), WAIT_S, "its start"
+        )
         return progress_of(target)
     target.wait_for(lambda: progress_of(target) >= moment.step, WAIT_S, f"step {moment.step}")
     time.sleep(moment.share * pace.step_s)
@@ -143,13 +166,17 @@ def wait_for_moment(target: Target, moment: Moment, pace: Pace) -> int:
 
 def progress_of(target: Target) -> int:
     """Returns the last step that this launch has done or has found done; -1 before it knows."""
-    found = [line["step"] - 1 for line in target.lines("start")] + [line["step"] for line in target.lines("step")]
+    found = [line["step"] - 1 for line in target.lines("start")] + [
+        line["step"] for line in target.lines("step")
+    ]
     return max(found, default=-1)
 
 
 def seconds_a_step(steps: Sequence[Line]) -> float:
     """Returns the median time between the lines of a launch."""
-    return median(later["time"] - line["time"] for line, later in zip(steps, steps[1:], strict=False))
+    return median(
+        later["time"] - line["time"] for line, later in zip(steps, steps[1:], strict=False)
+    )
 
 
 def outcome(settings: TargetSettings, lines: Sequence[Line]) -> dict[str, Any]:
@@ -177,17 +204,28 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
     late = [kill for kill in kills if kill["gone_s"] is None]
     half = sum(kill["resumed"]["responses"] > 0 for kill in kills)
     rows = {
-        "kills (of these while starting)": f"{len(kills)} ({sum(kill['starting'] for kill in kills)})",
-        "prompts trained; missing; twice": f"{trained['prompts']}; {len(trained['missing'])}; {len(trained['twice'])}",
+        "kills (of these while starting)": (
+            f"{len(kills)} ({sum(kill['starting'] for kill in kills)})"
+        ),
+        "prompts "
+        "trained; "
+        "missing; "
+        "twice": f"{trained['prompts']}; {len(trained['missing'])}; {len(trained['twice'])}",
         "epochs in which every prompt was trained once": trained["epochs_whole"],
         "prompts given up": len(record["given_up"]),
         "kills that left half-written responses to go on with": half,
-        "such responses; their tokens": f"{record['responses_resumed']}; {record['tokens_resumed']}",
-        "of them trained with their tokens; without": f"{record['answers_continued']}; {record['answers_rewritten']}",
+        "such responses; their tokens": (
+            f"{record['responses_resumed']}; {record['tokens_resumed']}"
+        ),
+        "of them trained with their tokens; without": (
+            f"{record['answers_continued']}; {record['answers_rewritten']}"
+        ),
         "largest lag": record["lag_max"],
         "kills after which something stayed for 20 s": len(late),
         "kills that left a temporary file": sum(bool(kill["temporary_files"]) for kill in kills),
         "accuracy; of the unbroken run": f"{record['accuracy']:.3f}; {unbroken['accuracy']:.3f}",
         "minutes": f"{record['seconds'] / 60:.0f}",
     }
-    return "\n".join(["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return "\n".join(
+        ["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    )

@@ -1,11 +1,13 @@
-"""The recipe `gsm8k` on one GPU, as it is written, with a policy of random weights: what a step of it takes.
+"""The recipe `gsm8k` on one GPU, as it is written, with a policy of random weights: what a step of
+it takes.
 
     python -m benchmarks.gpu.gsm8k_recipe --data FOLDER
     python -m benchmarks.gpu.gsm8k_recipe --data FOLDER --size tiny --device cpu --small     a rehearsal
 
-FOLDER has `gsm8k/train.jsonl`, `gsm8k/test.jsonl` and `math500/test.jsonl`, for machines that reach no hub. The policy
-has the shape of Qwen2.5-1.5B. Random weights end no response, so each has the full length: a step is the longest that
-the recipe can have. The evaluations keep the first `--problems` problems of theirs.
+FOLDER has `gsm8k/train.jsonl`, `gsm8k/test.jsonl` and `math500/test.jsonl`, for machines that reach
+no hub. The policy has the shape of Qwen2.5-1.5B. Random weights end no response, so each has the
+full length: a step is the longest that the recipe can have. The evaluations keep the first
+`--problems` problems of theirs.
 """
 
 from __future__ import annotations
@@ -34,13 +36,26 @@ MEASURED = slice(2, -1)
 LEAST_STEPS = 4
 SHARE = 0.4
 """Of the GPU's memory, for the generator: as in recipes/README.md."""
-TAGS = ("time/step", "time/wait", "time/train", "time/sync", "time/sync_pause", "policy/mismatch_kl")
+TAGS = (
+    "time/step",
+    "time/wait",
+    "time/train",
+    "time/sync",
+    "time/sync_pause",
+    "policy/mismatch_kl",
+)
 """The last one has no value for a step without a token of lag 0."""
-SMALL = {"groups_per_step": 2, "rollouts_per_group": 2, "max_response_tokens": 32, "reward_workers": 1}
+SMALL = {
+    "groups_per_step": 2,
+    "rollouts_per_group": 2,
+    "max_response_tokens": 32,
+    "reward_workers": 1,
+}
 
 
 def config(args: argparse.Namespace, policy: Path) -> dict[str, Any]:
-    """Returns what is laid over the recipe: the policy, the files, and one device for both sides."""
+    """Returns what is laid over the recipe: the policy, the files, and one device for both
+    sides."""
     found = yaml.safe_load(recipes()["gsm8k"].read_text())
     callbacks = found["trainer"]["callbacks"]
     for each in callbacks:
@@ -84,14 +99,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         subprocess.CalledProcessError: The run failed.
     """
     policy, over = args.folder / f"policy-{args.size}", args.folder / "over.yaml"
-    questions = [row["question"] for row in read_rows(str(args.data / "gsm8k/train.jsonl"), None, "train")]
+    questions = [
+        row["question"] for row in read_rows(str(args.data / "gsm8k/train.jsonl"), None, "train")
+    ]
     make_policy(llama(args.size), questions, policy, MACHINES[args.device].device)
     over.write_text(yaml.safe_dump(config(args, policy)))
     program = str(Path(sys.executable).with_name("lrl"))
     subprocess.run([program, "fit", "--config", "gsm8k", "--config", str(over)], check=True)
     board = EventAccumulator(str(args.folder / "run")).Reload()
     steps = sorted({event.step for event in board.Scalars("time/step")})[MEASURED]
-    values = {tag: [event.value for event in board.Scalars(tag) if event.step in steps] for tag in TAGS}
+    values = {
+        tag: [event.value for event in board.Scalars(tag) if event.step in steps] for tag in TAGS
+    }
     return {
         **records.origin(),
         "command": args.command,
@@ -111,17 +130,33 @@ def table(result: dict[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.gsm8k_recipe", description="The recipe gsm8k on one GPU, random weights."
+        prog="python -m benchmarks.gpu.gsm8k_recipe",
+        description="The recipe gsm8k on one GPU, random weights.",
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder with the files of gsm8k and math500")
-    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)")
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)")
-    parser.add_argument("--small", action="store_true", help="four responses of 32 tokens a step: a rehearsal")
-    parser.add_argument("--steps", type=int, default=6, help="the first two and the last do not count (%(default)s)")
-    parser.add_argument("--problems", type=int, default=32, help="of each evaluation (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/gsm8k_recipe"), help="of all files (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/gsm8k_recipe/results.jsonl"), help="gets a line (%(default)s)"
+        "--data", type=Path, required=True, help="folder with the files of gsm8k and math500"
+    )
+    parser.add_argument(
+        "--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)"
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="four responses of 32 tokens a step: a rehearsal"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=6, help="the first two and the last do not count (%(default)s)"
+    )
+    parser.add_argument("--problems", type=int, default=32, help="of each evaluation (%(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/gsm8k_recipe"), help="of all files (%(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/gsm8k_recipe/results.jsonl"),
+        help="gets a line (%(default)s)",
     )
     return parser
 
@@ -131,7 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:
-        parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
+        parser.error(
+            f"--steps {args.steps}: the first two and the last are not measured; give at least "
+            f"{LEAST_STEPS}."
+        )
     args.folder.mkdir(parents=True, exist_ok=True)
     result = measure(args)
     report.keep(args, result)

@@ -1,4 +1,5 @@
-"""What a run on one device measures there: on a GPU, and in its place on a CPU, which rehearses the whole program."""
+"""What a run on one device measures there: on a GPU, and in its place on a CPU, which rehearses the
+whole program."""
 
 from __future__ import annotations
 
@@ -53,14 +54,17 @@ class Machine:
         raise NotImplementedError
 
     def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
-        """Returns the settings of the generator that give it its part; raises ValueError if not all fits."""
+        """Returns the settings of the generator that give it its part; raises ValueError if not all
+        fits."""
         raise NotImplementedError
 
     def copy_seconds(self, num_bytes: int) -> float:
         """Returns the median seconds of a copy of `num_bytes` within the memory."""
         source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         target = torch.zeros_like(source)
-        return statistics.median([self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:])
+        return statistics.median(
+            [self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
+        )
 
     def wait(self) -> None:
         """Waits until the device has done all that it was given."""
@@ -68,7 +72,9 @@ class Machine:
 
     def matrix_flops_per_s(self) -> float:
         """Returns the rate of a product of two square bfloat16 matrices of random numbers."""
-        left = torch.randn(self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device)
+        left = torch.randn(
+            self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device
+        )
         right = torch.randn_like(left)
         for _ in range(WARM_UP):
             torch.mm(left, right)

@@ -1,7 +1,7 @@
 """The memory of a run on one GPU, added up before anything is allocated.
 
-Weights, gradients and AdamW's moments are bfloat16. That loses small updates, which matters to learning and not to
-speed. In float32 these alone would take 128 GB with the 8 B policy.
+Weights, gradients and AdamW's moments are bfloat16. That loses small updates, which matters to
+learning and not to speed. In float32 these alone would take 128 GB with the 8 B policy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class MemoryPlan:
     """Bytes on the GPU, by purpose."""
 
     weights: int
-    """The policy's. Gradients, both of AdamW's moments and its working space take four times as much again."""
+    """The policy's. Gradients, both of AdamW's moments and its working space take four times as
+    much again."""
     activations: int
     """Of one micro-batch with gradient checkpointing, the head's logits among them."""
     kv_cache: int
@@ -32,7 +33,8 @@ class MemoryPlan:
     staging: int = 2 * GIB
     """Buffers of the transport, on each side."""
     context: int = 2 * GIB
-    """CUDA's own and the allocator's loss, on each side; in the generator also activations and CUDA graphs."""
+    """CUDA's own and the allocator's loss, on each side; in the generator also activations and CUDA
+    graphs."""
 
     @property
     def trainer(self) -> int:
@@ -52,18 +54,24 @@ class MemoryPlan:
         """
         if self.trainer + self.generator > 0.97 * total:
             raise ValueError(
-                f"the trainer takes about {self.trainer / GIB:.0f} GiB, the generator {self.generator / GIB:.0f} GiB, "
-                f"and the GPU has {total / GIB:.0f} GiB. Take a larger GPU or a smaller --size."
+                f"the trainer takes about {self.trainer / GIB:.0f} GiB, the generator "
+                f"{self.generator / GIB:.0f} GiB, and the GPU has {total / GIB:.0f} GiB. Take a "
+                "larger GPU or a smaller --size."
             )
         return round(self.generator / total, 3)
 
 
 def plan_memory(config: LlamaConfig) -> MemoryPlan:
-    """Returns the memory of a run with a policy of this shape, all of it in bfloat16 but the logits."""
+    """Returns the memory of a run with a policy of this shape, all of it in bfloat16 but the
+    logits."""
     layers, hidden, head_dim = config.num_hidden_layers, config.hidden_size, config.head_dim
     checkpoints = MICRO_BATCH_TOKENS * layers * hidden * 2
-    one_layer = MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2  # forward and backward
-    head = HEAD_CHUNK_TOKENS * config.vocab_size * 4 * 3  # logits, their log-softmax, their gradient
+    one_layer = (
+        MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2
+    )  # forward and backward
+    head = (
+        HEAD_CHUNK_TOKENS * config.vocab_size * 4 * 3
+    )  # logits, their log-softmax, their gradient
     kv_per_token = 2 * layers * config.num_key_value_heads * head_dim * 2
     return MemoryPlan(
         weights=2 * num_parameters(config),

@@ -1,10 +1,11 @@
-"""Trainer and vLLM on one GPU: how long a step and its sync take, how fast both sides are, and what fits.
+"""Trainer and vLLM on one GPU: how long a step and its sync take, how fast both sides are, and what
+fits.
 
     python -m benchmarks.gpu.one_gpu --size 8b
     python -m benchmarks.gpu.one_gpu --size tiny --device cpu --steps 4     a rehearsal
 
-A real `Trainer.fit` of a policy with random weights. A sync is compared with a plain copy of the same bytes within the
-GPU: the lower bound of moving them.
+A real `Trainer.fit` of a policy with random weights. A sync is compared with a plain copy of the
+same bytes within the GPU: the lower bound of moving them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 
 MEASURED = slice(2, -1)
-"""The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left to generate."""
+"""The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left
+to generate."""
 LEAST_STEPS = 4
 
 
@@ -67,16 +69,20 @@ class Recorder(L.Callback):
     """
 
     def __init__(self, throughput: Throughput, machine: Machine) -> None:
-        self.throughput, self.machine = throughput, machine
+        self.throughput = throughput
+        self.machine = machine
         self.steps: list[StepRecord] = []
         self.device_bytes = self.first_sync_bytes = self.first_sync_peak_bytes = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps what the first sync, which is over, has left in use, and the most that it took in this process."""
+        """Keeps what the first sync, which is over, has left in use, and the most that it took in
+        this process."""
         self.first_sync_bytes = self.device_bytes = self.machine.used
         self.first_sync_peak_bytes = self.machine.peak
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Keeps the times of the step that has just ended."""
         times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.steps.append(
@@ -94,7 +100,12 @@ class Recorder(L.Callback):
 
 
 def make_run(
-    folder: Path, rows: list[dict[str, Any]], transport: str, steps: int, machine: Machine, server: lrl.ServerSettings
+    folder: Path,
+    rows: list[dict[str, Any]],
+    transport: str,
+    steps: int,
+    machine: Machine,
+    server: lrl.ServerSettings,
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
     """Returns trainer, policy, data and recorder of a run, ready for `fit`."""
     throughput = Throughput()
@@ -102,7 +113,9 @@ def make_run(
     trainer = L.Trainer(
         accelerator=machine.accelerator,
         devices=1,
-        strategy=lrl.AsyncSingleDevice(generator_devices=0, weight_transfer=transport, server=server),
+        strategy=lrl.AsyncSingleDevice(
+            generator_devices=0, weight_transfer=transport, server=server
+        ),
         callbacks=[WeightSync(), throughput, recorder],
         max_steps=steps,
         max_epochs=-1,
@@ -112,7 +125,10 @@ def make_run(
         default_root_dir=folder.parent,
     )
     policy = lrl.PolicyModule(
-        str(folder), dtype="bfloat16", gradient_checkpointing=True, head_chunk_tokens=HEAD_CHUNK_TOKENS
+        str(folder),
+        dtype="bfloat16",
+        gradient_checkpointing=True,
+        head_chunk_tokens=HEAD_CHUNK_TOKENS,
     )
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts(rows, prompt_column="question", too_long="skip"),
@@ -167,8 +183,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     machine.begin()
     if args.transport == "nccl":
         os.environ.setdefault("NCCL_HOSTID", "lrl-trainer")
-    server = lrl.ServerSettings(max_num_seqs=CONCURRENT_RESPONSES, quantization=args.quantization, **memory)
-    trainer, policy, data, recorder = make_run(folder, rows, args.transport, args.steps, machine, server)
+    server = lrl.ServerSettings(
+        max_num_seqs=CONCURRENT_RESPONSES, quantization=args.quantization, **memory
+    )
+    trainer, policy, data, recorder = make_run(
+        folder, rows, args.transport, args.steps, machine, server
+    )
     trainer.fit(policy, data)
     return {
         **origin(),
@@ -194,22 +214,39 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.one_gpu", description="Trainer and vLLM on one GPU, random weights."
+        prog="python -m benchmarks.gpu.one_gpu",
+        description="Trainer and vLLM on one GPU, random weights.",
     )
-    parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)")
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)")
+    parser.add_argument(
+        "--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)"
+    )
     parser.add_argument("--transport", help="how weights travel (ipc; on a CPU shared_memory)")
-    parser.add_argument("--quantization", help="of the generator, as strategy.server.quantization; fp8_per_channel")
+    parser.add_argument(
+        "--quantization", help="of the generator, as strategy.server.quantization; fp8_per_channel"
+    )
     parser.add_argument(
         "--steps",
         type=int,
         default=12,
         help="optimizer steps; the first two and the last do not count (%(default)s)",
     )
-    parser.add_argument("--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows")
-    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"), help="of policies and logs (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/one_gpu/results.jsonl"), help="gets a line (%(default)s)"
+        "--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("runs/one_gpu"),
+        help="of policies and logs (%(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/one_gpu/results.jsonl"),
+        help="gets a line (%(default)s)",
     )
     return parser
 
@@ -219,15 +256,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:
-        parser.error(f"--steps {args.steps}: the first two and the last are not measured; give at least {LEAST_STEPS}.")
+        parser.error(
+            f"--steps {args.steps}: the first two and the last are not measured; give at least "
+            f"{LEAST_STEPS}."
+        )
     transports = MACHINES[args.device].transports
     args.transport = args.transport or transports[0]
     if args.transport not in transports:
-        parser.error(f"--transport {args.transport}: on a {args.device} weights travel by {' or '.join(transports)}.")
+        parser.error(
+            f"--transport {args.transport}: on a {args.device} weights travel by "
+            f"{' or '.join(transports)}."
+        )
     if args.device == "gpu" and not torch.cuda.is_available():
         parser.error(
-            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds of torch and vLLM, "
-            "or rehearse it: --size tiny --device cpu."
+            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds "
+            "of torch and vLLM, or rehearse it: --size tiny --device cpu."
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     try:

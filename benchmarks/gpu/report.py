@@ -9,7 +9,8 @@ from typing import Any
 
 
 def table(columns: Mapping[str, str], result: Mapping[str, Any]) -> str:
-    """Returns one row of Markdown under its heads, with date, machine, versions and command of `result` below it."""
+    """Returns one row of Markdown under its heads, with date, machine, versions and command of
+    `result` below it."""
     lines = [" | ".join(columns), " | ".join("---" for _ in columns), " | ".join(columns.values())]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"

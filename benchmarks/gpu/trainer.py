@@ -1,11 +1,12 @@
-"""The trainer alone on one GPU: tokens a second, and the share of the card's bfloat16 peak. vLLM is not needed.
+"""The trainer alone on one GPU: tokens a second, and the share of the card's bfloat16 peak. vLLM is
+not needed.
 
     python -m benchmarks.gpu.trainer --size 1.5b
     python -m benchmarks.gpu.trainer --size 8b --dtype bfloat16 --checkpointing
     python -m benchmarks.gpu.trainer --size tiny --device cpu --steps 3 --groups 2 --tokens 32     a rehearsal
 
-Real optimizer steps of lrl's `PolicyModule` under Lightning, on responses that are there already. The weights are
-random. The peak is measured in the same run: a product of two bfloat16 matrices.
+Real optimizer steps of lrl's `PolicyModule` under Lightning, on responses that are there already.
+The weights are random. The peak is measured in the same run: a product of two bfloat16 matrices.
 """
 
 from __future__ import annotations
@@ -47,22 +48,27 @@ class StepSeconds(L.Callback):
         self.seconds: list[float] = []
         self._started = 0.0
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Begins to count."""
         self.machine.wait()
         self._started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         """Ends counting."""
         self.machine.wait()
         self.seconds.append(time.perf_counter() - self._started)
 
 
 def flops(config: LlamaConfig, tokens: int, response_tokens: int) -> float:
-    """Returns the floating-point operations of a step's matrices: forward once, backward twice that.
+    """Returns the floating-point operations of a step's matrices: forward once, backward twice
+    that.
 
-    Attention's products and what gradient checkpointing computes again are not counted, so a share of the peak that is
-    made of them is a lower bound.
+    Attention's products and what gradient checkpointing computes again are not counted, so a share
+    of the peak that is made of them is a lower bound.
 
     Args:
         config: Shape of the policy.
@@ -164,10 +170,15 @@ def table(result: dict[str, Any]) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.trainer", description="The trainer alone on one GPU, random weights."
+        prog="python -m benchmarks.gpu.trainer",
+        description="The trainer alone on one GPU, random weights.",
     )
-    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)")
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)")
+    parser.add_argument(
+        "--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)"
+    )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -175,15 +186,26 @@ def make_parser() -> argparse.ArgumentParser:
         help="of the weights; float32 is trained in bf16-mixed (%(default)s)",
     )
     parser.add_argument("--attention", help="as model.attention; left out: transformers' choice")
-    parser.add_argument("--checkpointing", action="store_true", help="as model.gradient_checkpointing")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="as model.gradient_checkpointing"
+    )
     parser.add_argument("--micro-batch-tokens", type=int, default=16384, help="(%(default)s)")
     parser.add_argument("--groups", type=int, default=16, help="prompts a step (%(default)s)")
     parser.add_argument("--responses", type=int, default=8, help="responses to each (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=512, help="tokens of each response (%(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="the first two do not count (%(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"), help="of policies (%(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/one_gpu/trainer.jsonl"), help="gets a line (%(default)s)"
+        "--tokens", type=int, default=512, help="tokens of each response (%(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=5, help="the first two do not count (%(default)s)"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/one_gpu"), help="of policies (%(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/one_gpu/trainer.jsonl"),
+        help="gets a line (%(default)s)",
     )
     return parser
 
@@ -193,11 +215,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:
-        parser.error(f"--steps {args.steps}: the first two are not measured; give at least {LEAST_STEPS}.")
+        parser.error(
+            f"--steps {args.steps}: the first two are not measured; give at least {LEAST_STEPS}."
+        )
     if args.device == "gpu" and not torch.cuda.is_available():
         parser.error(
-            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: --size tiny "
-            "--device cpu --steps 3 --groups 2 --tokens 32."
+            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: "
+            "--size tiny --device cpu --steps 3 --groups 2 --tokens 32."
         )
     os.makedirs(args.folder, exist_ok=True)
     result = measure(args)

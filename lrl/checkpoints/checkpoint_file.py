@@ -1,13 +1,14 @@
 """Atomic checkpoints; one that cannot be written does not end the run.
 
-Lightning writes into the system's temporary folder and moves the file from there. Across file systems the move is a
-copy: a run killed within it leaves half a checkpoint in the place of the last good one. Here the bytes go into a file
-beside the checkpoint, which is then renamed. They are not gathered in memory first.
+Lightning writes into the system's temporary folder and moves the file from there. Across file
+systems the move is a copy: a run killed within it leaves half a checkpoint in the place of the last
+good one. Here the bytes go into a file beside the checkpoint, which is then renamed. They are not
+gathered in memory first.
 
 What `torch.load(weights_only=True)` could not read again is left out, and the log names it.
 
-A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint that the new one was
-to replace; that one is kept until a newer one is written.
+A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint
+that the new one was to replace; that one is kept until a newer one is written.
 """
 
 import logging
@@ -44,7 +45,9 @@ class CheckpointFile(TorchCheckpointIO):
         """The error of the latest write; None if it succeeded."""
         self._outdated: list[Any] = []
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Writes `checkpoint` to `path`; logs an OSError and keeps it in `refused`."""
         step = checkpoint["global_step"]
         try:
@@ -55,9 +58,17 @@ class CheckpointFile(TorchCheckpointIO):
                 raise
             last = f"The last good one is {self.newest}." if self.newest else "There is none yet."
             warn = rank_zero_only(log.warning)  # all ranks come here if each writes a part
-            warn("The checkpoint of step %d cannot be written to %s: %s. %s", step, path, reason, last)
+            warn(
+                "The checkpoint of step %d cannot be written to %s: %s. %s",
+                step,
+                path,
+                reason,
+                last,
+            )
             return
-        self.refused, self.newest, self.newest_step = None, str(path), step
+        self.refused = None
+        self.newest = str(path)
+        self.newest_step = step
         while self._outdated:
             super().remove_checkpoint(self._outdated.pop())
         trim_heap()  # outside of a step, and at every checkpoint: fragments cannot add up
@@ -92,7 +103,8 @@ def readable_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
     whole, faults = readable(checkpoint)
     if faults:
         log.error(
-            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and on_save_checkpoint.",
+            "The checkpoint of step %d is saved without %s. %s: return those from state_dict and "
+            "on_save_checkpoint.",
             *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
         )
     return whole

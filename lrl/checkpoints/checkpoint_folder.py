@@ -1,7 +1,8 @@
-"""Checkpoints of a sharded policy: a folder into which each rank writes its part (torch.distributed.checkpoint).
+"""Checkpoints of a sharded policy: a folder into which each rank writes its part
+(torch.distributed.checkpoint).
 
-`meta.pt` in it, by rank 0, has all but the weights and the optimizer's state: Lightning knows the folder by it. The
-folder gets its name when it is whole.
+`meta.pt` in it, by rank 0, has all but the weights and the optimizer's state: Lightning knows the
+folder by it. The folder gets its name when it is whole.
 """
 
 import shutil
@@ -27,14 +28,21 @@ OLDER = ".older"
 
 
 class CheckpointFolder(CheckpointFile):
-    """`CheckpointFile` for parts: all ranks save together, and write is refused on all if one of them cannot."""
+    """`CheckpointFile` for parts: all ranks save together, and write is refused on all if one of
+    them cannot."""
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
         place, leads = Path(path), dist.get_rank() == 0
-        unfinished, older = place.with_name(place.name + UNFINISHED), place.with_name(place.name + OLDER)
+        unfinished, older = (
+            place.with_name(place.name + UNFINISHED),
+            place.with_name(place.name + OLDER),
+        )
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}
-        parts |= {f"optimizer_{number}": state for number, state in enumerate(whole.pop("optimizer_states", []))}
+        parts |= {
+            f"optimizer_{number}": state
+            for number, state in enumerate(whole.pop("optimizer_states", []))
+        }
         if leads:
             _remove(unfinished)  # of a run that was killed
         try:
@@ -51,11 +59,14 @@ class CheckpointFolder(CheckpointFile):
 
 
 def save_parts(parts: dict[str, Any], folder: Path) -> None:
-    """Writes the parts of all ranks; raises on all of them what one of them raised, an OSError first."""
+    """Writes the parts of all ranks; raises on all of them what one of them raised, an OSError
+    first."""
     try:
         with explain_broken_collective():
             dcp.save(parts, checkpoint_id=folder)
-    except CheckpointException as error:  # no Exception by its class, and it is not of a class with what caused it
+    except (
+        CheckpointException
+    ) as error:  # no Exception by its class, and it is not of a class with what caused it
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if os_error(cause)), causes[0]) from error
 
@@ -72,14 +83,19 @@ def shapes(folder: Path) -> dict[str, torch.Size]:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Reads the weights whole, on the CPU, in one process."""
-    found = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _index(folder).items()}
+    found = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in _index(folder).items()
+    }
     dcp.load(found, checkpoint_id=folder, no_dist=True)
     return {name.removeprefix(WEIGHTS): weight for name, weight in found.items()}
 
 
 def _index(folder: Path) -> dict[str, TensorStorageMetadata]:
     entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+    tensors = {
+        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+    }
     return {name: entry for name, entry in tensors.items() if name.startswith(WEIGHTS)}
 
 

@@ -1,7 +1,7 @@
 """The settings that saved state was made with.
 
-A checkpoint's state is used only under the settings on which it depends. Each thing that is saved says them; where they
-differ at a resume, it is made anew, and the log says why.
+A checkpoint's state is used only under the settings on which it depends. Each thing that is saved
+says them; where they differ at a resume, it is made anew, and the log says why.
 """
 
 import inspect
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 Settings = dict[str, float | str]
-"""Settings by their public names: numbers as they are, everything else as its `fingerprint` or a word."""
+"""Settings by their public names: numbers as they are, everything else as its `fingerprint` or a
+word."""
 PRINTED = (bool, int, float, complex, str, bytes, np.generic, type(None))
 UNPRINTED: Any = object.__repr__
 """Of an object whose class does not say how it is printed."""
@@ -36,19 +37,23 @@ def _change(name: str, before: float | str | None, after: float | str | None) ->
 def fingerprint(value: Any) -> str:
     """Returns a text that changes with a value and is the same in every process.
 
-    Of a function or a class it covers the name and the source code, of another object its class and its attributes.
-    What they import is not covered.
+    Of a function or a class it covers the name and the source code, of another object its class and
+    its attributes. What they import is not covered.
     """
     return f"{zlib.crc32(_text(value, set()).encode(errors='surrogatepass')):08x}"
 
 
 def _text(value: Any, seen: set[int]) -> str:
-    """Writes a value down; `seen` has the objects whose attributes are written already, by their id."""
+    """Writes a value down; `seen` has the objects whose attributes are written already, by their
+    id."""
     kind = type(value)
     if isinstance(value, PRINTED):
         return f"{kind.__name__} {value!r}"
     if isinstance(value, Mapping):
-        return f"{kind.__name__} {sorted((_text(key, seen), _text(each, seen)) for key, each in value.items())}"
+        return (
+            f"{kind.__name__} "
+            f"{sorted((_text(key, seen), _text(each, seen)) for key, each in value.items())}"
+        )
     if isinstance(value, Set):  # in every process in another order
         return f"{kind.__name__} {sorted(_text(each, seen) for each in value)}"
     if isinstance(value, list | tuple):

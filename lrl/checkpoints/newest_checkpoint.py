@@ -1,7 +1,8 @@
-"""The meaning of `ckpt_path="last"`: the newest checkpoint of the run that the trainer's settings name.
+"""The meaning of `ckpt_path="last"`: the newest checkpoint of the run that the trainer's settings
+name.
 
-Lightning looks into one folder, for names that begin with `last`, and trains from scratch if there is none. A new run
-has a new folder, so it would nearly always do so.
+Lightning looks into one folder, for names that begin with `last`, and trains from scratch if there
+is none. A new run has a new folder, so it would nearly always do so.
 """
 
 import pickle
@@ -22,19 +23,23 @@ SHOWN = 5
 def newest_checkpoint(trainer: L.Trainer) -> str | None:
     """Returns the path of the checkpoint with the most steps, and of several the one written last.
 
-    Searches `ModelCheckpoint.dirpath`, or the folder of the logger's `version`. Without a `version` the run is the one
-    of the logger's `name` that has written a checkpoint last. Without a checkpoint, calls `fault` and returns None.
+    Searches `ModelCheckpoint.dirpath`, or the folder of the logger's `version`. Without a `version`
+    the run is the one of the logger's `name` that has written a checkpoint last. Without a
+    checkpoint, calls `fault` and returns None.
     """
     folders, named = _folders(trainer)
     runs = [paths for folder in folders if (paths := list(folder.glob("*.ckpt")))]
     if not runs:
-        beside = sorted(_runs(trainer).glob("*/checkpoints/*.ckpt")) if named and trainer.loggers else []
+        beside = (
+            sorted(_runs(trainer).glob("*/checkpoints/*.ckpt")) if named and trainer.loggers else []
+        )
         names = list(dict.fromkeys(path.parent.parent.name for path in beside))
         more = " ..." if names[SHOWN:] else ""
         there = f" Versions with checkpoints: {', '.join(names[:SHOWN])}{more}." if names else ""
         fault(
-            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}.{there} Name the run by "
-            "trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
+            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}.{there} Name "
+            "the run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path "
+            "out."
         )
         return None
     latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
@@ -46,36 +51,51 @@ def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
     """Raises ConfigError if `ckpt_path` is `best` and this Trainer has not saved a checkpoint."""
     if ckpt_path == "best" and not getattr(trainer.checkpoint_callback, "best_model_path", ""):
         raise ConfigError(
-            "ckpt_path is 'best', and this Trainer has saved no checkpoint that could be the best one. Give 'last', or "
-            "the path of the checkpoint."
+            "ckpt_path is 'best', and this Trainer has saved no checkpoint that could be the best "
+            "one. Give 'last', or the path of the checkpoint."
         )
 
 
 def _folders(trainer: L.Trainer) -> tuple[list[Path], bool]:
-    """Returns the run's checkpoint folders and True; or, if no setting names the run, one folder per run and False."""
-    given = [callback.dirpath for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    """Returns the run's checkpoint folders and True; or, if no setting names the run, one folder
+    per run and False."""
+    given = [
+        callback.dirpath
+        for callback in trainer.checkpoint_callbacks
+        if isinstance(callback, ModelCheckpoint)
+    ]
     if any(given):
         return [Path(folder) for folder in given if folder], True
     if not trainer.loggers:
         return [Path(trainer.default_root_dir) / "checkpoints"], True
-    version = getattr(trainer.loggers[0], "_version", None)  # reading `version` would begin a new one
+    version = getattr(
+        trainer.loggers[0], "_version", None
+    )  # reading `version` would begin a new one
     if version is not None:
-        return [_runs(trainer) / (version if isinstance(version, str) else f"version_{version}") / "checkpoints"], True
+        return [
+            _runs(trainer)
+            / (version if isinstance(version, str) else f"version_{version}")
+            / "checkpoints"
+        ], True
     return sorted(_runs(trainer).glob("*/checkpoints")) or [_runs(trainer)], False
 
 
 def _runs(trainer: L.Trainer) -> Path:
-    """Returns the folder of all runs of the first logger's name, by the rule of `ModelCheckpoint`."""
+    """Returns the folder of all runs of the first logger's name, by the rule of
+    `ModelCheckpoint`."""
     logger = trainer.loggers[0]
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
 
 
 def steps_done(path: Path) -> int:
-    """Returns the steps done in a checkpoint, from its name or else its content; -1 if it cannot be read."""
+    """Returns the steps done in a checkpoint, from its name or else its content; -1 if it cannot be
+    read."""
     if in_name := re.search(r"step=(\d+)", path.name):
         return int(in_name[1])
     try:
         file = path / "meta.pt" if path.is_dir() else path
-        return int(torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+        return int(
+            torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+        )
     except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError):
         return -1

@@ -1,7 +1,8 @@
-"""Small JSON files between processes of one user: written atomically, and trusted only if no other user could write.
+"""Small JSON files between processes of one user: written atomically, and trusted only if no other
+user could write.
 
-A file is trusted if this user owns it and its mode excludes all others; the same holds for its folder. The check uses
-the open file, not its name.
+A file is trusted if this user owns it and its mode excludes all others; the same holds for its
+folder. The check uses the open file, not its name.
 """
 
 import json
@@ -23,7 +24,8 @@ class OwnerOnlyFolder:
         self.path = path
 
     def make(self) -> None:
-        """Makes the folder, or empties an existing one; raises OSError if it cannot belong to this user only."""
+        """Makes the folder, or empties an existing one; raises OSError if it cannot belong to this
+        user only."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
@@ -37,7 +39,8 @@ class OwnerOnlyFolder:
             file.unlink(missing_ok=True)
 
     def read(self, name: str, kind: type[T]) -> T:
-        """Returns a `kind` made from the fields in a file; raises FileNotFoundError or UntrustedFile."""
+        """Returns a `kind` made from the fields in a file; raises FileNotFoundError or
+        UntrustedFile."""
         self.check()
         path = self.path / name
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
@@ -46,7 +49,8 @@ class OwnerOnlyFolder:
                 return kind(**json.load(file))
             except (TypeError, ValueError) as error:
                 raise UntrustedFile(
-                    f"{path} is not what this release of lrl writes ({error}): use the release of the run."
+                    f"{path} is not what this release of lrl writes ({error}): use the release of "
+                    "the run."
                 ) from error
 
     def write(self, name: str, fields: dict[str, Any]) -> None:
@@ -67,7 +71,8 @@ class OwnerOnlyFolder:
 def _check_owner(path: Path, status: os.stat_result, is_kind: Any) -> None:
     if not is_kind(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise UntrustedFile(
-            f"{path} is not trusted: it must be a {'folder' if is_kind is stat.S_ISDIR else 'file'} of this user "
-            f"(id {os.geteuid()}), closed to all others (mode 0700 or 0600); it is of user {status.st_uid}, with mode "
+            f"{path} is not trusted: it must be a "
+            f"{'folder' if is_kind is stat.S_ISDIR else 'file'} of this user (id {os.geteuid()}), "
+            f"closed to all others (mode 0700 or 0600); it is of user {status.st_uid}, with mode "
             f"{stat.S_IMODE(status.st_mode):04o}. Remove it if you did not make it."
         )

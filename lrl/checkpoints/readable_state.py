@@ -1,8 +1,8 @@
 """What of a checkpoint can be read again.
 
-Lightning and lrl read checkpoints by `torch.load` with `weights_only=True`, which refuses objects that are neither
-plain nor tensors. It refuses the whole file, and says so when the file is needed. So what could not be read is found
-when it is saved, and is left out.
+Lightning and lrl read checkpoints by `torch.load` with `weights_only=True`, which refuses objects
+that are neither plain nor tensors. It refuses the whole file, and says so when the file is needed.
+So what could not be read is found when it is saved, and is left out.
 """
 
 import io
@@ -47,10 +47,11 @@ def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
 
 
 def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unreadable]]:
-    """Returns a checkpoint without the parts that could not be read again, and what is wrong with them.
+    """Returns a checkpoint without the parts that could not be read again, and what is wrong with
+    them.
 
-    A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one part of the data
-    module. Half of it would be restored as if it were whole.
+    A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one
+    part of the data module. Half of it would be restored as if it were whole.
     """
     faults = list(unreadable(checkpoint))
     whole = dict(checkpoint)
@@ -63,7 +64,8 @@ def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unread
 
 
 def _comes_back(value: Any) -> bool:
-    """Tries it: users may have allowed classes of their own (`torch.serialization.add_safe_globals`)."""
+    """Tries it: users may have allowed classes of their own
+    (`torch.serialization.add_safe_globals`)."""
     file = io.BytesIO()
     try:
         torch.save(value, file)

@@ -1,6 +1,7 @@
 """The folder of a run's files, and the lock that keeps other live runs out of it.
 
-Two runs in one folder would overwrite each other's checkpoints and generator logs, and mix their metrics.
+Two runs in one folder would overwrite each other's checkpoints and generator logs, and mix their
+metrics.
 """
 
 import fcntl
@@ -19,22 +20,31 @@ log = logging.getLogger(__name__)
 
 def run_folder(trainer: L.Trainer) -> Path:
     """Returns the folder of the first logger, or else the trainer's own."""
-    # Not `trainer.log_dir`: rank 0 broadcasts it at every read, so all ranks would have to read it together.
-    first = next((logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)), None)
-    return Path(getattr(first, "log_dir", None) or getattr(first, "save_dir", None) or trainer.default_root_dir)
+    # Not `trainer.log_dir`: rank 0 broadcasts it at every read, so all ranks would have to read it
+    # together.
+    first = next(
+        (logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)), None
+    )
+    return Path(
+        getattr(first, "log_dir", None)
+        or getattr(first, "save_dir", None)
+        or trainer.default_root_dir
+    )
 
 
 class RunFolderLock:
     """One process's lock on a run's folder: the kernel releases it at any end of the process.
 
-    The lock is on the folder itself. A lock file would stay, and a logger would take the folder for an earlier run's.
+    The lock is on the folder itself. A lock file would stay, and a logger would take the folder for
+    an earlier run's.
     """
 
     def __init__(self) -> None:
         self._folder: int | None = None
 
     def acquire(self, folder: Path) -> None:
-        """Makes and locks `folder` and releases the previous one; raises ConfigError if another live run has it."""
+        """Makes and locks `folder` and releases the previous one; raises ConfigError if another
+        live run has it."""
         self.release()
         folder.mkdir(parents=True, exist_ok=True)
         opened = os.open(folder, os.O_RDONLY)
@@ -44,12 +54,17 @@ class RunFolderLock:
         except BlockingIOError:
             os.close(opened)
             raise ConfigError(
-                f"The run folder {str(folder)!r} is that of a live run ({_holder(folder)}). Leave the logger's version "
-                "out, give this run a folder of its own (trainer.logger or trainer.default_root_dir), or end that one."
+                f"The run folder {str(folder)!r} is that of a live run ({_holder(folder)}). Leave "
+                "the logger's version out, give this run a folder of its own (trainer.logger or "
+                "trainer.default_root_dir), or end that one."
             ) from None
         except OSError as error:
             os.close(opened)
-            log.warning("%s cannot be locked (%s): make sure that no other run writes there.", folder, error.strerror)
+            log.warning(
+                "%s cannot be locked (%s): make sure that no other run writes there.",
+                folder,
+                error.strerror,
+            )
 
     def release(self) -> None:
         """Unlocks the folder; idempotent."""

@@ -1,1 +1,2 @@
-"""The command line, one file per command. Hides LightningCLI and jsonargparse: their help, errors and defaults."""
+"""The command line, one file per command. Hides LightningCLI and jsonargparse: their help, errors
+and defaults."""

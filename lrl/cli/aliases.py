@@ -12,7 +12,10 @@ ONE_PASS = (
     "their age, and data.replay trains groups again."
 )
 ONE_TURN = "There is none: a response is one turn."
-NO_CRITIC = "There is none: advantages are relative to the group (data.advantages), and no critic is trained."
+NO_CRITIC = (
+    "There is none: advantages are relative to the group (data.advantages), and no critic is "
+    "trained."
+)
 NO_ENTROPY = "There is none: add the term in `compute_loss` of a lrl.PolicyModule of your own."
 PACKED = "There is none: responses are always packed, by length."
 ALWAYS_VLLM = (
@@ -20,8 +23,12 @@ ALWAYS_VLLM = (
     "them devices, and trainer.strategy.placement shared lets both sides use the same ones in turn."
 )
 STEP_SIZE = "data.groups_per_step (prompts of a step) and data.micro_batch_tokens (memory)"
-CLIP = "epsilon_low and epsilon_high of model.objective (PPO and others; AIPO, the default, has rho)"
-EVALUATION = "a callback: --trainer.callbacks+ lrl.callbacks.Evaluation --trainer.callbacks.prompts DATA"
+CLIP = (
+    "epsilon_low and epsilon_high of model.objective (PPO and others; AIPO, the default, has rho)"
+)
+EVALUATION = (
+    "a callback: --trainer.callbacks+ lrl.callbacks.Evaluation --trainer.callbacks.prompts DATA"
+)
 SCALED = "data.advantages: GRPO divides by the group's standard deviation, GroupMean does not"
 OPTIMIZER = "`configure_optimizers` of a lrl.PolicyModule of your own; the default is AdamW"
 REFRESH = "model.reference.refresh_every_n_steps, with --model.reference lrl.Reference"
@@ -128,7 +135,9 @@ SETTINGS = {
     "clip_ratio": CLIP,
     "clip_ratio_low": CLIP,
     "clip_ratio_high": CLIP,
-    "importance_sampling_level": "model.objective: GSPO has the ratio of a sequence, PPO of a token",
+    "importance_sampling_level": (
+        "model.objective: GSPO has the ratio of a sequence, PPO of a token"
+    ),
     "loss_type": "model.objective, and model.normalise_by (token, sequence, or a number of tokens)",
     "loss_agg_mode": "model.normalise_by (token, sequence, or a number of tokens)",
     "vllm_importance_sampling_correction": TIS,
@@ -212,7 +221,9 @@ SETTINGS = {
 }
 """Last word of a setting's name -> the setting here, or a sentence that begins "There is none"."""
 
-REINFORCE_PLUS_PLUS = "It is PPO with another baseline: --model.objective PPO --data.advantages ReinforcePlusPlus"
+REINFORCE_PLUS_PLUS = (
+    "It is PPO with another baseline: --model.objective PPO --data.advantages ReinforcePlusPlus"
+)
 CLASSES = {
     "GRPO": "It is PPO with the group's advantages: --model.objective PPO --data.advantages GRPO",
     "DRGRPO": (

@@ -1,8 +1,9 @@
 """`lrl chat`: responses of an exported policy.
 
-transformers writes them, not vLLM: a folder opens in seconds and needs no server. A prompt is made of what is typed as
-in the run that made the policy: with its `system_prompt`, its `template` and its `chat`. As in a generator, sampling
-settings in the folder do not count, only the tokens that end a response.
+transformers writes them, not vLLM: a folder opens in seconds and needs no server. A prompt is made
+of what is typed as in the run that made the policy: with its `system_prompt`, its `template` and
+its `chat`. As in a generator, sampling settings in the folder do not count, only the tokens that
+end a response.
 """
 
 from __future__ import annotations
@@ -31,18 +32,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lrl chat`.
 
     Returns:
-        Exit status: 2 if the folder holds no policy, or its tokenizer cannot read the prompt of the command line.
+        Exit status: 2 if the folder holds no policy, or its tokenizer cannot read the prompt of the
+            command line.
     """
-    parser = argparse.ArgumentParser(prog="lrl chat", description="Chat with a policy that was exported to a folder.")
+    parser = argparse.ArgumentParser(
+        prog="lrl chat", description="Chat with a policy that was exported to a folder."
+    )
     parser.add_argument("folder", type=Path, help="the policy, in Hugging Face format")
-    parser.add_argument("prompt", nargs="*", default=[], help="what to ask; else a line at a time, until an empty one")
-    parser.add_argument("--plain", action="store_true", help="without the system prompt and the template of the run")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)")
-    parser.add_argument("--max_tokens", type=int, default=512, help="longest response, in tokens (512)")
+    parser.add_argument(
+        "prompt",
+        nargs="*",
+        default=[],
+        help="what to ask; else a line at a time, until an empty one",
+    )
+    parser.add_argument(
+        "--plain", action="store_true", help="without the system prompt and the template of the run"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)"
+    )
+    parser.add_argument(
+        "--max_tokens", type=int, default=512, help="longest response, in tokens (512)"
+    )
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
     if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
         parser.error(
-            f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 and at least 1"
+            f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 "
+            "and at least 1"
         )
     try:
         form = NO_FORM if args.plain else prompt_form.read(args.folder)
@@ -51,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
     if used := [name.replace("_", " ") for name in ("system_prompt", "template") if form.get(name)]:
-        sys.stderr.write(f"With the {' and the '.join(used)} of the run (--plain leaves them out).\n")
+        sys.stderr.write(
+            f"With the {' and the '.join(used)} of the run (--plain leaves them out).\n"
+        )
     if args.prompt:
         return 0 if respond(policy, tokenizer, " ".join(args.prompt), form) else 2
     for prompt in typed_lines():
@@ -59,8 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Returns the model, on the GPU if there is one and with the sampling settings, and its tokenizer.
+def open_policy(
+    folder: Path, temperature: float, max_tokens: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Returns the model, on the GPU if there is one and with the sampling settings, and its
+    tokenizer.
 
     Raises:
         ValueError: The folder is not a whole policy.
@@ -74,7 +95,13 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
         import torch
         from huggingface_hub.errors import StrictDataclassError
         from safetensors import SafetensorError
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, logging
+        from transformers import (
+            AutoConfig,
+            AutoModelForCausalLM,
+            AutoTokenizer,
+            GenerationConfig,
+            logging,
+        )
 
         from lrl.rollouts.stop_tokens import stop_tokens
         from lrl.training.quantisation import check_whole
@@ -88,21 +115,33 @@ def open_policy(folder: Path, temperature: float, max_tokens: int) -> tuple[PreT
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device)
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
         raise ValueError(
-            f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\n"
-            "Give a folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
+            f"{folder} cannot be opened as a policy: {' '.join(str(error).split()):.300}\nGive a "
+            "folder with config.json, weights and tokenizer, as lrl.callbacks.Export writes it."
         ) from error
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    sampling = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature
+        else {}
+    )
     policy.generation_config = GenerationConfig(
         max_new_tokens=max_tokens,
         eos_token_id=sorted(ends) or None,
-        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        pad_token_id=tokenizer.eos_token_id
+        if tokenizer.pad_token_id is None
+        else tokenizer.pad_token_id,
         **sampling,
     )
     return policy.eval(), tokenizer
 
 
-def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any]) -> bool:
-    """Streams the response to stdout; returns False, with the reason on stderr, if the prompt cannot be encoded."""
+def respond(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    form: Mapping[str, Any],
+) -> bool:
+    """Streams the response to stdout; returns False, with the reason on stderr, if the prompt
+    cannot be encoded."""
     try:
         inputs = encode(tokenizer, prompt, form)
     except ValueError as error:
@@ -113,7 +152,8 @@ def respond(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt:
 
 
 def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
-    """Returns what writes a response to stdout as rewards see it: special tokens too, but no end."""
+    """Returns what writes a response to stdout as rewards see it: special tokens too, but no
+    end."""
     import torch
     from transformers import TextStreamer
 
@@ -129,13 +169,16 @@ def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Text
     return Stream(tokenizer, skip_prompt=True)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM) -> BatchEncoding:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, Any] = NO_FORM
+) -> BatchEncoding:
     """Encodes a typed prompt as in training. Returns input_ids of shape [1, n].
 
     Args:
         tokenizer: The policy's.
         prompt: What is typed.
-        form: `Prompts.form` of the run; empty for a chat if the tokenizer has a template, else for plain text.
+        form: `Prompts.form` of the run; empty for a chat if the tokenizer has a template, else for
+            plain text.
 
     Raises:
         ValueError: The tokenizer cannot encode it, or the run's template needs other columns.
@@ -149,7 +192,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, form: Mapping[str, A
         prompts.load(tokenizer, sys.maxsize)
     except ValueError as error:
         if "`template` names" in str(error):
-            raise ValueError(f"{str(error).splitlines()[0]} Type a whole prompt, with --plain.") from error
+            raise ValueError(
+                f"{str(error).splitlines()[0]} Type a whole prompt, with --plain."
+            ) from error
         raise
     token_ids = prompts[0].token_ids
     batch = {"input_ids": [token_ids], "attention_mask": [[1] * len(token_ids)]}

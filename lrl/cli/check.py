@@ -13,7 +13,8 @@ STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """State of one part of the machine, and the command that repairs it (empty when the status is ok)."""
+    """State of one part of the machine, and the command that repairs it (empty when the status is
+    ok)."""
 
     name: str
     status: Literal["ok", "warning", "wrong"]
@@ -28,7 +29,10 @@ def show(rows: Sequence[Check]) -> int:
     console = Console(highlight=False)
     width = max(len(check.name) for check in rows)
     for check in rows:
-        status, name = Text(f"{check.status:<7}", STYLES[check.status]), Text(f"{check.name:<{width}}", "bold")
+        status, name = (
+            Text(f"{check.status:<7}", STYLES[check.status]),
+            Text(f"{check.name:<{width}}", "bold"),
+        )
         # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
         console.print(Text("  ").join((status, name, Text(check.found))), soft_wrap=True)
         if check.remedy:

@@ -67,7 +67,8 @@ def read(path: Path) -> tuple[str, str]:
         line = content.count(b"\n", 0, error.start) + 1
         return (
             "",
-            f", line {line}: the byte 0x{content[error.start]:02x} is no UTF-8. Save the file as UTF-8.",
+            f", line {line}: the byte 0x{content[error.start]:02x} is no UTF-8. Save the file as "
+            "UTF-8.",
         )
 
 
@@ -136,7 +137,8 @@ def _faults(root: yaml.Node | None) -> Iterator[tuple[yaml.Mark, str]]:
                 first = lines[key.value] + 1
                 yield (
                     key.start_mark,
-                    f"{key.value} stands there a second time (first in line {first}). Join the two.",
+                    f"{key.value} stands there a second time (first in line {first}). Join the "
+                    "two.",
                 )
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 lines[key.value] = key.start_mark.line

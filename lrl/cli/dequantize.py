@@ -21,11 +21,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 2 if the model cannot be found, read, or written whole.
     """
     parser = argparse.ArgumentParser(
-        prog="lrl dequantize", description="Write a model that is quantised as mxfp4 (gpt-oss) or fp8 whole."
+        prog="lrl dequantize",
+        description="Write a model that is quantised as mxfp4 (gpt-oss) or fp8 whole.",
     )
-    parser.add_argument("model", help="the quantised model: a folder in Hugging Face format, or a name on the hub")
+    parser.add_argument(
+        "model", help="the quantised model: a folder in Hugging Face format, or a name on the hub"
+    )
     parser.add_argument("folder", type=Path, help="where to write it; a new folder")
-    kinds, help_text = ("bfloat16", "float32"), "of the weights (bfloat16); float32 is twice as large and exact"
+    kinds, help_text = (
+        ("bfloat16", "float32"),
+        "of the weights (bfloat16); float32 is twice as large and exact",
+    )
     parser.add_argument("--dtype", choices=kinds, default=kinds[0], help=help_text)
     args = parser.parse_args(argv)
     with quick_imports():
@@ -41,5 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
     whole = shlex.quote(str(args.folder))
-    sys.stdout.write(f"{number} tensors were quantised; the whole model is in {whole}: --model.model {whole}\n")
+    sys.stdout.write(
+        f"{number} tensors were quantised; the whole model is in {whole}: --model.model {whole}\n"
+    )
     return 0

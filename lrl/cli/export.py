@@ -1,7 +1,8 @@
-"""`lrl export`: the policy of a checkpoint in Hugging Face format, which transformers and vLLM open.
+"""`lrl export`: the policy of a checkpoint in Hugging Face format, which transformers and vLLM
+open.
 
-A run exports its last policy by itself (`lrl.callbacks.Export`). This is for any earlier step of it, or for a run that
-has ended in the middle.
+A run exports its last policy by itself (`lrl.callbacks.Export`). This is for any earlier step of
+it, or for a run that has ended in the middle.
 """
 
 from __future__ import annotations
@@ -31,92 +32,142 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lrl export`.
 
     Returns:
-        Exit status: 2 if there is no such checkpoint, its model cannot be opened, or the folder cannot be written.
+        Exit status: 2 if there is no such checkpoint, its model cannot be opened, or the folder
+            cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="lrl export", description="Write the policy of a checkpoint in Hugging Face format."
     )
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder")
+    parser.add_argument(
+        "checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder"
+    )
     parser.add_argument("folder", type=Path, help="where to write the policy, with its tokenizer")
-    parser.add_argument("--model", help="folder or hub name of the run's model.model, if it was moved since")
+    parser.add_argument(
+        "--model", help="folder or hub name of the run's model.model, if it was moved since"
+    )
     args = parser.parse_args(argv)
     try:
         steps = export(args.checkpoint, args.folder, args.model)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
-    sys.stdout.write(f"The policy after {steps} steps is in {args.folder}: lrl chat {shlex.quote(str(args.folder))}\n")
+    sys.stdout.write(
+        f"The policy after {steps} steps is in {args.folder}: lrl chat "
+        f"{shlex.quote(str(args.folder))}\n"
+    )
     return 0
 
 
 def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
-    """Writes the policy of a checkpoint, and its tokenizer, into `folder`; returns the steps it has done.
+    """Writes the policy of a checkpoint, and its tokenizer, into `folder`; returns the steps it has
+    done.
 
     Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's format.
 
     Args:
         checkpoint: File or folder of a run.
         folder: Target; it must be new or empty.
-        model: Folder or hub name that the run began with; None takes the one that the checkpoint names.
+        model: Folder or hub name that the run began with; None takes the one that the checkpoint
+            names.
 
     Raises:
-        ValueError: There is no checkpoint of a policy, it is of another model, or the target holds something.
+        ValueError: There is no checkpoint of a policy, it is of another model, or the target holds
+            something.
         OSError: The target cannot be written.
     """
     with quick_imports():
         from lrl.training.export import save_policy
         from lrl.training.lora import LoRA, is_adapter, whole_adapters
-        from lrl.training.model import open_meta_model, open_network, open_tokenizer, unique_tensors, whole_tensors
+        from lrl.training.model import (
+            open_meta_model,
+            open_network,
+            open_tokenizer,
+            unique_tensors,
+            whole_tensors,
+        )
 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something already: give a new folder.")
     state, weights = read(checkpoint)
     if (base := model or state.get("policy_folder")) is None:
-        raise ValueError(f"{checkpoint} does not name its model: give the run's model.model as --model.")
+        raise ValueError(
+            f"{checkpoint} does not name its model: give the run's model.model as --model."
+        )
     lora = LoRA(**state["lora"]) if "lora" in state else None
-    network = open_meta_model(base, None) if lora is None else open_network(base, state["dtype"], None, False)
+    network = (
+        open_meta_model(base, None)
+        if lora is None
+        else open_network(base, state["dtype"], None, False)
+    )
     if lora is not None:
         lora.add_to(network)
-    expected = {name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)}
+    expected = {
+        name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)
+    }
     check_shapes(expected, weights, f"{checkpoint} is of another model than {base}")
     if lora is None:
-        network, whole = network.to(next(iter(weights.values())).dtype), {name: weights[name] for name in expected}
+        network, whole = (
+            network.to(next(iter(weights.values())).dtype),
+            {name: weights[name] for name in expected},
+        )
     else:
         network.load_state_dict(weights, strict=False)
         whole = dict(whole_tensors(network))
     adapters = () if lora is None else whole_adapters(network)
-    save_policy(network, whole, open_tokenizer(base), base=base, folder=folder, lora=lora, adapters=adapters)
+    save_policy(
+        network, whole, open_tokenizer(base), base=base, folder=folder, lora=lora, adapters=adapters
+    )
     prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
     return int(state["global_step"])
 
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], said: str) -> None:
-    """Raises ValueError, which begins with `said`, if a weight is missing or of another shape than expected."""
+    """Raises ValueError, which begins with `said`, if a weight is missing or of another shape than
+    expected."""
     for name, weight in expected.items():
         if name not in found or found[name].shape != weight.shape:
             shape = list(found[name].shape) if name in found else "none"
             raise ValueError(
-                f"{said}: {name} is {shape} in it and {list(weight.shape)} there. Give its model.model as --model."
+                f"{said}: {name} is {shape} in it and {list(weight.shape)} there. Give its "
+                "model.model as --model."
             )
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns a checkpoint without its weights, and the policy's weights by their names in memory, on the CPU."""
+    """Returns a checkpoint without its weights, and the policy's weights by their names in memory,
+    on the CPU."""
     import torch
 
     from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, read_weights
 
     if not checkpoint.exists():
-        raise ValueError(f"{checkpoint}: there is no such checkpoint. They are in the run's folder `checkpoints`.")
+        raise ValueError(
+            f"{checkpoint}: there is no such checkpoint. They are in the run's folder "
+            "`checkpoints`."
+        )
     in_parts = is_checkpoint_folder(checkpoint)
     try:
         file = checkpoint / META if in_parts else checkpoint
         state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         weights = read_weights(checkpoint) if in_parts else state.pop("state_dict")
-        policy = {name.removeprefix(PREFIX): weight for name, weight in weights.items() if name.startswith(PREFIX)}
+        policy = {
+            name.removeprefix(PREFIX): weight
+            for name, weight in weights.items()
+            if name.startswith(PREFIX)
+        }
         if not policy:
             raise KeyError(f"{PREFIX}*")
-    except (RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"{checkpoint} is no checkpoint of an lrl run ({reason:.200}): give another.") from error
+        raise ValueError(
+            f"{checkpoint} is no checkpoint of an lrl run ({reason:.200}): give another."
+        ) from error
     return state, policy

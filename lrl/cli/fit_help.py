@@ -1,7 +1,7 @@
 """Help of `lrl fit` and `lrl validate`: the settings of a run, a line each.
 
-Names, types, defaults and sentences come from the constructors and their docstrings. The sources are read without
-being imported, because importing torch and Lightning takes seconds.
+Names, types, defaults and sentences come from the constructors and their docstrings. The sources
+are read without being imported, because importing torch and Lightning takes seconds.
 """
 
 import ast
@@ -17,7 +17,10 @@ from typing import NamedTuple
 from docstring_parser import DocstringStyle, parse
 
 MODEL, DATA = "lrl.policy:PolicyModule", "lrl.datamodule:RolloutDataModule"
-STRATEGY, SERVER = "lrl.strategies.generator_devices:GeneratorDevices", "lrl.generators.settings:ServerSettings"
+STRATEGY, SERVER = (
+    "lrl.strategies.generator_devices:GeneratorDevices",
+    "lrl.generators.settings:ServerSettings",
+)
 PROMPTS = "lrl.rollouts.prompts:Prompts"
 TRAINER = "lightning.pytorch.trainer.trainer:Trainer"
 GROUPS = {
@@ -27,12 +30,24 @@ GROUPS = {
     "trainer.strategy.server": (SERVER, "the vLLM servers: lrl.ServerSettings"),
 }
 OF_THE_TRAINER = (
-    *("accelerator", "devices", "max_steps", "max_epochs", "precision", "logger", "callbacks", "default_root_dir"),
+    *(
+        "accelerator",
+        "devices",
+        "max_steps",
+        "max_epochs",
+        "precision",
+        "logger",
+        "callbacks",
+        "default_root_dir",
+    ),
     *("log_every_n_steps", "enable_progress_bar"),
 )
 CALLBACKS = "lrl.callbacks"
 OTHER_SETTINGS = {
-    "config": "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one another.",
+    "config": (
+        "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one "
+        "another."
+    ),
     "ckpt_path": "Checkpoint to resume from.",
     "seed_everything": "Seed of the run (default 0).",
     "print_config": "Print what the run would use, and end.",
@@ -63,12 +78,20 @@ class Setting(NamedTuple):
 def text(verb: str, recipes: str) -> str:
     """Returns the help of `verb`."""
     trainer = {one.name: one for one in settings_of(TRAINER, "--trainer.")}
-    run = [Setting(f"--{name}", "", text.format(recipes=recipes)) for name, text in OTHER_SETTINGS.items()]
+    run = [
+        Setting(f"--{name}", "", text.format(recipes=recipes))
+        for name, text in OTHER_SETTINGS.items()
+    ]
     tables = {
         "Run": run,
-        **{f"{prefix}, {title}": settings_of(where, f"--{prefix}.") for prefix, (where, title) in GROUPS.items()},
+        **{
+            f"{prefix}, {title}": settings_of(where, f"--{prefix}.")
+            for prefix, (where, title) in GROUPS.items()
+        },
         "trainer, of Lightning's own": [trainer[f"--trainer.{name}"] for name in OF_THE_TRAINER],
-        "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE": list(_callbacks()),
+        "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE": list(
+            _callbacks()
+        ),
     }
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     lines = [line for title, settings in tables.items() for line in _table(title, settings, width)]
@@ -77,7 +100,10 @@ def text(verb: str, recipes: str) -> str:
 
 def all_settings() -> list[str]:
     """Returns the names of all settings, of the shipped classes and of Lightning's Trainer."""
-    groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {"data.prompts": PROMPTS, "trainer": TRAINER}
+    groups = {prefix: where for prefix, (where, _) in GROUPS.items()} | {
+        "data.prompts": PROMPTS,
+        "trainer": TRAINER,
+    }
     return [
         *OTHER_SETTINGS,
         *(one.name for prefix, where in groups.items() for one in settings_of(where, f"{prefix}.")),
@@ -85,27 +111,41 @@ def all_settings() -> list[str]:
 
 
 def settings_of(where: str, prefix: str) -> list[Setting]:
-    """Returns the settings of a class, named `module:class`, in the order of its constructor; `prefix` is for names."""
+    """Returns the settings of a class, named `module:class`, in the order of its constructor;
+    `prefix` is for names."""
     module, _, name = where.partition(":")
     node = _definition(module, name)
     assert isinstance(node, ast.ClassDef)
-    init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    init = next(
+        (one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"),
+        None,
+    )
     sentences = _documented(node) | (_documented(init) if init else {})
     settings = []
     for name, kind, default in _parameters(init) if init else _fields(node):
         value = "" if default is None else f" = {_value(module, default)}"
-        settings.append(Setting(prefix + name, _type(module, kind) + value, sentences.get(name, "")))
+        settings.append(
+            Setting(prefix + name, _type(module, kind) + value, sentences.get(name, ""))
+        )
     return settings
 
 
-GENERIC = {"Sequence": "list", "Iterable": "list", "list": "list", "dict": "mapping", "Callable": "function"}
+GENERIC = {
+    "Sequence": "list",
+    "Iterable": "list",
+    "list": "list",
+    "dict": "mapping",
+    "Callable": "function",
+}
 Field = tuple[str, ast.expr | None, ast.expr | None]
 
 
 def _parameters(init: ast.FunctionDef) -> Iterator[Field]:
     arguments = [*init.args.args, *init.args.kwonlyargs][1:]
     defaults = [*init.args.defaults, *init.args.kw_defaults]  # the first arguments have none
-    for argument, default in zip(arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True):
+    for argument, default in zip(
+        arguments, [None] * (len(arguments) - len(defaults)) + defaults, strict=True
+    ):
         yield argument.arg, argument.annotation, default
 
 
@@ -135,7 +175,9 @@ def _callbacks() -> Iterator[Setting]:
 def _tree(module: str) -> ast.Module:
     """Returns the syntax tree of a module."""
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(top)  # of the whole name, it would import the packages on the way
+    spec = importlib.util.find_spec(
+        top
+    )  # of the whole name, it would import the packages on the way
     assert spec is not None and spec.submodule_search_locations
     path = Path(spec.submodule_search_locations[0], *inner)
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -166,7 +208,9 @@ def _type(module: str, kind: ast.expr | None) -> str:
         case ast.Constant(value=None):
             return "null"
         case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Tuple(elts=choices)):
-            return "|".join(str(choice.value) for choice in choices if isinstance(choice, ast.Constant))
+            return "|".join(
+                str(choice.value) for choice in choices if isinstance(choice, ast.Constant)
+            )
         case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Constant(value=choice)):
             return str(choice)
         case ast.Subscript(value=ast.Name(id="Optional"), slice=inner):
@@ -188,7 +232,9 @@ def _either(module: str, *kinds: ast.expr) -> str:
 
 def _value(module: str, default: ast.expr) -> str:
     """Returns a default as YAML has it."""
-    if isinstance(default, ast.Name) and isinstance(value := _definition(module, default.id), ast.expr):
+    if isinstance(default, ast.Name) and isinstance(
+        value := _definition(module, default.id), ast.expr
+    ):
         default = value
     if isinstance(default, ast.Call):  # field(default_factory=dict)
         return "{}"
@@ -207,7 +253,8 @@ def _table(title: str, settings: list[Setting], width: int) -> list[str]:
 
 
 def _shorten(text: str, width: int) -> str:
-    """Returns the first sentence, cut to `width` characters: at a colon or semicolon, or with dots."""
+    """Returns the first sentence, cut to `width` characters: at a colon or semicolon, or with
+    dots."""
     words = " ".join(text.split())
     for end in (r"(?<=\.) ", r"[;:] "):
         words = re.split(end, words)[0]

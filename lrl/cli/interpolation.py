@@ -13,8 +13,8 @@ WANTED = r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:
     """Returns the words with interpolations that begin at the root of the parsed config.
 
-    jsonargparse reads the value of a class's setting apart from the rest, and would take a path in it
-    for one within the class. It leaves a path with spaces around it as it is.
+    jsonargparse reads the value of a class's setting apart from the rest, and would take a path in
+    it for one within the class. It leaves a path with spaces around it as it is.
     """
     return [ABSOLUTE.sub(rf"${{ {verb}.\1 }}", word) for word in words]
 

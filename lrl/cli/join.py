@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = 0
     if args.kind == Kind.SCORER:
         workers = usable_cores() if args.workers is None else args.workers
-    own = LocalOverrides(args.devices, workers, endpoint, args.run_cert, args.number)
+    own = LocalOverrides(
+        args.devices, workers, endpoint=endpoint, run_cert=args.run_cert, number=args.number
+    )
     try:
         return join(args.run, Kind(args.kind), own)
     except (NotRunning, ValueError, RuntimeError) as error:
@@ -48,10 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
-    parser = argparse.ArgumentParser(prog="lrl join", description="Bring a generator or a scorer to a live run.")
+    parser = argparse.ArgumentParser(
+        prog="lrl join", description="Bring a generator or a scorer to a live run."
+    )
     add_member(parser, "its number, which a launcher has")
-    parser.add_argument("--devices", metavar="I,J", type=indices, default=[], help="CUDA indices; none on a CPU")
-    parser.add_argument("--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})")
+    parser.add_argument(
+        "--devices", metavar="I,J", type=indices, default=[], help="CUDA indices; none on a CPU"
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})"
+    )
     own = parser.add_argument_group("its address", "as in the run, if it is on this machine")
     own.add_argument("--host", help="address it listens on, which the run's machine reaches")
     own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
@@ -62,17 +70,25 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_member(parser: argparse.ArgumentParser, number: str) -> None:
     """Adds the words by which a command names a run, and one of its members."""
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or the address that it has printed")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, or the address that it has printed"
+    )
     kinds = [str(kind) for kind in Kind]
-    parser.add_argument("--kind", choices=kinds, default=Kind.GENERATOR, help="what the member does (%(default)s)")
+    parser.add_argument(
+        "--kind", choices=kinds, default=Kind.GENERATOR, help="what the member does (%(default)s)"
+    )
     parser.add_argument("--number", metavar="N", type=int, help=number)
-    parser.add_argument("--run_cert", metavar="FILE", help="the run's certificate, PEM, if RUN is its address")
+    parser.add_argument(
+        "--run_cert", metavar="FILE", help="the run's certificate, PEM, if RUN is its address"
+    )
 
 
 def indices(words: str) -> list[int]:
     """Returns numbers from 0 up that commas separate; raises ArgumentTypeError for other words."""
     if not re.fullmatch(r"\d+(,\d+)*", words):
-        raise argparse.ArgumentTypeError(f"{words!r} are no CUDA indices; give numbers with commas, like 0,1")
+        raise argparse.ArgumentTypeError(
+            f"{words!r} are no CUDA indices; give numbers with commas, like 0,1"
+        )
     return [int(index) for index in words.split(",")]
 
 
@@ -91,7 +107,10 @@ def wrong_run(args: argparse.Namespace) -> str:
     if args.number is not None and args.number < 0:
         return f"--number {args.number}: {args.kind}s are counted from 0"
     if args.run_cert and "://" not in args.run:
-        return f"--run_cert {args.run_cert}: only with the run's address; its folder has the certificate"
+        return (
+            f"--run_cert {args.run_cert}: only with the run's address; its folder has the "
+            "certificate"
+        )
     if Path(args.run).is_file():
         return f"{args.run} is a file; give the run's folder, where generator-0.log is"
     return ""

@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 2 if the command is wrong, or the member must stay.
     """
-    parser = argparse.ArgumentParser(prog="lrl leave", description="Have a generator or a scorer leave a live run.")
+    parser = argparse.ArgumentParser(
+        prog="lrl leave", description="Have a generator or a scorer leave a live run."
+    )
     add_member(parser, "the member (the last that joined)")
     args = parser.parse_args(argv)
     if wrong := wrong_run(args):

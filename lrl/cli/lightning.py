@@ -1,4 +1,5 @@
-"""LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the checkpoint."""
+"""LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the
+checkpoint."""
 
 import re
 import sys
@@ -33,7 +34,8 @@ USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export
 
 
 class ShortErrorParser(LightningArgumentParser):
-    """Parser whose errors name the setting in a few lines, without fifty lines of usage before them."""
+    """Parser whose errors name the setting in a few lines, without fifty lines of usage before
+    them."""
 
     owner: type = object
     """The class whose settings it parses; of several, the last one."""
@@ -55,9 +57,12 @@ class ShortErrorParser(LightningArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
     ) -> Namespace:
-        """Parses words; of a class within another one a single word, over the settings that it has so far."""
+        """Parses words; of a class within another one a single word, over the settings that it has
+        so far."""
         if args and namespace:
-            changed = [word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]]
+            changed = [
+                word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]
+            ]
             namespace = short_forms.widen(namespace, self.owner, changed)
         return super().parse_args(args, namespace, **settings)
 
@@ -69,10 +74,16 @@ class ShortErrorParser(LightningArgumentParser):
 
 
 def check_devices(devices: Any) -> None:
-    """Raises ConfigError for devices in words that Lightning does not know: its error names no setting."""
-    if isinstance(devices, str) and devices != "auto" and not re.fullmatch(r"-1|\d+|\[?\d+(, ?\d+)*,?\]?", devices):
+    """Raises ConfigError for devices in words that Lightning does not know: its error names no
+    setting."""
+    if (
+        isinstance(devices, str)
+        and devices != "auto"
+        and not re.fullmatch(r"-1|\d+|\[?\d+(, ?\d+)*,?\]?", devices)
+    ):
         raise config_errors.ConfigError(
-            f"trainer.devices is {devices!r}; it must be a whole number, a list of indices, as in [0, 1], or auto."
+            f"trainer.devices is {devices!r}; it must be a whole number, a list of indices, as in "
+            "[0, 1], or auto."
         )
 
 
@@ -82,8 +93,13 @@ def raised_by_lightning(error: Exception) -> bool:
 
 
 def settings_in(message: str, trainer: Namespace) -> str:
-    """Returns the settings of the trainer whose values a message of Lightning's has; else those of its devices."""
-    named = [name for name, value in vars(trainer).items() if isinstance(value, str) and repr(value) in message]
+    """Returns the settings of the trainer whose values a message of Lightning's has; else those of
+    its devices."""
+    named = [
+        name
+        for name, value in vars(trainer).items()
+        if isinstance(value, str) and repr(value) in message
+    ]
     shown = named or ["accelerator", "devices"]
     return ", ".join(f"trainer.{name} is {trainer[name]!r}" for name in shown)
 
@@ -92,7 +108,8 @@ class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
     expected_errors = (*config_errors.EXPECTED, MisconfigurationException)
-    """Errors of bad input, shown as a message. All others are faults of the program and keep their traceback."""
+    """Errors of bad input, shown as a message. All others are faults of the program and keep their
+    traceback."""
 
     def __init__(self) -> None:
         if not sys.stderr.isatty():
@@ -104,7 +121,10 @@ class LrlCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            trainer_defaults={"strategy": {"class_path": "lrl.AsyncSingleDevice"}, "log_every_n_steps": 1},
+            trainer_defaults={
+                "strategy": {"class_path": "lrl.AsyncSingleDevice"},
+                "log_every_n_steps": 1,
+            },
             parser_class=ShortErrorParser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
             save_config_callback=RunConfig,
@@ -113,10 +133,13 @@ class LrlCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Sets the usual callbacks as a default, which is shown, saved and extended."""
-        parser.set_defaults({"trainer.callbacks": [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL]})
+        parser.set_defaults(
+            {"trainer.callbacks": [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL]}
+        )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the words; turns wrong interpolations, class names and prompts into errors of the config."""
+        """Parses the words; turns wrong interpolations, class names and prompts into errors of the
+        config."""
         if misplaced := misread.group_file(sys.argv):
             parser.error(misplaced)
         try:
@@ -125,15 +148,20 @@ class LrlCLI(LightningCLI):
             if not isinstance(trainer := self.config[verb].trainer, Namespace):
                 parser.error(f"trainer is {trainer!r}; it must be a mapping of settings.")
             strategy = trainer.strategy
-            if isinstance(strategy, str) and strategy not in ("auto", *StrategyRegistry.available_strategies()):
-                # `strategy: AsyncSingleDevice` names a class, as all settings do; Lightning has only its own words
+            if isinstance(strategy, str) and strategy not in (
+                "auto",
+                *StrategyRegistry.available_strategies(),
+            ):
+                # `strategy: AsyncSingleDevice` names a class, as all settings do; Lightning has
+                # only its own words
                 named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
                 self.config = parser.parse_object(named, self.config)
         except OmegaConfBaseException as error:
             parser.error(interpolation.explain(error))
         for null in null_values.find(self.config[verb]):
             parser.error(null)
-        # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce: x}`.
+        # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce:
+        # x}`.
         is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
         if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
             parser.error(stray)
@@ -146,20 +174,29 @@ class LrlCLI(LightningCLI):
             super()._set_seed()
         except ValueError as error:
             seed = self.config[self.config.subcommand].seed_everything
-            raise config_errors.ConfigError(f"seed_everything is {seed}: {error}. Give another.") from error
+            raise config_errors.ConfigError(
+                f"seed_everything is {seed}: {error}. Give another."
+            ) from error
 
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""
         try:
             super().instantiate_classes()
         except ValueError as error:
-            raise config_errors.ConfigError(setting_errors.explain_constructor(str(error))) from error
+            raise config_errors.ConfigError(
+                setting_errors.explain_constructor(str(error))
+            ) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Builds the trainer; if that fails, reports the faults of policy and data with it and starts no rank."""
+        """Builds the trainer; if that fails, reports the faults of policy and data with it and
+        starts no rank."""
         given = self.config_init[self.subcommand].trainer
-        if given.enable_progress_bar is False and given.callbacks:  # Lightning would refuse it beside `Progress`
-            kwargs["callbacks"] = [callback for callback in given.callbacks if not isinstance(callback, Progress)]
+        if (
+            given.enable_progress_bar is False and given.callbacks
+        ):  # Lightning would refuse it beside `Progress`
+            kwargs["callbacks"] = [
+                callback for callback in given.callbacks if not isinstance(callback, Progress)
+            ]
         try:
             check_devices(given.devices)
             if given.strategy in StrategyRegistry.available_strategies():
@@ -177,12 +214,16 @@ class LrlCLI(LightningCLI):
             raise error
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: with Lightning's own, the checkpoint's settings would override `--model.lr` silently."""
+        """Does nothing: with Lightning's own, the checkpoint's settings would override `--model.lr`
+        silently."""
 
     def _dump_config(self) -> None:
-        """Does what Lightning's does, without another look at settings that are right: it took a sixth of the start."""
+        """Does what Lightning's does, without another look at settings that are right: it took a
+        sixth of the start."""
         if not hasattr(self, "config_dump"):
-            text = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+            text = self.parser.dump(
+                self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
+            )
             self.config_dump = yaml.safe_load(text)[self.config.subcommand]
 
     @staticmethod
@@ -191,4 +232,6 @@ class LrlCLI(LightningCLI):
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
         asked = sys.argv[1] if sys.argv[1:] else ""
-        return {asked: skip} if asked in verbs else verbs  # the parser of a verb takes a tenth of the start
+        return (
+            {asked: skip} if asked in verbs else verbs
+        )  # the parser of a verb takes a tenth of the start

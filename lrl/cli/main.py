@@ -1,6 +1,8 @@
-"""The command `lrl`: fit and validate on LightningCLI, and the commands beside a run, such as chat and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, and the commands beside a run, such as chat
+and doctor.
 
-Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports this script again.
+Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports
+this script again.
 """
 
 import os
@@ -38,7 +40,14 @@ LIGHTNINGS = ("fit", "validate")
 OTHERS = ("ray", "chat", "export", "dequantize", "prompt", "join", "leave", "plan", "doctor")
 """Commands beside a run; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
-MEANT = {"train": "fit", "run": "fit", "eval": "validate", "evaluate": "validate", "test": "validate", "talk": "chat"}
+MEANT = {
+    "train": "fit",
+    "run": "fit",
+    "eval": "validate",
+    "evaluate": "validate",
+    "test": "validate",
+    "talk": "chat",
+}
 """Words of other tools, and lrl's."""
 
 
@@ -49,7 +58,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Words after `lrl`; those of this process if not given.
 
     Returns:
-        Exit status: 0, 2 for bad input, 130 after Ctrl-C. A run that a signal ends raises SystemExit with 130 or 143.
+        Exit status: 0, 2 for bad input, 130 after Ctrl-C. A run that a signal ends raises
+            SystemExit with 130 or 143.
     """
     try:
         return run_command(list(sys.argv[1:] if args is None else args))
@@ -71,7 +81,9 @@ def run_command(words: list[str]) -> int:
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
         near = nearest(words[0], (*COMMANDS, *MEANT))
         meant = f" Did you mean {MEANT.get(near, near)}?" if near else ""
-        return bad_input(f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}.")
+        return bad_input(
+            f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}."
+        )
     if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
         from lrl.cli import fit_help
 
@@ -81,7 +93,9 @@ def run_command(words: list[str]) -> int:
         words = with_recipe_paths(words)
     except (FileNotFoundError, ValueError) as error:
         return bad_input(str(error))
-    return run_lightning([word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words)
+    return run_lightning(
+        [word for word in words if word != "all"] if words[-2:] == ["--help", "all"] else words
+    )
 
 
 def bad_input(what: str) -> int:
@@ -91,8 +105,11 @@ def bad_input(what: str) -> int:
 
 
 def run_lightning(words: Sequence[str]) -> int:
-    """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and data."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch is imported; see lrl.system.cpu_affinity
+    """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and
+    data."""
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "passive"
+    )  # before torch is imported; see lrl.system.cpu_affinity
     with quick_imports():
         from lrl.cli.interpolation import from_the_root
         from lrl.cli.lightning import LrlCLI
@@ -100,7 +117,10 @@ def run_lightning(words: Sequence[str]) -> int:
         from lrl.system.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
-    sys.argv = [sys.argv[0], *from_the_root(words, words[0])]  # LightningCLI reads it, and other ranks start with it
+    sys.argv = [
+        sys.argv[0],
+        *from_the_root(words, words[0]),
+    ]  # LightningCLI reads it, and other ranks start with it
     try:
         with config_errors.collected():
             LrlCLI()

@@ -1,7 +1,7 @@
 """`lrl plan`: the best few ways to train a model on a cluster, forecast from data sheets.
 
-It imports neither torch nor vLLM and runs on any machine, also without the planned devices. With `--compare` it
-compares a run with its forecast.
+It imports neither torch nor vLLM and runs on any machine, also without the planned devices. With
+`--compare` it compares a run with its forecast.
 """
 
 import argparse
@@ -32,8 +32,8 @@ PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits, or if a recipe was
-    asked for and lrl can run none of the plans."""
+    """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits,
+    or if a recipe was asked for and lrl can run none of the plans."""
     words = list(sys.argv[1:] if argv is None else argv)
     comparing = any(word.partition("=")[0] == "--compare" for word in words)
     asked = (compare_parser() if comparing else parser()).parse_args(words)
@@ -54,32 +54,62 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare_parser() -> argparse.ArgumentParser:
     """Returns the settings of a comparison: none of a plan's."""
-    words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description="Compare a run with its forecast.")
-    words.add_argument("--compare", type=Path, metavar="RUN", required=True, help="the run's folder")
+    words = argparse.ArgumentParser(
+        prog="lrl plan", allow_abbrev=False, description="Compare a run with its forecast."
+    )
+    words.add_argument(
+        "--compare", type=Path, metavar="RUN", required=True, help="the run's folder"
+    )
     return words
 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the settings of a plan."""
-    about = "Forecast how to train a model on a cluster. With --compare RUN alone: compare a run with its forecast."
+    about = (
+        "Forecast how to train a model on a cluster. With --compare RUN alone: compare a run with "
+        "its forecast."
+    )
     words = argparse.ArgumentParser(prog="lrl plan", allow_abbrev=False, description=about)
-    words.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format, or its config.json")
+    words.add_argument(
+        "--model",
+        type=Path,
+        required=True,
+        help="folder in Hugging Face format, or its config.json",
+    )
     words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
     words.add_argument("--lengths", required=True, help=f"of responses: {FORMS}")
     words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
-    words.add_argument("--responses", type=int, default=8, help="responses to each prompt (%(default)s)")
-    words.add_argument("--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)")
+    words.add_argument(
+        "--responses", type=int, default=8, help="responses to each prompt (%(default)s)"
+    )
+    words.add_argument(
+        "--prompt-tokens", type=int, default=512, help="tokens of a prompt (%(default)s)"
+    )
     words.add_argument("--max-lag", type=int, default=1, help="largest lag to try (%(default)s)")
-    words.add_argument("--precision", choices=PRECISIONS, default="bf16", help="fp8: also try generators in fp8")
-    words.add_argument("--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)")
-    words.add_argument("--generators", help="a second cluster, elsewhere, for all generators, like 32xH20")
-    words.add_argument("--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)")
+    words.add_argument(
+        "--precision", choices=PRECISIONS, default="bf16", help="fp8: also try generators in fp8"
+    )
+    words.add_argument(
+        "--devices-per-node", type=int, default=DEVICES_PER_NODE, help="(%(default)s)"
+    )
+    words.add_argument(
+        "--generators", help="a second cluster, elsewhere, for all generators, like 32xH20"
+    )
+    words.add_argument(
+        "--link", type=float, default=80.0, help="Gb/s between the two clusters (%(default)s)"
+    )
     words.add_argument("--price", type=float, help="of one device and hour, in any currency")
     words.add_argument("--top", type=int, default=5, help="plans to print (%(default)s)")
     simulate_help = "simulate as many of them under each dispatch policy; needs torch (%(default)s)"
     words.add_argument("--simulate", type=int, default=0, metavar="PLANS", help=simulate_help)
-    words.add_argument("--out", type=Path, help="file for the best plan that lrl can run, as a recipe")
-    words.add_argument("--base", default="gsm8k", help="recipe with data, rewards, callbacks for --out (%(default)s)")
+    words.add_argument(
+        "--out", type=Path, help="file for the best plan that lrl can run, as a recipe"
+    )
+    words.add_argument(
+        "--base",
+        default="gsm8k",
+        help="recipe with data, rewards, callbacks for --out (%(default)s)",
+    )
     return words
 
 
@@ -87,19 +117,28 @@ def check(asked: argparse.Namespace) -> None:
     """Raises ValueError if a setting is outside its range."""
     for name, least in {"max_lag": 0, "top": 1, "simulate": 0}.items():
         if getattr(asked, name) < least:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least {least}.")
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least "
+                f"{least}."
+            )
     if not asked.link > 0:
         raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
     if asked.simulate and asked.generators is not None:
         raise ValueError(
-            f"--simulate is {asked.simulate}, and the simulator knows one cluster: leave out --generators "
-            f"{asked.generators}, or --simulate."
+            f"--simulate is {asked.simulate}, and the simulator knows one cluster: leave out "
+            f"--generators {asked.generators}, or --simulate."
         )
     if asked.price is not None and not asked.price >= 0:
         raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
     if asked.out is not None and (asked.out.is_dir() or not asked.out.parent.is_dir()):
-        why = "is a folder" if asked.out.is_dir() else f"lies in no folder ({asked.out.parent} is not there)"
-        raise ValueError(f"--out is {str(asked.out)!r}, which {why}. Give a file in a folder that is there.")
+        why = (
+            "is a folder"
+            if asked.out.is_dir()
+            else f"lies in no folder ({asked.out.parent} is not there)"
+        )
+        raise ValueError(
+            f"--out is {str(asked.out)!r}, which {why}. Give a file in a folder that is there."
+        )
 
 
 def plan(asked: argparse.Namespace, console: Console) -> None:
@@ -114,7 +153,10 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
     lengths = parse_lengths(asked.lengths)
     workload = Workload(
-        prompts=asked.prompts, responses=asked.responses, prompt_tokens=asked.prompt_tokens, lengths=lengths
+        prompts=asked.prompts,
+        responses=asked.responses,
+        prompt_tokens=asked.prompt_tokens,
+        lengths=lengths,
     )
     layouts = Layouts(read_shape(asked.model), workload, PRECISIONS[asked.precision])
     today = list(plans_today(layouts, cluster, asked.max_lag)) if asked.generators is None else []
@@ -126,14 +168,14 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
     why_not = why_no_recipe(asked, layouts, cluster, today)
     if why_not:
         console.print(why_not)
-    print_plans(console, plans, cluster, workload, asked.price)
+    print_plans(console, plans, cluster=cluster, workload=workload, price=asked.price)
     console.print(f"Plan 1. {bottleneck(plans[0], workload)}")
     if asked.generators is None:
         problem = llamarl_problem(layouts, cluster)
         console.print(
-            "LlamaRL's two problems, without longest responses, syncs and whole devices, with one layout for both "
-            f"sides when they take turns: {problem.synchronous_s():.3g} s synchronous, "
-            f"{problem.asynchronous_s():.3g} s asynchronous."
+            "LlamaRL's two problems, without longest responses, syncs and whole devices, with one "
+            f"layout for both sides when they take turns: {problem.synchronous_s():.3g} s "
+            f"synchronous, {problem.asynchronous_s():.3g} s asynchronous."
         )
     if asked.simulate:
         simulate(plans[: asked.simulate], workload, console)
@@ -143,11 +185,16 @@ def plan(asked: argparse.Namespace, console: Console) -> None:
         write(asked, best(today, 1)[0], workload, cluster, base, console)
 
 
-def why_no_recipe(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster, today: list[Plan]) -> str:
+def why_no_recipe(
+    asked: argparse.Namespace, layouts: Layouts, cluster: Cluster, today: list[Plan]
+) -> str:
     """Returns why none of the plans can be a recipe; empty if one can."""
     if asked.generators is not None:
         flag = f"--generators {asked.generators}"
-        return f"{flag}: lrl writes no recipe for two clusters, and has run none. Leave it out for one."
+        return (
+            f"{flag}: lrl writes no recipe for two clusters, and has run none. Leave it out for "
+            "one."
+        )
     return "" if today else why_none(layouts, cluster, asked.max_lag)
 
 
@@ -159,12 +206,13 @@ def search(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Ite
         return
     writers = parse_cluster(asked.generators, "--generators", asked.devices_per_node)
     for lag in range(asked.max_lag + 1):
-        if one := across(layouts, cluster, writers, lag, asked.link * GIGABIT):
+        if one := across(layouts, cluster, writers=writers, lag=lag, link=asked.link * GIGABIT):
             yield one
 
 
 def today_first(today: Sequence[Plan], later: Sequence[Plan], most: int) -> list[Plan]:
-    """Returns the best `most` plans: first plans that lrl can run, then others, which have two places of five."""
+    """Returns the best `most` plans: first plans that lrl can run, then others, which have two
+    places of five."""
     able, others = (best(plans, most) if plans else [] for plans in (today, later))
     kept = max(most - len(others), most - 2 * most // 5)
     return (able[:kept] + others)[:most]
@@ -174,13 +222,24 @@ def simulate(plans: Sequence[Plan], workload: Workload, console: Console) -> Non
     """Prints each plan's simulation under each dispatch policy."""
     from lrl.planning.simulator import simulated_plan  # it needs torch; a plan does not
 
-    numbered = track(enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True)
-    outcomes = [(number, one) for number, plan in numbered for one in simulated_plan.outcomes(plan, workload)]
+    numbered = track(
+        enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True
+    )
+    outcomes = [
+        (number, one)
+        for number, plan in numbered
+        for one in simulated_plan.outcomes(plan, workload)
+    ]
     print_whole(console, simulated_plan.table(outcomes))
 
 
 def write(
-    asked: argparse.Namespace, plan: Plan, workload: Workload, cluster: Cluster, base: Path, console: Console
+    asked: argparse.Namespace,
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    base: Path,
+    console: Console,
 ) -> None:
     """Writes a plan as a recipe, with its fastest dispatch policy if it is simulated.
 
@@ -193,9 +252,19 @@ def write(
 
         dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(plan, workload))
     try:
-        write_recipe(asked.out, plan, workload, cluster, base, asked.model, dispatch)
+        write_recipe(
+            asked.out,
+            plan,
+            workload=workload,
+            cluster=cluster,
+            base=base,
+            model=asked.model,
+            dispatch=dispatch,
+        )
     except OSError as error:
-        raise ValueError(f"--out is {str(asked.out)!r}, which cannot be written: {error}.") from error
+        raise ValueError(
+            f"--out is {str(asked.out)!r}, which cannot be written: {error}."
+        ) from error
     console.print(f"{asked.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
     console.print(f"lrl fit --config {shlex.quote(str(asked.out))}", soft_wrap=True)
 
@@ -216,8 +285,13 @@ def base_recipe(name: str) -> Path:
         raise ValueError(f"--base {name}{fault}")
     recipe = yaml.safe_load(text)
     parts = ("model", "data", "trainer")
-    if not isinstance(recipe, dict) or not all(isinstance(recipe.get(part), dict) for part in parts):
-        raise ValueError(f"--base is {name!r}, which is no recipe: it needs {', '.join(parts)}, as {known} have them.")
+    if not isinstance(recipe, dict) or not all(
+        isinstance(recipe.get(part), dict) for part in parts
+    ):
+        raise ValueError(
+            f"--base is {name!r}, which is no recipe: it needs {', '.join(parts)}, as {known} have "
+            "them."
+        )
     return path
 
 
@@ -229,7 +303,7 @@ def nothing_fits(layouts: Layouts, cluster: Cluster) -> str:
         for tp in layouts.divisions(min(cluster.devices_per_node, cluster.count))
     )
     return (
-        f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} GB of each device's "
-        f"{room:.0f} with one response of {longest:,} tokens, and generators need room beside it. Take a larger "
-        "--cluster, a smaller --model or shorter --lengths."
+        f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} "
+        f"GB of each device's {room:.0f} with one response of {longest:,} tokens, and generators "
+        "need room beside it. Take a larger --cluster, a smaller --model or shorter --lengths."
     )

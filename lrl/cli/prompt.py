@@ -31,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 2 if the command is wrong, or no such generator runs.
     """
-    parser = argparse.ArgumentParser(prog="lrl prompt", description="Print the command that prompts a live policy.")
-    parser.add_argument("run", metavar="RUN", help="the run's folder, on its machine, with generator-0.log")
+    parser = argparse.ArgumentParser(
+        prog="lrl prompt", description="Print the command that prompts a live policy."
+    )
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, on its machine, with generator-0.log"
+    )
     parser.add_argument("prompt", nargs="*", default=[], help=f"the prompt ({PROMPT})")
-    parser.add_argument("--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)")
+    parser.add_argument(
+        "--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)"
+    )
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
     if wrong := _wrong(args):
         parser.error(wrong)
@@ -61,7 +67,9 @@ def lines(run: Path, number: int, prompt: str) -> str:
     """Returns the shell lines that send `prompt`; raises NotRunning if no such generator runs."""
     generator = find_generator(run, number)
     certificate = generator.certificate and shlex.quote(generator.certificate)
-    extra = f"# For clients in Python also: export SSL_CERT_FILE={certificate}\n" if certificate else ""
+    extra = (
+        f"# For clients in Python also: export SSL_CERT_FILE={certificate}\n" if certificate else ""
+    )
     cacert = f"--cacert {certificate} " if certificate else ""
     route, body = request(generator, prompt)
     return f"""\
@@ -83,13 +91,21 @@ def request(generator: Running, prompt: str) -> tuple[str, str]:
     """
     status, found = generator.ask("GET", "/v1/models")
     if status != 200:
-        raise NotRunning(f"{generator.name} at {generator.url} responded {status} on /v1/models: {found}")
+        raise NotRunning(
+            f"{generator.name} at {generator.url} responded {status} on /v1/models: {found}"
+        )
     model = found["data"][0]
     chat = [{"role": "user", "content": prompt}]
-    has_template = generator.ask("POST", "/tokenize", {"model": model["id"], "messages": chat})[0] == 200
+    has_template = (
+        generator.ask("POST", "/tokenize", {"model": model["id"], "messages": chat})[0] == 200
+    )
     fields = {
         "model": model["id"],
-        **({"messages": chat} if has_template else {"prompt": plain_prompt(generator, model["id"], prompt)}),
+        **(
+            {"messages": chat}
+            if has_template
+            else {"prompt": plain_prompt(generator, model["id"], prompt)}
+        ),
         "max_tokens": max(1, min(LONGEST_RESPONSE, model["max_model_len"] // 2)),
     }
     # Without a salt of the current second, vLLM would reuse keys and values of older weights for the same prompt.
@@ -111,7 +127,9 @@ def plain_prompt(generator: Running, model: str, prompt: str) -> str | list[int]
         body = {"model": model, "prompt": prompt, "add_special_tokens": special}
         status, found = generator.ask("POST", "/tokenize", body)
         if status != 200:
-            raise NotRunning(f"{generator.name} at {generator.url} responded {status} on /tokenize: {found}")
+            raise NotRunning(
+                f"{generator.name} at {generator.url} responded {status} on /tokenize: {found}"
+            )
         tokens.append(found["tokens"])
     added, alone = tokens
     trained = with_beginning(added, alone)

@@ -1,11 +1,13 @@
 """Runs a command for a process that may end at any moment, and then ends the command gracefully.
 
-A small program (`python ray_guard.py --grace_s 600 -- COMMAND ...`) whose standard input is a socket. A line with a
-number is a signal for the command; SIGKILL is for all that the command has started, too. The end of the socket means
-that the owner is gone, by whatever signal: then the command gets SIGTERM, and `grace_s` later SIGKILL. Its exit status
-is written to the socket. What it leaves behind is killed.
+A small program (`python ray_guard.py --grace_s 600 -- COMMAND ...`) whose standard input is a
+socket. A line with a number is a signal for the command; SIGKILL is for all that the command has
+started, too. The end of the socket means that the owner is gone, by whatever signal: then the
+command gets SIGTERM, and `grace_s` later SIGKILL. Its exit status is written to the socket. What it
+leaves behind is killed.
 
-The program is no child of its owner: Ray kills the children of its tasks, and they would have no time to save.
+The program is no child of its owner: Ray kills the children of its tasks, and they would have no
+time to save.
 
 Linux only. Standard library and psutil only, as the supervisor's.
 """
@@ -26,11 +28,13 @@ import time
 from lrl.generators.supervisor import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, TICK_S, Tree
 
 BEHIND_S = 40.0
-"""Seconds that what the command has started may outlast it: supervisors end vLLM and remove its files."""
+"""Seconds that what the command has started may outlast it: supervisors end vLLM and remove its
+files."""
 
 
 def obey(child: subprocess.Popen[bytes], owner: socket.socket, grace_s: float) -> float:
-    """Passes signals on until the child ends or must be killed; returns the seconds that the rest of it has."""
+    """Passes signals on until the child ends or must be killed; returns the seconds that the rest
+    of it has."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     for ignored in (signal.SIGINT, signal.SIGHUP):
@@ -59,7 +63,9 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
     """Runs `command`; returns its exit status as a shell gives it (128 + signal)."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray blocks SIGINT in its processes, and children inherit that
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, []
+    )  # Ray blocks SIGINT in its processes, and children inherit that
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -74,8 +80,12 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
 
 def main() -> int:
     """Runs the program; returns the command's exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--grace_s", type=float, required=True, help="seconds between SIGTERM and SIGKILL")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--grace_s", type=float, required=True, help="seconds between SIGTERM and SIGKILL"
+    )
     parser.add_argument("command", nargs="+", help="program and arguments, after --")
     arguments = parser.parse_args()
     if os.fork():

@@ -1,4 +1,5 @@
-"""One node of a run in a Ray cluster: an actor, which starts `lrl` there and hands on what it prints.
+"""One node of a run in a Ray cluster: an actor, which starts `lrl` there and hands on what it
+prints.
 
 Imports nothing of lrl, and is sent to the node by value: so it can say that lrl is missing there.
 """
@@ -38,7 +39,8 @@ class RayNode:
 
         address = ray.util.get_node_ip_address()
         if self._port is None:
-            # Bound and never listening: rank 0 can listen beside it, and the kernel gives the port to nobody else.
+            # Bound and never listening: rank 0 can listen beside it, and the kernel gives the port
+            # to nobody else.
             self._port = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._port.bind((address, 0))
@@ -52,7 +54,9 @@ class RayNode:
             "versions": versions,
         }
 
-    def start(self, words: list[str], variables: dict[str, str], folder: str, grace_s: float) -> None:
+    def start(
+        self, words: list[str], variables: dict[str, str], folder: str, grace_s: float
+    ) -> None:
         """Runs `lrl` with these words, in `folder` if this node has it.
 
         Args:
@@ -80,7 +84,8 @@ class RayNode:
         self._guard.setblocking(False)
 
     def read(self, at: int) -> tuple[bytes, int | None]:
-        """Returns what was printed from byte `at` on, and the exit status when all of it has been read."""
+        """Returns what was printed from byte `at` on, and the exit status when all of it has been
+        read."""
         end = time.monotonic() + READ_S
         while True:
             status = self._ended()
@@ -100,7 +105,9 @@ class RayNode:
         if self._status is None and self._guard is not None:
             try:
                 said = self._guard.recv(64)
-                self._status = int(said) if said else 137  # its guard was killed, and the kernel has killed it
+                self._status = (
+                    int(said) if said else 137
+                )  # its guard was killed, and the kernel has killed it
             except BlockingIOError:
                 pass
             except OSError:
@@ -111,7 +118,12 @@ class RayNode:
 def environment() -> dict[str, str]:
     """Returns the environment of `lrl`, without the variables of other launchers."""
     at_start = Path("/proc/self/environ").read_bytes()
-    # Ray sets it later, to the CPU cores that were asked for: lrl would take it for the user's choice.
+    # Ray sets it later, to the CPU cores that were asked for: lrl would take it for the user's
+    # choice.
     rays = () if b"OMP_NUM_THREADS=" in at_start else ("OMP_NUM_THREADS",)
     left_out = (*PLACES, *rays)
-    return {name: value for name, value in os.environ.items() if not name.startswith(OTHERS) and name not in left_out}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(OTHERS) and name not in left_out
+    }

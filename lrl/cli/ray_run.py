@@ -1,10 +1,13 @@
-"""The nodes of a run in a Ray cluster: their place, their processes, what they print, and their end.
+"""The nodes of a run in a Ray cluster: their place, their processes, what they print, and their
+end.
 
-Ray finds the nodes and keeps them for the run. On each of them one actor (`lrl.cli.ray_node`) starts one `lrl fit` with
-the variables by which Lightning knows its node; Lightning starts the other ranks of that node, and torch.distributed
-connects all. So how many ranks a node has is a matter of the run's settings alone.
+Ray finds the nodes and keeps them for the run. On each of them one actor (`lrl.cli.ray_node`)
+starts one `lrl fit` with the variables by which Lightning knows its node; Lightning starts the
+other ranks of that node, and torch.distributed connects all. So how many ranks a node has is a
+matter of the run's settings alone.
 
-Every call to a node can be made twice, and each has a deadline: Ray may say that a node does not answer for a while.
+Every call to a node can be made twice, and each has a deadline: Ray may say that a node does not
+answer for a while.
 """
 
 from __future__ import annotations
@@ -99,14 +102,18 @@ class Node:
         return f"node {self.number} ({self.host}, {self.address})"
 
     def take(self, text: bytes, last: bool = False) -> None:
-        """Prints whole lines of it, as a terminal would show them at their end, and now and then a bar that grows."""
+        """Prints whole lines of it, as a terminal would show them at their end, and now and then a
+        bar that grows."""
         self.at += len(text)
         *lines, self.line = (self.line + text).split(b"\n")
         if last or (b"\r" in self.line and time.monotonic() > self.shown + BAR_S):
             lines.append(self.line)
-            self.line, self.shown = b"", time.monotonic()
+            self.line = b""
+            self.shown = time.monotonic()
         head = f"[node {self.number}] " if self.several else ""
-        sys.stdout.write("".join(f"{head}{shown}\n" for line in lines if (shown := last_state(line))))
+        sys.stdout.write(
+            "".join(f"{head}{shown}\n" for line in lines if (shown := last_state(line)))
+        )
         sys.stdout.flush()
 
 
@@ -117,7 +124,8 @@ def last_state(line: bytes) -> str:
 
 
 def run(words: Sequence[str], asked: RayRequest) -> int:
-    """Runs `lrl` with these words on the nodes, and prints what they print; returns the run's exit status.
+    """Runs `lrl` with these words on the nodes, and prints what they print; returns the run's exit
+    status.
 
     Raises:
         RayRunError: There is no cluster, no place in it, or a node on which lrl cannot run.
@@ -126,8 +134,8 @@ def run(words: Sequence[str], asked: RayRequest) -> int:
         ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RayRunError(
-            f"--address is {asked.address}, and there is no connection to a Ray cluster: type this on its head, or "
-            f"give its host:port. Ray says: {first_line(error)}"
+            f"--address is {asked.address}, and there is no connection to a Ray cluster: type this "
+            f"on its head, or give its host:port. Ray says: {first_line(error)}"
         ) from error
     try:
         with signals() as received, placed(asked, received) as nodes:
@@ -146,7 +154,8 @@ def run(words: Sequence[str], asked: RayRequest) -> int:
 
 @contextmanager
 def signals() -> Iterator[list[int]]:
-    """Yields the list to which SIGINT and SIGTERM are added. Ray's own handler of SIGTERM would end this process."""
+    """Yields the list to which SIGINT and SIGTERM are added. Ray's own handler of SIGTERM would end
+    this process."""
     received: list[int] = []
     before = {one: signal.signal(one, lambda number, _: received.append(number)) for one in (2, 15)}
     try:
@@ -169,7 +178,10 @@ def placed(asked: RayRequest, received: list[int]) -> Iterator[list[Node]]:
     group = placement_group(bundles, strategy="STRICT_SPREAD")
     try:
         wait_for_places(group, bundles, asked, received)
-        nodes = [Node(number, actor_of(group, number, asked.bundle), asked.nodes > 1) for number in range(asked.nodes)]
+        nodes = [
+            Node(number, actor_of(group, number, asked.bundle), asked.nodes > 1)
+            for number in range(asked.nodes)
+        ]
         left_s = max(START_S, asked.wait_s + start - time.monotonic())
         for node, found in zip(nodes, node_info(nodes, left_s, received), strict=True):
             node.host, node.address, node.port, node.versions = (
@@ -192,8 +204,8 @@ def wait_for_places(
         waited = time.monotonic() - start
         if waited > asked.wait_s:
             raise RayRunError(
-                f"After {waited:.0f} s: {missing} Lower --nodes, --gpus, --cpus or --resources (--gpus 0 on nodes "
-                "without), add nodes to the cluster, or raise --wait_s."
+                f"After {waited:.0f} s: {missing} Lower --nodes, --gpus, --cpus or --resources "
+                "(--gpus 0 on nodes without), add nodes to the cluster, or raise --wait_s."
             )
         if waited > said_at:
             say(f"Waiting for {waited:.0f} s: {missing}")
@@ -213,7 +225,9 @@ def actor_of(group: PlacementGroup, number: int, bundle: dict[str, float]) -> An
             num_gpus=own.pop("GPU", 0),
             resources=own,
             max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=number
+            ),
         )
         .remote()
     )
@@ -226,15 +240,22 @@ def node_info(nodes: Sequence[Node], timeout_s: float, received: list[int]) -> l
     while len(ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[0]) < len(asked):
         stop_if_asked(received)
         if time.monotonic() > end:
-            silent = [node.number for node, one in zip(nodes, asked, strict=True) if not ray.wait([one], timeout=0)[0]]
+            silent = [
+                node.number
+                for node, one in zip(nodes, asked, strict=True)
+                if not ray.wait([one], timeout=0)[0]
+            ]
             raise RayRunError(
-                f"After {timeout_s:.0f} s Ray has not started its process for node {', '.join(map(str, silent))}. Look "
-                "into the logs of Ray on its nodes (session_latest/logs in Ray's folder), or raise --wait_s."
+                f"After {timeout_s:.0f} s Ray has not started its process for node "
+                f"{', '.join(map(str, silent))}. Look into the logs of Ray on its nodes "
+                "(session_latest/logs in Ray's folder), or raise --wait_s."
             )
     try:
         return list(ray.get(asked))
     except RayError as error:
-        raise RayRunError(f"Ray cannot start a process on one of the nodes: {last_line(error)}") from error
+        raise RayRunError(
+            f"Ray cannot start a process on one of the nodes: {last_line(error)}"
+        ) from error
 
 
 def check(nodes: Sequence[Node]) -> None:
@@ -244,14 +265,20 @@ def check(nodes: Sequence[Node]) -> None:
     mine = {"python": ".".join(map(str, sys.version_info[:2])), "lrl": metadata.version("lrl")}
     for node in nodes:
         if "lrl" not in node.versions:
-            raise RayRunError(f"There is no lrl in the Python of Ray on {node.name}: install it there.")
+            raise RayRunError(
+                f"There is no lrl in the Python of Ray on {node.name}: install it there."
+            )
         if node.versions != mine:
-            theirs, here = (", ".join(f"{name} {one[name]}" for name in mine) for one in (node.versions, mine))
-            raise RayRunError(f"On {node.name} there is {theirs}, and here are {here}: install the same on all.")
+            theirs, here = (
+                ", ".join(f"{name} {one[name]}" for name in mine) for one in (node.versions, mine)
+            )
+            raise RayRunError(
+                f"On {node.name} there is {theirs}, and here are {here}: install the same on all."
+            )
     if len(nodes) > 1 and is_loopback(nodes[0].address):
         raise RayRunError(
-            f"Ray has {nodes[0].address} as the address of {nodes[0].host}, which other nodes do not reach: start Ray "
-            "there with --node-ip-address."
+            f"Ray has {nodes[0].address} as the address of {nodes[0].host}, which other nodes do "
+            "not reach: start Ray there with --node-ip-address."
         )
 
 
@@ -268,24 +295,34 @@ def start(nodes: Sequence[Node], words: Sequence[str], asked: RayRequest) -> Non
     say("; ".join(node.name for node in nodes))
     started = [
         node.actor.start.remote(
-            *([*words], travelling | common | {"NODE_RANK": str(node.number)}, asked.folder, asked.grace_s)
+            *(
+                [*words],
+                travelling | common | {"NODE_RANK": str(node.number)},
+                asked.folder,
+                asked.grace_s,
+            )
         )
         for node in nodes
     ]
     try:
         ray.get(started, timeout=START_S)
     except RayError as error:
-        raise RayRunError(f"The run could not be started on all nodes: {last_line(error)}") from error
+        raise RayRunError(
+            f"The run could not be started on all nodes: {last_line(error)}"
+        ) from error
 
 
 class RunMonitor:
     """Prints what the nodes print until all have ended, and ends the others with the first one.
 
-    Signals are for rank 0, on node 0, which saves and ends, and the other ranks with it; they ignore signals.
+    Signals are for rank 0, on node 0, which saves and ends, and the other ranks with it; they
+    ignore signals.
     """
 
     def __init__(self, nodes: Sequence[Node], received: list[int], grace_s: float) -> None:
-        self.nodes, self.received, self.grace_s = nodes, received, grace_s
+        self.nodes = nodes
+        self.received = received
+        self.grace_s = grace_s
         self._ask_at = self._end = float("inf")
         self._asked = self._killed = False
         self._failure = 0  # status of the first node that has failed
@@ -339,7 +376,8 @@ class RunMonitor:
         if self.received or time.monotonic() > self._ask_at:
             self._ask(self.received[0] if self.received else signal.SIGTERM)
         if not self._killed and (len(self.received) > 1 or time.monotonic() > self._end):
-            self._killed, self._end = True, time.monotonic()
+            self._killed = True
+            self._end = time.monotonic()
             self._send(signal.SIGKILL)
 
     def _ask(self, signum: int) -> None:
@@ -357,7 +395,9 @@ class RunMonitor:
         """Returns the run's status: rank 0's, unless only another node has seen a fault."""
         lost = any(node.lost for node in self.nodes)
         if (lost or self._asked) and not self.received:
-            return 1 if lost else self._failure  # rank 0's own is that of the signal by which this program has ended it
+            return (
+                1 if lost else self._failure
+            )  # rank 0's own is that of the signal by which this program has ended it
         return next((node.status for node in self.nodes if node.status), 0)
 
 
@@ -376,12 +416,17 @@ def meaning(status: int) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error that says something."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
 
 
 def last_line(error: BaseException) -> str:
     """Returns the last one: Ray puts the cause of an error behind its traceback."""
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+    return next(
+        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()),
+        type(error).__name__,
+    )
 
 
 def say(what: str) -> None:

@@ -15,7 +15,8 @@ def recipes() -> dict[str, Path]:
 
 
 def with_recipe_paths(words: Sequence[str]) -> list[str]:
-    """Replaces the name of a shipped recipe after `--config` by its path; a file of that name wins. Checks all YAML.
+    """Replaces the name of a shipped recipe after `--config` by its path; a file of that name wins.
+    Checks all YAML.
 
     Raises:
         FileNotFoundError: There is neither; names the nearest one.
@@ -29,7 +30,9 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
         if (name and Path(name).exists()) or set(name) & set("{:\n"):  # YAML itself
             return name
         if name not in known:
-            near = did_you_mean(name, [*known, *(file.name for file in Path(name).parent.glob("*.y*ml"))])
+            near = did_you_mean(
+                name, [*known, *(file.name for file in Path(name).parent.glob("*.y*ml"))]
+            )
             raise FileNotFoundError(
                 f"--config {name or repr(name)}: there is no such file, and no such recipe.{near} "
                 f"Shipped are {', '.join(sorted(known))}."

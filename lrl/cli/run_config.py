@@ -1,4 +1,5 @@
-"""The config of a run as `config.yaml` in its folder, and as the hyperparameters of every logger."""
+"""The config of a run as `config.yaml` in its folder, and as the hyperparameters of every
+logger."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,9 +1,9 @@
 """jsonargparse's errors in short: the setting, its fault, and the nearest valid name.
 
-jsonargparse nests messages by indentation: one for each class on the way to the setting, and one for each type that the
-setting may have. The first of `REASONS` that matches one of its lines becomes the error, with the setting's whole name;
-of several lines it is the one about the innermost setting. A message without a match is shown without the lines that
-every optional setting repeats.
+jsonargparse nests messages by indentation: one for each class on the way to the setting, and one
+for each type that the setting may have. The first of `REASONS` that matches one of its lines
+becomes the error, with the setting's whole name; of several lines it is the one about the innermost
+setting. A message without a match is shown without the lines that every optional setting repeats.
 """
 
 import inspect
@@ -15,19 +15,31 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lrl.cli import aliases, config_file, fit_help, misread
 from lrl.cli.recipes import recipes
 from lrl.system import import_by_name
 
-NOISE = ("Does not validate against any", "Subtypes:", "Expected a <class 'NoneType'>", "Given value", "Errors:")
+NOISE = (
+    "Does not validate against any",
+    "Subtypes:",
+    "Expected a <class 'NoneType'>",
+    "Given value",
+    "Errors:",
+)
 """Beginnings of lines that only repeat the types of optional settings."""
 OTHER_TYPES = (
-    *("Expected a <class", "Not a valid subclass of", "Subclass types expect", "Type collections.abc.Callable"),
+    *(
+        "Expected a <class",
+        "Not a valid subclass of",
+        "Subclass types expect",
+        "Type collections.abc.Callable",
+    ),
     *("a class path (str)", "a dict with"),
 )
-"""Beginnings of lines about the types that a setting might have instead, behind the error of a class that it names."""
+"""Beginnings of lines about the types that a setting might have instead, behind the error of a
+class that it names."""
 WITHOUT_GENERATORS = "lightning.pytorch.strategies"
 """Lightning's own strategies, which nobody should be led to."""
 MOST_LISTED = 12
@@ -42,7 +54,8 @@ TYPES = {
     "dict": "a mapping, as in {name: value}",
 }
 EVERY_CALLBACK = "lightning.Callback"
-"""jsonargparse also tries whether a setting of the last callback is one of this class, which has none."""
+"""jsonargparse also tries whether a setting of the last callback is one of this class, which has
+none."""
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
 """Python's words for values, and those that a user types."""
 
@@ -78,7 +91,11 @@ class Found(NamedTuple):
             module, _, name = path.rpartition(".")
             with suppress(ImportError, AttributeError):  # a class within another one
                 found.append(getattr(import_module(module), name))
-        return [kind for kind in found if inspect.isclass(kind) and not kind.__module__.startswith("collections")]
+        return [
+            kind
+            for kind in found
+            if inspect.isclass(kind) and not kind.__module__.startswith("collections")
+        ]
 
 
 def explain(message: str) -> str:
@@ -93,11 +110,16 @@ def explain(message: str) -> str:
 
 def without_noise(message: str) -> str:
     """Returns a parser's message without the lines that every optional setting adds."""
-    return "\n".join(line for line in message.splitlines() if line.strip() and not line.strip(" -").startswith(NOISE))
+    return "\n".join(
+        line
+        for line in message.splitlines()
+        if line.strip() and not line.strip(" -").startswith(NOISE)
+    )
 
 
 def explain_constructor(message: str) -> str:
-    """Returns the text for a constructor's error; jsonargparse puts it among the types that the setting might have."""
+    """Returns the text for a constructor's error; jsonargparse puts it among the types that the
+    setting might have."""
     if NOISE[0] not in message:
         return message
     said = [line.strip(" -") for line in without_noise(message).splitlines()]
@@ -106,7 +128,8 @@ def explain_constructor(message: str) -> str:
 
 
 def explain_prompt_row(words: Iterable[str]) -> str:
-    """Returns the error for the first word that is no setting of `lrl.Prompts`; it was taken for a row of prompts."""
+    """Returns the error for the first word that is no setting of `lrl.Prompts`; it was taken for a
+    row of prompts."""
     known = [f"data.prompts.{name}" for name in sorted(settings_of("lrl.Prompts"))]
     for word in (word.partition("=")[0].replace(".init_args.", ".") for word in words):
         name = word.removeprefix("--")
@@ -116,15 +139,18 @@ def explain_prompt_row(words: Iterable[str]) -> str:
 
 
 def settings_of(class_path: str) -> set[str]:
-    """Returns the settings of a class: the arguments of its constructor and its bases' constructors."""
+    """Returns the settings of a class: the arguments of its constructor and its bases'
+    constructors."""
     module, _, name = class_path.rpartition(".")
     bases = inspect.getmro(getattr(import_module(module), name))
-    taken = (inspect.signature(base.__init__).parameters for base in bases if "__init__" in vars(base))  # type: ignore[misc]
+    own: list[Any] = [base for base in bases if "__init__" in vars(base)]
+    taken = (inspect.signature(base.__init__).parameters for base in own)
     return {name for parameters in taken for name in parameters} - {"self", "args", "kwargs"}
 
 
 def _place(match: re.Match[str], message: str) -> Found:
-    """Returns a match with the setting that its line is about: the keys and classes of the lines around it."""
+    """Returns a match with the setting that its line is about: the keys and classes of the lines
+    around it."""
     start = message.rfind("\n", 0, match.start()) + 1
     line, *_ = message[start:].splitlines()
     keys: list[str] = []
@@ -135,7 +161,14 @@ def _place(match: re.Match[str], message: str) -> Found:
             indent = own
             keys += re.findall(r'Parser key "([^"]+)"', above)
             classes += re.findall(r"Problem with given class_path '([^']+)'", above)
-    return Found(match, ".".join(reversed(keys)), classes[0] if classes else "", message, start, len(keys))
+    return Found(
+        match,
+        ".".join(reversed(keys)),
+        owner=classes[0] if classes else "",
+        message=message,
+        start=start,
+        depth=len(keys),
+    )
 
 
 def _no_setting(found: Found) -> str:
@@ -175,24 +208,35 @@ def _no_words(found: Found) -> str:
     word = found.match[1]
     name, sign, value = word.partition("=")
     if word in recipes() or Path(word).is_file():
-        return f"{word!r} belongs to no setting. A recipe follows --config: did you mean --config {shlex.quote(word)}?"
+        return (
+            f"{word!r} belongs to no setting. A recipe follows --config: did you mean --config "
+            f"{shlex.quote(word)}?"
+        )
     if not sign:
         return f"{word!r} belongs to no setting; a setting is written --NAME VALUE."
     if name in fit_help.all_settings():
         return f"{word!r} belongs to no setting. Did you mean --{name} {shlex.quote(value)}?"
-    return f"{word!r} belongs to no setting; a setting is written --NAME VALUE.{_instead(name, None, '--')}"
+    return (
+        f"{word!r} belongs to no setting; a setting is written --NAME "
+        f"VALUE.{_instead(name, None, '--')}"
+    )
 
 
 def _no_value(found: Found) -> str:
     # argparse names only the outermost setting; the command has the whole name
     option, words = found.match[1].rpartition("/")[2], [*sys.argv[1:], "--"]
     pairs = zip(words, words[1:], strict=False)
-    bare = (word for word, after in pairs if word.startswith(option) and "=" not in word and after.startswith("--"))
+    bare = (
+        word
+        for word, after in pairs
+        if word.startswith(option) and "=" not in word and after.startswith("--")
+    )
     return f"{next(bare, option)}: no value follows it."
 
 
 def _no_class(found: Found) -> str:
-    """Returns the error about the name of a class, with the nearest of those that the setting takes."""
+    """Returns the error about the name of a class, with the nearest of those that the setting
+    takes."""
     name = found.match[1]
     if broken := _broken_yaml(name):
         return f"{found.setting}{broken}"
@@ -206,7 +250,10 @@ def _no_class(found: Found) -> str:
     if near is not None:
         return f"{said} Did you mean {near}?"
     if 0 < len(classes) <= MOST_LISTED:
-        return f"{said} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write module.Class."
+        return (
+            f"{said} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write "
+            "module.Class."
+        )
     return f"{said} Write module.Class."
 
 
@@ -238,7 +285,10 @@ def _not_importable(found: Found) -> str:
         import_by_name.function(found.match[1])
     except ValueError as error:
         elsewhere = _objective_elsewhere(found, found.match[1])
-        return f"{found.setting}: {str(error).partition(' Did you')[0] if elsewhere else error} {elsewhere}".rstrip()
+        return (
+            f"{found.setting}: {str(error).partition(' Did you')[0] if elsewhere else error} "
+            f"{elsewhere}"
+        ).rstrip()
     return ""
 
 
@@ -246,7 +296,9 @@ def _not_one_of(found: Found) -> str:
     choices = [choice.strip(" '\"") for choice in found.match[1].split(",")]
     near = import_by_name.did_you_mean(found.value, choices)
     others = "".join(f", or {kind}" for kind in _kinds(found))
-    return f"{found.setting} is {found.value!r}; it must be one of {', '.join(choices)}{others}.{near}"
+    return (
+        f"{found.setting} is {found.value!r}; it must be one of {', '.join(choices)}{others}.{near}"
+    )
 
 
 def _wrong_type(found: Found) -> str:
@@ -271,30 +323,45 @@ def _broken_yaml(value: str) -> str:
 def _missing(found: Found) -> str:
     names = re.sub(r"\b(fit|validate)\.", "", found.match[1]).split(", ")
     if not found.owner:
-        return f"{' and '.join(sorted(names))} must be given: by a recipe (--config quickstart), or one by one."
+        return (
+            f"{' and '.join(sorted(names))} must be given: by a recipe (--config quickstart), or "
+            "one by one."
+        )
     paths = " and ".join(f"{found.setting}.{name}" for name in names)
-    return f"{paths} must be given: {found.owner} has no default for {'it' if len(names) == 1 else 'them'}."
+    return (
+        f"{paths} must be given: {found.owner} has no default for "
+        f"{'it' if len(names) == 1 else 'them'}."
+    )
 
 
 def _no_yaml(found: Found) -> str:
-    """Returns the fault of a YAML file that another one names; `check_files` has looked at those of the command."""
+    """Returns the fault of a YAML file that another one names; `check_files` has looked at those of
+    the command."""
     name, words = found.match[1], (word.rpartition("=")[2] for word in sys.argv[1:])
     folders = [Path(word).parent for word in words if word.endswith(config_file.SUFFIXES)]
-    path = next((one for one in (Path(name), *(folder / name for folder in folders)) if one.is_file()), None)
+    path = next(
+        (one for one in (Path(name), *(folder / name for folder in folders)) if one.is_file()), None
+    )
     setting = found.setting or re.findall(r'Parser key "([^"]+)"', found.message)[0]
     if path is None:
         return f"{setting} is {name!r}: there is no such file."
     text, fault = config_file.read(path)
-    return f"{setting}: {path}{fault or config_file.fault_of(text) or config_file.unlike_settings(text)}"
+    return (
+        f"{setting}: "
+        f"{path}{fault or config_file.fault_of(text) or config_file.unlike_settings(text)}"
+    )
 
 
 NO_CLASS_NAME = (
-    "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of settings follows "
-    "--config."
+    "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of "
+    "settings follows --config."
 )
 REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Unable to load config '([^']+)'", _no_yaml),
-    (r"codec can't decode", "{found.setting} names a file that is no UTF-8 text. Save the file as UTF-8."),
+    (
+        r"codec can't decode",
+        "{found.setting} names a file that is no UTF-8 text. Save the file as UTF-8.",
+    ),
     (r"Expected a path but (\S+\.ya?ml) either not accessible", _no_yaml),
     (r"Option '([^']+)' is not accepted", _no_setting),
     (r"does not accept option '()([^']+)'", _no_option),
@@ -313,7 +380,8 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     ),
     (
         r"Not a valid subclass of (\w+)",
-        "{found.setting} must be a {found.match[1]}: the name of a class, or `class_path` and `init_args`.",
+        "{found.setting} must be a {found.match[1]}: the name of a class, or `class_path` and "
+        "`init_args`.",
     ),
     (r"Given value: .*class_path'?[=:] ?'([\w.]+)'", _not_importable),
     (
@@ -322,4 +390,5 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     ),
     (rf"Expected a <class '({'|'.join(TYPES)})'>", _wrong_type),
 )
-"""Pattern of a line and its error, the most certain first: a setting of several types has a reason for each."""
+"""Pattern of a line and its error, the most certain first: a setting of several types has a reason
+for each."""

@@ -1,8 +1,8 @@
 """Short forms of settings, widened to their class when one of its settings is changed.
 
-`prompts: problems.jsonl` is short for the class `lrl.Prompts` with the setting `source`, and a reward's name for
-`lrl.rewards.Function`. jsonargparse knows of no connection: over a short form, `--data.prompts.limit 2` became a data
-set of one row with the column `limit`.
+`prompts: problems.jsonl` is short for the class `lrl.Prompts` with the setting `source`, and a
+reward's name for `lrl.rewards.Function`. jsonargparse knows of no connection: over a short form,
+`--data.prompts.limit 2` became a data set of one row with the column `limit`.
 """
 
 from collections.abc import Collection
@@ -30,9 +30,12 @@ def widen(given: Namespace, owner: type, changed: Collection[str]) -> Namespace:
 
 
 def changed_in(config: dict[str, Any] | Namespace) -> list[str]:
-    """Returns the names of the settings that a config changes in part: it names no class for them."""
+    """Returns the names of the settings that a config changes in part: it names no class for
+    them."""
     values = vars(config) if isinstance(config, Namespace) else config
-    return [name for name, value in values.items() if _has_settings(value) and "class_path" not in value]
+    return [
+        name for name, value in values.items() if _has_settings(value) and "class_path" not in value
+    ]
 
 
 def _widen_prompts(given: Namespace, owner: type) -> None:
@@ -46,7 +49,9 @@ def _widen_prompts(given: Namespace, owner: type) -> None:
 
 def _widen_rewards(given: Namespace) -> None:
     rewards = given.get("rewards")
-    last = rewards[-1] if rewards and isinstance(rewards, list) else rewards  # settings that follow belong to it
+    last = (
+        rewards[-1] if rewards and isinstance(rewards, list) else rewards
+    )  # settings that follow belong to it
     if not last or _has_settings(last):
         return
     widened = _class("lrl.rewards.Function", function=last)

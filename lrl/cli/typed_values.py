@@ -1,11 +1,12 @@
 """How the command line and a config read the value of a setting: jsonargparse's way, but for texts.
 
-jsonargparse reads a value as YAML at every class on the way to its setting, and passes Python's text of what it has
-read on to the next one. So `--data.prompts.system_prompt null` became the word "None", and a template with a colon a
-row of prompts. Here the text is passed on as it was typed, and read once, where the type of its setting is known.
+jsonargparse reads a value as YAML at every class on the way to its setting, and passes Python's
+text of what it has read on to the next one. So `--data.prompts.system_prompt null` became the word
+"None", and a template with a colon a row of prompts. Here the text is passed on as it was typed,
+and read once, where the type of its setting is known.
 
-YAML takes a text that begins with # for a comment, so the template "# {question}" was silently left out, from a file
-too. It stays a text.
+YAML takes a text that begins with # for a comment, so the template "# {question}" was silently left
+out, from a file too. It stays a text.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Collective functions of the policy: rank 0 calls one, and every rank runs it.
 
-All that reads the policy's weights is such a function, because no rank may have all of them. Rank 0 alone decides when:
-it sends the call through the channel of the micro-batches, and the other ranks obey it wherever they listen there. They
-listen within a step (`lrl.rollouts.stream.RankStream`) and while rank 0 runs its own callbacks (`follow`). With one
-rank it is a plain call.
+All that reads the policy's weights is such a function, because no rank may have all of them. Rank 0
+alone decides when: it sends the call through the channel of the micro-batches, and the other ranks
+obey it wherever they listen there. They listen within a step (`lrl.rollouts.stream.RankStream`) and
+while rank 0 runs its own callbacks (`follow`). With one rank it is a plain call.
 """
 
 from collections import deque
@@ -61,9 +61,11 @@ def follow(policy: HasRanks, last: bool = False) -> None:
 
 
 def collective(body: Callable[Concatenate[Kind, P], T]) -> Callable[Concatenate[Kind, P], T]:
-    """Makes every rank run `body` when rank 0 calls it; `body` takes the policy, and arguments that can be pickled.
+    """Makes every rank run `body` when rank 0 calls it; `body` takes the policy, and arguments that
+    can be pickled.
 
-    The result is rank 0's own. RuntimeError if another rank calls it by itself, or if a rank has ended.
+    The result is rank 0's own. RuntimeError if another rank calls it by itself, or if a rank has
+    ended.
     """
     name = f"{body.__module__}.{body.__qualname__}"
     BODIES[name] = body
@@ -74,8 +76,9 @@ def collective(body: Callable[Concatenate[Kind, P], T]) -> Callable[Concatenate[
         ranks = policy.ranks
         if ranks.rank:
             raise RuntimeError(
-                f"Rank {ranks.rank} has called {body.__qualname__} by itself. Rank 0 leads all reads of the policy's "
-                "weights: call it in a hook of a callback that derives from lrl.callbacks.OnRankZero."
+                f"Rank {ranks.rank} has called {body.__qualname__} by itself. Rank 0 leads all "
+                "reads of the policy's weights: call it in a hook of a callback that derives from "
+                "lrl.callbacks.OnRankZero."
             )
         ranks.scatter([None, *[Command(name, arguments)] * (ranks.size - 1)])
         return body(policy, *arguments, **named)

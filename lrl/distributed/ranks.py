@@ -1,8 +1,9 @@
-"""The channel between rank 0 and the other ranks: micro-batches and commands to them, results from them.
+"""The channel between rank 0 and the other ranks: micro-batches and commands to them, results from
+them.
 
-Rank 0 sends without waiting for a busy rank. Ranks differ from micro-batch to micro-batch even when they have equal
-work over the step, and in lockstep each would take as long as the slowest one: with sixteen ranks that cost 24 % more,
-and 5 % without (`python -m benchmarks.rank_balance`).
+Rank 0 sends without waiting for a busy rank. Ranks differ from micro-batch to micro-batch even when
+they have equal work over the step, and in lockstep each would take as long as the slowest one: with
+sixteen ranks that cost 24 % more, and 5 % without (`python -m benchmarks.rank_balance`).
 """
 
 import pickle
@@ -21,9 +22,11 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The trainer's ranks: a group of a CPU backend (gloo), so that no object goes through a GPU; None is one rank.
+    """The trainer's ranks: a group of a CPU backend (gloo), so that no object goes through a GPU;
+    None is one rank.
 
-    Every method raises RankLostError if the rank at the other end has ended, or at the group's timeout.
+    Every method raises RankLostError if the rank at the other end has ended, or at the group's
+    timeout.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -32,11 +35,13 @@ class Ranks:
         self.rank = 0 if group is None else dist.get_rank(group)
         """The rank of this process."""
         self.listening = True
-        """Rank 0's: whether the other ranks wait for it, or will before they call a collective of their own."""
+        """Rank 0's: whether the other ranks wait for it, or will before they call a collective of
+        their own."""
         self._on_their_way: list[tuple[dist.Work, Tensor]] = []
 
     def scatter(self, each: Sequence[Any]) -> Any:
-        """Sends every other rank its part, without waiting, and returns the first part. Only rank 0 calls this."""
+        """Sends every other rank its part, without waiting, and returns the first part. Only rank 0
+        calls this."""
         for rank, part in enumerate(each[1:], start=1):
             self._send(part, rank)
         return each[0]
@@ -52,7 +57,8 @@ class Ranks:
         return self._receive(0)
 
     def share(self, what: T) -> T:
-        """Returns rank 0's object on all ranks; that of any other rank is ignored. All ranks call this."""
+        """Returns rank 0's object on all ranks; that of any other rank is ignored. All ranks call
+        this."""
         if self.rank:
             found: T = self._receive(0)
             return found
@@ -61,7 +67,8 @@ class Ranks:
         return what
 
     def gather(self, part: Any) -> list[Any]:
-        """Returns the parts of all ranks on rank 0, by rank, and nothing on the others. All ranks call this."""
+        """Returns the parts of all ranks on rank 0, by rank, and nothing on the others. All ranks
+        call this."""
         if self.rank:
             self._send(part, 0)
             self.wait_sent()
@@ -95,12 +102,15 @@ def explain_rank_loss(rank: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(f"{rank} does not take part in the step any more: {_look(error)}") from error
+        raise RankLostError(
+            f"{rank} does not take part in the step any more: {_look(error)}"
+        ) from error
 
 
 @contextmanager
 def explain_broken_collective() -> Iterator[None]:
-    """Turns the error of a lost rank into a RankLostError in a block where torch calls the collectives, among others.
+    """Turns the error of a lost rank into a RankLostError in a block where torch calls the
+    collectives, among others.
 
     NCCL has a class of its own for it, and gloo begins the text with its source file.
     """
@@ -113,6 +123,7 @@ def explain_broken_collective() -> Iterator[None]:
 
 
 def _look(error: RuntimeError) -> str:
-    """Returns where to look for a lost rank's error, and the library's own words, which may have its address."""
+    """Returns where to look for a lost rank's error, and the library's own words, which may have
+    its address."""
     said = re.sub(r"^\[\S+\] ", "", str(error)).partition(". ")[0]
     return f"look for its error above, or on its machine; one that is gone has none ({said:.200})."

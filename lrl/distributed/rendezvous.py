@@ -1,8 +1,9 @@
 """The rendezvous of a job's ranks on several machines, before they have a process group.
 
-A process group waits for its ranks without a word and does not see that one has failed. So the ranks first meet at
-rank 0's store (MASTER_ADDR, MASTER_PORT): each says where it is, rank 0 and each other one try whether they can connect
-as gloo will, and who ends before they have a process group says why. The store carries no token and no TLS.
+A process group waits for its ranks without a word and does not see that one has failed. So the
+ranks first meet at rank 0's store (MASTER_ADDR, MASTER_PORT): each says where it is, rank 0 and
+each other one try whether they can connect as gloo will, and who ends before they have a process
+group says why. The store carries no token and no TLS.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from lrl.distributed.interface import GLOO, Interface, chosen_interface, family, resolve, tell_libraries, with_address
+from lrl.distributed.interface import (
+    GLOO,
+    Interface,
+    chosen_interface,
+    family,
+    resolve,
+    tell_libraries,
+    with_address,
+)
 from lrl.distributed.keepalive import close_silent_connections
 from lrl.errors import ConfigError, RendezvousError
 
@@ -32,7 +41,8 @@ CONNECT_S = 10.0
 LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
 """When a wait is logged."""
 HEARD_S = 10.0
-"""Longest wait of a rank 0 that fails until the others have read its reason: its store ends with it."""
+"""Longest wait of a rank 0 that fails until the others have read its reason: its store ends with
+it."""
 
 AT = {"come": "has not seen all ranks", "ready": "has not finished its checks"}
 AT_OTHERS = "waits for another rank"
@@ -81,9 +91,16 @@ class Rendezvous:
         setting: str = "strategy.meeting_timeout_s",
         silence_s: float = 30.0,
     ) -> None:
-        self.host, self.port, self.rank, self.ranks, self.of_node = host, port, rank, ranks, of_node
-        self.timeout_s, self.setting, self._silence_s = timeout_s, setting, silence_s
-        self._hosts, self._over = hosts, False
+        self.host = host
+        self.port = port
+        self.rank = rank
+        self.ranks = ranks
+        self.of_node = of_node
+        self.timeout_s = timeout_s
+        self.setting = setting
+        self._silence_s = silence_s
+        self._hosts = hosts
+        self._over = False
         self._store: dist.Store | None = None
         self._end = time.monotonic() + timeout_s
 
@@ -108,8 +125,11 @@ class Rendezvous:
         self._store = dist.PrefixStore(name_of_job(), store)
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Tells the others of an error, unless the rendezvous is over; rank 0 stays until all others are done, too."""
+    def __exit__(
+        self, kind: Any, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Tells the others of an error, unless the rendezvous is over; rank 0 stays until all
+        others are done, too."""
         with suppress(dist.DistError):
             if error is None and not self._over:
                 self._let_others_hear("done", self.rank)
@@ -122,15 +142,24 @@ class Rendezvous:
         self._over = True
 
     def meet(self) -> list[RankAddress]:
-        """Waits until all have come and can connect; has gloo and NCCL take the interface. Returns where each is.
+        """Waits until all have come and can connect; has gloo and NCCL take the interface. Returns
+        where each is.
 
         Raises:
             ConfigError: A variable names an interface that does not lead to the others.
             RendezvousError: Not all came in time, or one of them failed.
         """
         own = chosen_interface(self.host)
-        with socket.create_server(("", 0), family=family(own.address), backlog=min(self.ranks, 4096)) as door:
-            place = RankAddress(socket.gethostname(), own.address, own.name, door.getsockname()[1], resolve(self.host))
+        with socket.create_server(
+            ("", 0), family=family(own.address), backlog=min(self.ranks, 4096)
+        ) as door:
+            place = RankAddress(
+                socket.gethostname(),
+                own.address,
+                interface=own.name,
+                port=door.getsockname()[1],
+                master=resolve(self.host),
+            )
             left = max(0.0, self._end - time.monotonic())
             places = [RankAddress(*row) for row in self.wait_all("come", list(place), left)]
             own = self._seen_from_elsewhere(own, places)
@@ -143,7 +172,8 @@ class Rendezvous:
             used = self.wait_all("connected", [own.address, own.name], 2 * CONNECT_S)
         tell_libraries(own)
         return [
-            one._replace(address=address, interface=name) for one, (address, name) in zip(places, used, strict=True)
+            one._replace(address=address, interface=name)
+            for one, (address, name) in zip(places, used, strict=True)
         ]
 
     def wait_all(self, stage: str, mine: Any, timeout_s: float) -> list[Any]:
@@ -154,11 +184,15 @@ class Rendezvous:
         """
         try:
             self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
-            return self._gather(stage, timeout_s) if self.rank == 0 else self._await_rank_0(stage, timeout_s)
+            return (
+                self._gather(stage, timeout_s)
+                if self.rank == 0
+                else self._await_rank_0(stage, timeout_s)
+            )
         except dist.DistError as error:
             raise RendezvousError(
-                f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is gone. Look for its "
-                "error."
+                f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is "
+                "gone. Look for its error."
             ) from error
 
     def _gather(self, stage: str, timeout_s: float) -> list[Any]:
@@ -166,7 +200,9 @@ class Rendezvous:
         store, missing = self.store, set(range(self.ranks))
 
         def all_here() -> bool:
-            missing.difference_update([rank for rank in missing if store.check([f"{stage}/{rank}"])])
+            missing.difference_update(
+                [rank for rank in missing if store.check([f"{stage}/{rank}"])]
+            )
             return not missing
 
         self._wait(all_here, timeout_s, lambda: self._missing(stage, missing))
@@ -175,7 +211,8 @@ class Rendezvous:
         return found
 
     def _await_rank_0(self, stage: str, timeout_s: float) -> list[Any]:
-        """Waits for what rank 0 has collected. Asking for each would be a million calls of a thousand ranks."""
+        """Waits for what rank 0 has collected. Asking for each would be a million calls of a
+        thousand ranks."""
         store, everyone = self.store, f"{stage}/all"
         self._wait(
             lambda: store.check([everyone]),
@@ -207,18 +244,21 @@ class Rendezvous:
 
     def _give_up(self, reason: str) -> RendezvousError:
         error = RendezvousError(
-            f"{reason} Start lrl on every node with the same MASTER_ADDR and MASTER_PORT and look there for an error, "
-            f"or raise {self.setting} ({self.timeout_s:.0f})."
+            f"{reason} Start lrl on every node with the same MASTER_ADDR and MASTER_PORT and look "
+            f"there for an error, or raise {self.setting} ({self.timeout_s:.0f})."
         )
         self._leave(str(error))
         return error
 
     def _missing(self, stage: str, missing: set[int]) -> str:
-        names = ", ".join(self._name(rank) for rank in sorted(missing)[:8]) + (", ..." if len(missing) > 8 else "")
+        names = ", ".join(self._name(rank) for rank in sorted(missing)[:8]) + (
+            ", ..." if len(missing) > 8 else ""
+        )
         what = "come to" if stage == "come" else f"answered ({stage}) at"
         have = "has" if len(missing) == 1 else "have"
         return (
-            f"{self.ranks - len(missing)} of {self.ranks} ranks have {what} {self.host}:{self.port}; {names} {have} not"
+            f"{self.ranks - len(missing)} of {self.ranks} ranks have {what} "
+            f"{self.host}:{self.port}; {names} {have} not"
         )
 
     def _name(self, rank: int) -> str:
@@ -233,17 +273,26 @@ class Rendezvous:
         """Keeps rank 0's store open until every rank but `left` has confirmed `what`."""
         store, end = self.store, time.monotonic() + HEARD_S
         store.set(f"{what}/{self.rank}", "")
-        others = [rank for rank in range(self.ranks) if rank != left and store.check([f"come/{rank}"])]
-        while self.rank == 0 and time.monotonic() < end and not all(store.check([f"{what}/{one}"]) for one in others):
+        others = [
+            rank for rank in range(self.ranks) if rank != left and store.check([f"come/{rank}"])
+        ]
+        while (
+            self.rank == 0
+            and time.monotonic() < end
+            and not all(store.check([f"{what}/{one}"]) for one in others)
+        ):
             time.sleep(POLL_S)
 
     def _raise_left(self) -> None:
         rank, host, why = json.loads(self.store.get("left"))
         self._let_others_hear("heard", rank)
-        raise RendezvousError(f"{self._name(rank).capitalize()} on {host} has ended before all had met: {why}")
+        raise RendezvousError(
+            f"{self._name(rank).capitalize()} on {host} has ended before all had met: {why}"
+        )
 
     def _seen_from_elsewhere(self, own: Interface, places: Sequence[RankAddress]) -> Interface:
-        """Returns this rank's interface; on a machine whose own name leads to itself, the one that the others reach.
+        """Returns this rank's interface; on a machine whose own name leads to itself, the one that
+        the others reach.
 
         Raises:
             ConfigError: It has none.
@@ -255,8 +304,8 @@ class Rendezvous:
         if seen is None or os.environ.get(GLOO):
             raise ConfigError(
                 f"MASTER_ADDR is {self.host!r}, which leads to {own.address} on rank 0's machine "
-                f"({socket.gethostname()}): other machines do not reach that. Give an address of that machine that all "
-                f"reach, or set {GLOO} there."
+                f"({socket.gethostname()}): other machines do not reach that. Give an address of "
+                f"that machine that all reach, or set {GLOO} there."
             )
         return seen
 
@@ -267,10 +316,11 @@ class Rendezvous:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"{self._name(self.rank).capitalize()} on {own.host} cannot connect from {own.address} "
-                f"({own.interface}) to {self._name(rank)} on {there.host} at {there.address} ({there.interface}), port "
-                f"{there.port}: {error}. Leave {GLOO} out on both, or set it to the interface that leads to the other "
-                "machines; ranks need free ports that no firewall closes between the nodes."
+                f"{self._name(self.rank).capitalize()} on {own.host} cannot connect from "
+                f"{own.address} ({own.interface}) to {self._name(rank)} on {there.host} at "
+                f"{there.address} ({there.interface}), port {there.port}: {error}. Leave {GLOO} "
+                "out on both, or set it to the interface that leads to the other machines; ranks "
+                "need free ports that no firewall closes between the nodes."
             ) from None
 
     def _wait_for_port(self) -> None:
@@ -281,13 +331,16 @@ class Rendezvous:
                 with socket.create_connection((there, self.port), CONNECT_S):
                     return
             except OSError as error:
-                reason = f"nobody answers at MASTER_ADDR:MASTER_PORT, {self.host}:{self.port} ({error})"
+                reason = (
+                    f"nobody answers at MASTER_ADDR:MASTER_PORT, {self.host}:{self.port} ({error})"
+                )
             waited = time.monotonic() - start
             if time.monotonic() > self._end:
                 raise RendezvousError(
-                    f"{self._name(self.rank).capitalize()} on {socket.gethostname()}: after {waited:.0f} s {reason}. "
-                    "Look for rank 0's error; check that the address is rank 0's machine's, that a firewall lets the "
-                    f"port pass, and that all have the same port. Or raise {self.setting} ({self.timeout_s:.0f})."
+                    f"{self._name(self.rank).capitalize()} on {socket.gethostname()}: after "
+                    f"{waited:.0f} s {reason}. Look for rank 0's error; check that the address is "
+                    "rank 0's machine's, that a firewall lets the port pass, and that all have the "
+                    f"same port. Or raise {self.setting} ({self.timeout_s:.0f})."
                 )
             if waited > said_at:
                 log.warning("Waiting for %.0f s: %s.", waited, reason)
@@ -297,12 +350,12 @@ class Rendezvous:
     def _not_opened(self, error: dist.DistError) -> Exception:
         if "EADDRINUSE" in str(error):
             return ConfigError(
-                f"MASTER_PORT is {self.port}, and another process of {socket.gethostname()} has that port. Give all "
-                "nodes another one."
+                f"MASTER_PORT is {self.port}, and another process of {socket.gethostname()} has "
+                "that port. Give all nodes another one."
             )
         return RendezvousError(
-            f"Rank {self.rank} on {socket.gethostname()} cannot use the store at MASTER_ADDR:MASTER_PORT, "
-            f"{self.host}:{self.port}: {str(error).splitlines()[0]}"
+            f"Rank {self.rank} on {socket.gethostname()} cannot use the store at "
+            f"MASTER_ADDR:MASTER_PORT, {self.host}:{self.port}: {str(error).splitlines()[0]}"
         )
 
 
@@ -314,6 +367,7 @@ def words_of(error: BaseException) -> str:
 
 
 def name_of_job() -> str:
-    """Returns what tells this start of a job apart from others at the same store: torchrun's restarts, for one."""
+    """Returns what tells this start of a job apart from others at the same store: torchrun's
+    restarts, for one."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
     return "/".join(["lrl", *(os.environ.get(name, "") for name in names)])

@@ -1,4 +1,6 @@
-"""Generators: vLLM servers that write with a copy of the policy, and the fleet and the pools they form.
+"""Generators: vLLM servers that write with a copy of the policy, and the fleet and the pools they
+form.
 
-Hides how a server is started, supervised, authenticated, called over HTTP and replaced after a failure.
+Hides how a server is started, supervised, authenticated, called over HTTP and replaced after a
+failure.
 """

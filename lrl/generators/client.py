@@ -1,6 +1,8 @@
-"""HTTP client of one generator: the route that writes, and vLLM's generate and RL routes. Every call has a deadline.
+"""HTTP client of one generator: the route that writes, and vLLM's generate and RL routes. Every
+call has a deadline.
 
-The client decides nothing: the dispatch policy chooses the generator, and the fleet handles failures.
+The client decides nothing: the dispatch policy chooses the generator, and the fleet handles
+failures.
 """
 
 import asyncio
@@ -36,7 +38,9 @@ class GeneratorClient:
         trust: TLS context that accepts the server's certificate; None for plain HTTP.
     """
 
-    def __init__(self, url: str, name: str, token: str, trust: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: str, name: str, token: str, trust: ssl.SSLContext | None = None
+    ) -> None:
         self.url = url
         self.name = name
         self.last_token_at = 0.0
@@ -68,20 +72,29 @@ class GeneratorClient:
             prompt_ids: Token ids of the prompt.
             rollouts: Empty rollouts, or a single one that continues after the tokens it has.
             sampling: Sampling parameters.
-            version: Returns the generator's present version. It salts the prefix cache, so that no new response starts
-                on keys and values of other weights, even if a sync keeps these (`Generator.pause`).
+            version: Returns the generator's present version. It salts the prefix cache, so that no
+                new response starts on keys and values of other weights, even if a sync keeps these
+                (`Generator.pause`).
             priority: Lower goes first.
             deadline_s: Seconds for the whole request.
             ended: Called at the end of each response.
-            leaves: Called at the mark of each flush; whether the request ends there, and what comes behind is not read.
+            leaves: Called at the mark of each flush; whether the request ends there, and what comes
+                behind is not read.
 
         Raises:
             GeneratorError: The request failed. The rollouts keep the tokens received so far.
         """
         written = rollouts[0].token_ids
         parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
-        body = {"token_ids": prompt_ids + written, "sampling_params": parameters, "priority": priority}
-        body |= {"cache_salt": f"{version()}-{self._salt}", "request_id": (name := secrets.token_hex(8))}
+        body = {
+            "token_ids": prompt_ids + written,
+            "sampling_params": parameters,
+            "priority": priority,
+        }
+        body |= {
+            "cache_salt": f"{version()}-{self._salt}",
+            "request_id": (name := secrets.token_hex(8)),
+        }
         responses = ResponseStream(rollouts, version, ended)
         self._flushed[name] = 0
         try:
@@ -95,13 +108,17 @@ class GeneratorClient:
                     else:
                         responses.take(head, await response.content.readexactly(size(head)))
             responses.end()
-        except (ValueError, EOFError) as error:  # MalformedResponse, no JSON, or a frame that breaks off
+        except (
+            ValueError,
+            EOFError,
+        ) as error:  # MalformedResponse, no JSON, or a frame that breaks off
             raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
         finally:
             self._tell(name, None)
 
     async def flush(self, deadline_s: float) -> None:
-        """Waits until the rollouts of `write` have all tokens that the generator has written so far.
+        """Waits until the rollouts of `write` have all tokens that the generator has written so
+        far.
 
         Raises:
             GeneratorError: They have not; nothing is known about which are missing.
@@ -113,10 +130,13 @@ class GeneratorClient:
                 while any(self._flushed.get(name, number) < number for name in names):
                     await self._news.wait()
         except TimeoutError as error:
-            raise GeneratorTimeout(f"{self.name}: {FLUSH}: not all tokens came within {deadline_s:g} s.") from error
+            raise GeneratorTimeout(
+                f"{self.name}: {FLUSH}: not all tokens came within {deadline_s:g} s."
+            ) from error
 
     def _tell(self, name: str, number: int | None) -> None:
-        """Notes that the mark of a flush came to a request, or with None that the request has ended."""
+        """Notes that the mark of a flush came to a request, or with None that the request has
+        ended."""
         if number is None:
             del self._flushed[name]
         else:
@@ -124,8 +144,11 @@ class GeneratorClient:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def prompt_logprobs(self, token_ids: list[int], *, salt: str, deadline_s: float) -> list[float]:
-        """Returns log-probs of `token_ids[1:]`, each given its prefix, under the present weights (temperature 1)."""
+    async def prompt_logprobs(
+        self, token_ids: list[int], *, salt: str, deadline_s: float
+    ) -> list[float]:
+        """Returns log-probs of `token_ids[1:]`, each given its prefix, under the present weights
+        (temperature 1)."""
         body = {
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
@@ -135,26 +158,41 @@ class GeneratorClient:
         response = await self.post(GENERATE, body, deadline_s=deadline_s)
         try:
             entries = response["prompt_logprobs"][1:]
-            return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+            return [
+                entry[str(token)]["logprob"]
+                for entry, token in zip(entries, token_ids[1:], strict=True)
+            ]
         except (KeyError, TypeError, ValueError) as error:
             text = str(response)[:300]
-            raise GeneratorError(f"{self.name}: {GENERATE} answered without the prompt's log-probs: {text}") from error
+            raise GeneratorError(
+                f"{self.name}: {GENERATE} answered without the prompt's log-probs: {text}"
+            ) from error
 
     async def heartbeat(self, deadline_s: float) -> None:
         """Requests one token, which takes every process behind the route."""
         parameters = {"max_tokens": 1, "temperature": 0.0}
-        body = {"token_ids": [0], "sampling_params": parameters, "priority": FIRST, "cache_salt": "heartbeat"}
+        body = {
+            "token_ids": [0],
+            "sampling_params": parameters,
+            "priority": FIRST,
+            "cache_salt": "heartbeat",
+        }
         await self.post(GENERATE, body, deadline_s=deadline_s)
 
-    async def post(self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float) -> Any:
-        """Sends `body` as JSON by POST and returns the response's JSON; raises `GeneratorError` unless it is a 200."""
+    async def post(
+        self, route: str, body: dict[str, Any] | None = None, *, deadline_s: float
+    ) -> Any:
+        """Sends `body` as JSON by POST and returns the response's JSON; raises `GeneratorError`
+        unless it is a 200."""
         return await self._call("POST", route, body, deadline_s)
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
         """Returns the JSON of a GET request; see `post`."""
         return await self._call("GET", route, None, deadline_s)
 
-    async def _call(self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float) -> Any:
+    async def _call(
+        self, method: str, route: str, body: dict[str, Any] | None, deadline_s: float
+    ) -> Any:
         async with self._request(method, route, body, deadline_s) as response:
             try:
                 return await response.json()
@@ -167,24 +205,31 @@ class GeneratorClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Opens the stream of a response; turns every failure into a `GeneratorError`."""
         if self._closed:  # by an eviction; aiohttp's own is a RuntimeError, and a sync that came to it ended the run
-            raise GeneratorError(f"{self.name}: {route} was not sent: the run has closed its connections.")
+            raise GeneratorError(
+                f"{self.name}: {route} was not sent: the run has closed its connections."
+            )
         if self._session is None:
-            # No connection limit: the pool limits the requests in flight. A connection for each request: a server once
-            # closed an idle one just as a /resume went out on it, and that ended a run; and with a pool of connections
-            # the open files of a run crept up to the most requests that were ever in flight at once.
+            # No connection limit: the pool limits the requests in flight. A connection for each
+            # request: a server once closed an idle one just as a /resume went out on it, and that
+            # ended a run; and with a pool of connections the open files of a run crept up to the
+            # most requests that were ever in flight at once.
             connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._trust or True)
             self._session = aiohttp.ClientSession(
                 connector=connector, headers=self._headers, trust_env=False, read_bufsize=READ_AHEAD
             )
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:
-            async with self._session.request(method, f"{self.url}{route}", json=body, timeout=timeout) as response:
+            async with self._session.request(
+                method, f"{self.url}{route}", json=body, timeout=timeout
+            ) as response:
                 if response.status == 200:
                     yield response
                     return
                 status, text = response.status, (await response.text())[:500]
         except TimeoutError as error:
-            raise GeneratorTimeout(f"{self.name}: {route} did not answer within {deadline_s:g} s.") from error
+            raise GeneratorTimeout(
+                f"{self.name}: {route} did not answer within {deadline_s:g} s."
+            ) from error
         except aiohttp.ClientError as error:
             raise GeneratorError(f"{self.name}: {route} failed: {error!r}") from error
         kind = RequestRejected if 400 <= status < 500 else GeneratorError

@@ -1,4 +1,5 @@
-"""The fleet: starts, monitors, replaces and stops a run's generators; generators of other processes join and leave."""
+"""The fleet: starts, monitors, replaces and stops a run's generators; generators of other processes
+join and leave."""
 
 import asyncio
 import logging
@@ -25,9 +26,11 @@ class Fleet:
         servers: One per generator; the last `reserved` of them serve only evaluations.
         capacity: Responses that a generator writes at once.
         reserved: Number of generators for evaluation at a pinned version.
-        heartbeat_s: Seconds of silence before a heartbeat request, and the deadline of that request.
+        heartbeat_s: Seconds of silence before a heartbeat request, and the deadline of that
+            request.
         outage_timeout_s: Seconds that a run waits when no generator is left.
-        cores: CPU cores of the servers and the loop while the trainer computes; empty for no pinning.
+        cores: CPU cores of the servers and the loop while the trainer computes; empty for no
+            pinning.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Fleet:
         split = len(self.generators) - reserved
         self.rollouts = GeneratorPool(self.generators[:split])
         self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
-        self._clients = [one.client for one in self.generators]  # lost ones' too: a sync may still use one
+        self._clients = [
+            one.client for one in self.generators
+        ]  # lost ones' too: a sync may still use one
         self.loop = LoopThread()
         self._pinning = CpuPinning(cores, self.loop.thread)
         self.loop.long_wait = self._pinning.unpinned
@@ -56,7 +61,8 @@ class Fleet:
         self.joined = 0
         """Generators of other processes that have served."""
         self.left = 0
-        """Generators that have served and are not replaced: removed ones, and lost ones of other processes."""
+        """Generators that have served and are not replaced: removed ones, and lost ones of other
+        processes."""
         self._slots = [
             _ServerSlot(self, self.pools[place >= split], generator, server)
             for place, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
@@ -106,7 +112,8 @@ class Fleet:
         self._supervisor.start()
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its error is logged."""
+        """Runs a coroutine on the fleet's loop until the fleet stops; from another thread. Its
+        error is logged."""
         self.loop.loop.call_soon_threadsafe(self._spawn, work)
 
     def stop(self) -> None:
@@ -120,14 +127,16 @@ class Fleet:
             self._supervisor.stop()
 
     async def admit(self, generator: Generator) -> None:
-        """Admits a generator of another process; it joins at the next sync. Raises GeneratorError if it is silent."""
+        """Admits a generator of another process; it joins at the next sync. Raises GeneratorError
+        if it is silent."""
         self._clients.append(generator.client)
         await _warm_up(generator)
         self.generators.append(generator)
         self._await_sync(self.rollouts, generator)
 
     async def remove(self, generator: Generator) -> None:
-        """Removes a generator; its responses continue elsewhere. A server of the run's own is stopped."""
+        """Removes a generator; its responses continue elsewhere. A server of the run's own is
+        stopped."""
         log.info("%s leaves the run.", generator.name.capitalize())
         generator.drain()
         await self.rollouts.flush([generator])
@@ -176,7 +185,8 @@ class Fleet:
         await generator.client.close()
 
     async def _close(self, lost: Generator) -> None:
-        """Closes the connections to a lost generator, whose slot replaces it; forgets another process's generator."""
+        """Closes the connections to a lost generator, whose slot replaces it; forgets another
+        process's generator."""
         if (slot := self._slot_of(lost)) is None:
             await self._forget(lost)
         else:
@@ -195,8 +205,8 @@ class Fleet:
         self._await_sync(slot.pool, replacement)
 
     async def _disconnect(self) -> None:
-        # First, or a request that still reads takes the end of its connection for the end of the generator: a run that
-        # was stopped then said that it evicts one, below its last words.
+        # First, or a request that still reads takes the end of its connection for the end of the
+        # generator: a run that was stopped then said that it evicts one, below its last words.
         await cancel_all()
         await asyncio.gather(*(client.close() for client in self._clients))
 
@@ -211,8 +221,13 @@ class _ServerSlot(Slot):
         server: Its server.
     """
 
-    def __init__(self, fleet: Fleet, pool: GeneratorPool, generator: Generator, server: Server) -> None:
-        self.fleet, self.pool, self.generator, self.server = fleet, pool, generator, server
+    def __init__(
+        self, fleet: Fleet, pool: GeneratorPool, generator: Generator, server: Server
+    ) -> None:
+        self.fleet = fleet
+        self.pool = pool
+        self.generator = generator
+        self.server = server
         self.name = generator.name
         self.has_left = False
         self.evicted: Generator | None = None
@@ -222,7 +237,8 @@ class _ServerSlot(Slot):
 
     def start(self) -> None:
         """See `Slot.start`."""
-        self._replaced, self._replacement = self.generator, None
+        self._replaced = self.generator
+        self._replacement = None
         self.server.start()
 
     def condition(self) -> Condition:
@@ -261,6 +277,7 @@ class _ServerSlot(Slot):
 
 
 async def _warm_up(generator: Generator) -> None:
-    # The first request to a fresh server took 18 s with cold caches, which would delay its first sync.
+    # The first request to a fresh server took 18 s with cold caches, which would delay its first
+    # sync.
     deadline_s = generator.server.settings.start_timeout_s
     await generator.client.prompt_logprobs([0, 0], salt="warm-up", deadline_s=deadline_s)

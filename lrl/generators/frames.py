@@ -1,14 +1,16 @@
-"""The form in which tokens travel from a generator to the trainer: a line of JSON, then numbers in binary.
+"""The form in which tokens travel from a generator to the trainer: a line of JSON, then numbers in
+binary.
 
     {"parts": [[number, tokens, finish_reason, versions], ...]}\\n  token ids, int32  log-probs, float32
 
-A frame has the new tokens of several responses to one prompt. Numbers are in the order of the machine, little-endian on
-all that vLLM runs on. Two other frames have no numbers:
+A frame has the new tokens of several responses to one prompt. Numbers are in the order of the
+machine, little-endian on all that vLLM runs on. Two other frames have no numbers:
 
     {"error": "..."}\\n      the request failed after it had begun
     {"flushed": N}\\n        all tokens that were written before the flush N have been sent
 
-JSON for every token was most of the work at both ends: an object for each in the API server, a dictionary here.
+JSON for every token was most of the work at both ends: an object for each in the API server, a
+dictionary here.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def pack(parts: Sequence[Part]) -> bytes:
     tokens, logprobs = array("i"), array("f")
     for part in parts:
         if len(part.token_ids) != len(part.logprobs):
-            raise RuntimeError(f"{len(part.token_ids)} tokens came with {len(part.logprobs)} log-probs")
+            raise RuntimeError(
+                f"{len(part.token_ids)} tokens came with {len(part.logprobs)} log-probs"
+            )
         tokens.extend(part.token_ids)
         logprobs.extend(part.logprobs)
     head = [[part.number, len(part.token_ids), part.finish_reason, part.versions] for part in parts]
@@ -77,5 +81,11 @@ def unpack(head: dict[str, Any], numbers: bytes) -> Iterator[Part]:
     logprobs: list[float] = array("f", numbers[middle:]).tolist()
     for number, count, finish_reason, versions in head["parts"]:
         stop = start + count
-        yield Part(number, tokens[start:stop], logprobs[start:stop], finish_reason, versions)
+        yield Part(
+            number,
+            tokens[start:stop],
+            logprobs=logprobs[start:stop],
+            finish_reason=finish_reason,
+            versions=versions,
+        )
         start = stop

@@ -6,8 +6,9 @@
       ▲                                              │                  │
       └──────────────────── pause ───────────────────┴──────────────────┘        any state ─ evict ─▶ EVICTED
 
-An unverified generator writes under weights that no probe has compared with the policy's. If the probe fails, its
-responses are cut back to their length at the resume, before anybody else has seen the rest.
+An unverified generator writes under weights that no probe has compared with the policy's. If the
+probe fails, its responses are cut back to their length at the resume, before anybody else has seen
+the rest.
 """
 
 import asyncio
@@ -32,11 +33,13 @@ log = logging.getLogger(__name__)
 KeysAndValues = Literal["recompute", "keep"]
 """The fate of the keys and values of half-written responses at a pause."""
 IDLE_S = 1.0
-"""Seconds after which a generator without a request has none to write; requests that wait come at once."""
+"""Seconds after which a generator without a request has none to write; requests that wait come at
+once."""
 FLUSH_DEADLINE_S = 5.0
 """For tokens on their way; a generator that needs longer is in trouble, and nobody waits for it."""
 CONTROL_DEADLINE_S = 60.0
-"""For the short control calls (pause, resume, version): they take milliseconds when nothing is wrong."""
+"""For the short control calls (pause, resume, version): they take milliseconds when nothing is
+wrong."""
 
 
 class ServerHandle(Protocol):
@@ -110,7 +113,9 @@ class Generator(Slots):
         self.stats = GeneratorStats()
         """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
-        self._leaving: set[asyncio.Task[Any]] = set()  # requests that end at the mark of the next flush
+        self._leaving: set[asyncio.Task[Any]] = (
+            set()
+        )  # requests that end at the mark of the next flush
         self._flushes: set[asyncio.Task[None]] = set()
         self._lengths_at_resume: list[tuple[Rollout, int]] = []
         self._verified = asyncio.Event()
@@ -132,7 +137,8 @@ class Generator(Slots):
         return self.state is State.UNVERIFIED
 
     def is_of_use(self, now: float) -> bool:
-        """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody needs it.
+        """Whether it has written part of a response, or serves since more than `IDLE_S` and nobody
+        needs it.
 
         Args:
             now: Time on the clock of the loop.
@@ -162,12 +168,14 @@ class Generator(Slots):
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote them is verified.
+        """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote
+        them is verified.
 
         Calls `ended` at the end of each response, verified or not.
 
         Raises:
-            GeneratorError: A request failed, or the generator was evicted; the rollouts keep their verified tokens.
+            GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
+                verified tokens.
         """
         how: dict[str, Any] = {
             "version": lambda: self.version,
@@ -196,16 +204,22 @@ class Generator(Slots):
             raise GeneratorError(self.eviction)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`: their `write` returns soon, with all tokens that they have at a flush.
+        """Stops writing `rollouts`: their `write` returns soon, with all tokens that they have at a
+        flush.
 
-        Without the flush the tokens that the generator still holds would be drawn again, except those of a response
-        that ends among them: that favours short responses. For the same reason nothing behind the flush is read.
+        Without the flush the tokens that the generator still holds would be drawn again, except
+        those of a response that ends among them: that favours short responses. For the same reason
+        nothing behind the flush is read.
 
         Returns:
             Whether any was being written.
         """
         those = {id(rollout) for rollout in rollouts}
-        leaving = {request for request, part in self._requests.items() if id(part[0]) in those and not request.done()}
+        leaving = {
+            request
+            for request, part in self._requests.items()
+            if id(part[0]) in those and not request.done()
+        }
         if leaving:
             self._leaving |= leaving
             flush = asyncio.create_task(self._end_at_a_flush(leaving))
@@ -226,12 +240,14 @@ class Generator(Slots):
         if self.state is State.SERVING:
             self._enter(State.DRAINING)
 
-    async def pause(self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S) -> int:
+    async def pause(
+        self, keys_and_values: KeysAndValues = "recompute", deadline_s: float = CONTROL_DEADLINE_S
+    ) -> int:
         """Freezes the responses in flight; they continue at `resume`.
 
         Args:
-            keys_and_values: `recompute` drops those of the responses in flight, which are read again under the new
-                weights after the resume; `keep` leaves them.
+            keys_and_values: `recompute` drops those of the responses in flight, which are read
+                again under the new weights after the resume; `keep` leaves them.
             deadline_s: Seconds.
 
         Returns:
@@ -242,19 +258,30 @@ class Generator(Slots):
             self._enter(State.PAUSED)
         self.pauses += 1
         clears = keys_and_values == "recompute"
-        await self.client.post(f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s)
-        return self.stats.cached_tokens if clears and wrote else 0  # a second pause finds nothing to drop
+        await self.client.post(
+            f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s
+        )
+        return (
+            self.stats.cached_tokens if clears and wrote else 0
+        )  # a second pause finds nothing to drop
 
-    async def confirm(self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Raises GeneratorError unless GET `route` returns `expected`: an answered call is no proof of its effect."""
+    async def confirm(
+        self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S
+    ) -> None:
+        """Raises GeneratorError unless GET `route` returns `expected`: an answered call is no proof
+        of its effect."""
         found = await self.client.get(route, deadline_s=deadline_s)
         if found != expected:
-            raise GeneratorError(f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}.")
+            raise GeneratorError(
+                f"{self.name}: {route} says {str(found)[:200]}; it should be {expected}."
+            )
 
     async def resume(self, version: int, deadline_s: float = CONTROL_DEADLINE_S) -> None:
-        """Continues under `version`, unverified until `verify`. May be repeated when the call fails.
+        """Continues under `version`, unverified until `verify`. May be repeated when the call
+        fails.
 
-        A response that has ended by now has verified tokens alone: no eviction cuts it (invariant 10).
+        A response that has ended by now has verified tokens alone: no eviction cuts it (invariant
+        10).
         """
         if not self.unverified:  # else a call before may have been heard, and tokens written since
             unfinished = [rollout for rollout in self.stats.rollouts if not rollout.finished]
@@ -266,7 +293,8 @@ class Generator(Slots):
         self._note()
 
     def verify(self) -> None:
-        """Accepts all tokens written so far, and takes requests. Comes too late for an evicted generator."""
+        """Accepts all tokens written so far, and takes requests. Comes too late for an evicted
+        generator."""
         if self.state is State.EVICTED:
             return
         self._lengths_at_resume.clear()
@@ -278,7 +306,8 @@ class Generator(Slots):
         """Ends all requests and cuts unverified tokens; does nothing the second time."""
         if self.state is State.EVICTED:
             return
-        self.state, self.eviction = State.EVICTED, why
+        self.state = State.EVICTED
+        self.eviction = why
         for request in self._requests:
             request.cancel()
         for rollout, length in self._lengths_at_resume:
@@ -305,14 +334,17 @@ class Generator(Slots):
 
 
 def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-    """Divides rollouts into requests: the fresh ones share one, which costs the server less; the others have prompts of
-    different lengths, one request each."""
+    """Divides rollouts into requests: the fresh ones share one, which costs the server less; the
+    others have prompts of different lengths, one request each."""
     fresh = [rollout for rollout in rollouts if not rollout.token_ids]
-    return [part for part in (fresh, *([rollout] for rollout in rollouts if rollout.token_ids)) if part]
+    return [
+        part for part in (fresh, *([rollout] for rollout in rollouts if rollout.token_ids)) if part
+    ]
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Waits for all tasks, cancelled ones too; the first error, or the end of this task, ends the others."""
+    """Waits for all tasks, cancelled ones too; the first error, or the end of this task, ends the
+    others."""
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
@@ -325,7 +357,8 @@ async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, Any]]) -> list[GeneratorError | None]:
-    """Runs all at once and returns the failure of each, or None; raises any error that is not a GeneratorError."""
+    """Runs all at once and returns the failure of each, or None; raises any error that is not a
+    GeneratorError."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, GeneratorError):

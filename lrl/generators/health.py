@@ -1,7 +1,8 @@
 """Health of generators: the heartbeat of each one, and the limit on an outage of all.
 
-A heartbeat is a token from a generator; a silent generator gets a request for one. The route /health would not do: the
-API server answers it even while the engine stands still (a frozen process, a kernel that never returns).
+A heartbeat is a token from a generator; a silent generator gets a request for one. The route
+/health would not do: the API server answers it even while the engine stands still (a frozen
+process, a kernel that never returns).
 """
 
 import asyncio
@@ -23,7 +24,8 @@ LOG_EVERY_S = 5.0
 
 
 async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float) -> None:
-    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s` after a request for one.
+    """Evicts `generator` when its process ends, or when it sends no token within `heartbeat_s`
+    after a request for one.
 
     A paused generator sends none; the phases of a sync have deadlines of their own.
     """
@@ -33,7 +35,10 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
         await asyncio.sleep(min(POLL_S, heartbeat_s))
         if not generator.server.alive and generator.eviction is None:
             pool.evict(generator, f"{generator.name}: its process has ended.")
-        elif generator.serving and clock() - max(answered_at, generator.client.last_token_at) > heartbeat_s:
+        elif (
+            generator.serving
+            and clock() - max(answered_at, generator.client.last_token_at) > heartbeat_s
+        ):
             pauses = generator.pauses
             try:
                 await generator.client.heartbeat(heartbeat_s)
@@ -46,8 +51,9 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
 class OutageLimit:
     """The limit, in seconds, on an outage; the error names the servers' `logs`.
 
-    An outage begins when no generator is left, and ends when one is of use again. A replacement that only syncs, fails
-    its probe, or ends at its first request does not end it: with such ones a run once waited for a day.
+    An outage begins when no generator is left, and ends when one is of use again. A replacement
+    that only syncs, fails its probe, or ends at its first request does not end it: with such ones a
+    run once waited for a day.
     """
 
     def __init__(self, seconds: float, logs: Sequence[Path]) -> None:
@@ -56,7 +62,8 @@ class OutageLimit:
         self._logged_at = 0.0
 
     def check_outage(self, pool: GeneratorPool) -> None:
-        """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the limit."""
+        """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the
+        limit."""
         now = time.monotonic()
         if any(generator.is_of_use(now) for generator in pool.alive):
             pool.alone_since = None
@@ -67,9 +74,14 @@ class OutageLimit:
         waited = now - pool.alone_since
         if waited > self.seconds:
             raise NoGenerators(
-                f"No generator has served for {waited:.0f} s (strategy.generator_timeout_s={self.seconds:g}). The last "
-                f"one was lost because: {pool.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
+                f"No generator has served for {waited:.0f} s "
+                f"(strategy.generator_timeout_s={self.seconds:g}). The last one was lost because: "
+                f"{pool.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now
-            log.warning("No generator serves; waiting for a replacement for %.0f of %g s.", waited, self.seconds)
+            log.warning(
+                "No generator serves; waiting for a replacement for %.0f of %g s.",
+                waited,
+                self.seconds,
+            )

@@ -1,7 +1,7 @@
 """The cause of a generator's end: the line of its exception in vLLM's log.
 
-A log ends with the exception of its last process, which often only points at another process ("See root cause above").
-The cause is the last exception that does not point at another.
+A log ends with the exception of its last process, which often only points at another process ("See
+root cause above"). The cause is the last exception that does not point at another.
 """
 
 import re
@@ -17,12 +17,14 @@ DETAIL = re.compile(r" \[type=\w+, input_value=.*")
 LONGEST = 800
 """Characters."""
 NO_DEVICE = "Failed to infer device type"
-"""vLLM's words where the installed build finds no device of its kind; all they advise is more lines of its log."""
+"""vLLM's words where the installed build finds no device of its kind; all they advise is more lines
+of its log."""
 REMEDY = "vLLM's build and this machine do not fit, or its driver does not answer. Type: lrl doctor"
 
 
 def cause(log: str) -> str:
-    """Returns type and message of the exception that ended the process which wrote `log`; empty if there is none.
+    """Returns type and message of the exception that ended the process which wrote `log`; empty if
+    there is none.
 
     Where vLLM's own words do not help, a line with the remedy follows.
     """
@@ -31,7 +33,9 @@ def cause(log: str) -> str:
         if (EXCEPTION.match(line) or ARGUMENT.match(line)) and not POINTS_AT_ANOTHER.search(line):
             message = [line]
             for more in lines[number + 1 :]:  # pydantic indents the lines after the first
-                if not more.startswith("  ") or more.lstrip().startswith(("For further information", "File ")):
+                if not more.startswith("  ") or more.lstrip().startswith(
+                    ("For further information", "File ")
+                ):
                     break
                 message.append(DETAIL.sub("", more).strip())
             found = " ".join(message)[:LONGEST]

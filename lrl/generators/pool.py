@@ -1,7 +1,8 @@
 """Generators that are synced together and hold the same version.
 
-A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a sync and serves once
-it is verified. It is evicted at its first failure, and its half-written responses continue on another generator.
+A fleet has one pool for rollouts and may have one for evaluation. A generator joins its pool at a
+sync and serves once it is verified. It is evicted at its first failure, and its half-written
+responses continue on another generator.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
 SPARE_SLOTS = 32
-"""Answers a generator can write beside its capacity for rollouts: an evaluation's, and a probe's."""
+"""Answers a generator can write beside its capacity for rollouts: an evaluation's, and a
+probe's."""
 
 
 class GeneratorPool:
@@ -35,7 +37,9 @@ class GeneratorPool:
         dispatch: Chooses the generator and the order of the prompts.
     """
 
-    def __init__(self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None) -> None:
+    def __init__(
+        self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None
+    ) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
         """Generators that are ready and join at the next sync."""
@@ -49,7 +53,8 @@ class GeneratorPool:
         self.has_served = False
         """Whether any generator was ever verified."""
         self.alone_since: float | None = None
-        """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on `time.monotonic`."""
+        """Start of the current outage (`OutageLimit`), as a waiting trainer saw it, on
+        `time.monotonic`."""
         self.last_loss = ""
         """The reason of the last eviction."""
         self._changed = asyncio.Condition()
@@ -79,9 +84,11 @@ class GeneratorPool:
         deadline_s: float,
         due: int = 0,
     ) -> None:
-        """Writes every unfinished rollout to its end, on the generator that the dispatch policy picks.
+        """Writes every unfinished rollout to its end, on the generator that the dispatch policy
+        picks.
 
-        If that generator fails, another one continues with the tokens so far; without any this waits.
+        If that generator fails, another one continues with the tokens so far; without any this
+        waits.
 
         Args:
             prompt: The prompt of all of them.
@@ -97,21 +104,30 @@ class GeneratorPool:
         target: Generator | None = None
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
-            request = Request(prompt, len(unfinished), priority, due, written)
+            request = Request(prompt, len(unfinished), priority=priority, due=due, written=written)
             generator = await self.requests.enter(request, unfinished, target)
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
                     ended = partial(self.requests.release, generator, request)
-                    await self._write(generator, prompt, unfinished, sampling, priority, deadline_s, ended)
+                    await self._write(
+                        generator, prompt, unfinished, sampling, priority, deadline_s, ended
+                    )
             finally:
                 target = self.requests.leave(generator, request)
 
     async def generate_spare(
-        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        deadline_s: float,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts."""
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            # Not during a sync: an evaluation may follow it at once, and its responses must be of the new version.
+            # Not during a sync: an evaluation may follow it at once, and its responses must be of
+            # the new version.
             async with self._changed:
                 while self.syncing or not self.serving:
                     await self._changed.wait()
@@ -142,23 +158,32 @@ class GeneratorPool:
             self.reissued += sum(not rollout.finished for rollout in rollouts)
 
     async def flush(self, generators: Sequence[Generator] | None = None) -> None:
-        """Waits until the responses have all tokens that `generators`, by default all, have written so far.
+        """Waits until the responses have all tokens that `generators`, by default all, have written
+        so far.
 
-        The responses of one that does not send them in time lack the tokens of at most `HOLD_S`; the log says so.
+        The responses of one that does not send them in time lack the tokens of at most `HOLD_S`;
+        the log says so.
         """
         writing = self.alive if generators is None else generators
-        for failure in await gather([generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]):
+        for failure in await gather(
+            [generator.client.flush(FLUSH_DEADLINE_S) for generator in writing]
+        ):
             if failure is not None:
-                log.warning("Up to %g s of half-written responses are not waited for: %s", HOLD_S, failure)
+                log.warning(
+                    "Up to %g s of half-written responses are not waited for: %s", HOLD_S, failure
+                )
 
     def evict(self, generator: Generator, why: str) -> None:
-        """Evicts a failed generator for good, with the end of its log; does nothing the second time."""
+        """Evicts a failed generator for good, with the end of its log; does nothing the second
+        time."""
         if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
         tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
         name = generator.name.capitalize()
-        log.warning("%s is evicted: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail)
+        log.warning(
+            "%s is evicted: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail
+        )
         self.last_loss = why
         self.remove(generator, why)
         self.on_evicted(generator)
@@ -192,7 +217,8 @@ class GeneratorPool:
     async def verify(self, generators: Sequence[Generator], probe: Probe) -> dict[Generator, str]:
         """Verifies each of `generators` by the probe; a failure evicts it.
 
-        Before the first one ever passed, a failure evicts nothing: the run is set up wrongly, and the caller says so.
+        Before the first one ever passed, a failure evicts nothing: the run is set up wrongly, and
+        the caller says so.
 
         Returns:
             The generators that failed, with the reason.
@@ -206,7 +232,10 @@ class GeneratorPool:
                 await probe(generator)
             except GeneratorError as error:
                 seconds = clock() - started
-                why = f"probe for weight version {generator.version} failed after {seconds:.1f} s: {error}"
+                why = (
+                    f"probe for weight version {generator.version} failed after {seconds:.1f} s: "
+                    f"{error}"
+                )
                 failed[generator] = why
                 if self.has_served:
                     self.evict(generator, why)
@@ -224,7 +253,8 @@ class GeneratorPool:
                 generator.evict(why)
 
     async def lap(self) -> dict[str, float]:
-        """Returns generator-seconds by activity since the last lap (`lrl.system.stopwatch.GENERATOR`)."""
+        """Returns generator-seconds by activity since the last lap
+        (`lrl.system.stopwatch.GENERATOR`)."""
         seconds = defaultdict[str, float](float)
         for generator in self.generators:
             for state, of_one in generator.stopwatch.lap().items():

@@ -1,8 +1,9 @@
 """Appends the tokens of the write route's frames to the rollouts of the request.
 
-The generator sends the first token of each response at once and then what it wrote within `HOLD_S` seconds. Each frame
-tells which version wrote which tokens of the response so far (`lrl.vllm_plugin.token_versions`). A server that does not
-know gives its tokens the version that it had at the request, which is never too young: the bound on lag holds.
+The generator sends the first token of each response at once and then what it wrote within `HOLD_S`
+seconds. Each frame tells which version wrote which tokens of the response so far
+(`lrl.vllm_plugin.token_versions`). A server that does not know gives its tokens the version that it
+had at the request, which is never too young: the bound on lag holds.
 """
 
 import math
@@ -18,15 +19,21 @@ FINISH_REASONS = ("stop", "length")
 
 
 class ResponseStream:
-    """The frames of one request, with a rollout for each of its responses; see `GeneratorClient.write`."""
+    """The frames of one request, with a rollout for each of its responses; see
+    `GeneratorClient.write`."""
 
-    def __init__(self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]) -> None:
-        self._rollouts, self._version, self._ended = rollouts, version, ended
+    def __init__(
+        self, rollouts: Sequence[Rollout], version: Callable[[], int], ended: Callable[[], None]
+    ) -> None:
+        self._rollouts = rollouts
+        self._version = version
+        self._ended = ended
         self._first_version = version()
         self._starts = [len(rollout.token_ids) for rollout in rollouts]
 
     def take(self, head: dict[str, Any], numbers: bytes) -> None:
-        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or version."""
+        """Appends a frame; raises MalformedResponse if it is an error, or has a wrong log-prob or
+        version."""
         if "parts" not in head:
             raise MalformedResponse(f"the stream carries {str(head)[:300]}")
         for part in unpack(head, numbers):
@@ -37,7 +44,9 @@ class ResponseStream:
     def end(self) -> None:
         """Ends the stream; raises MalformedResponse if a response has not ended."""
         if unfinished := sum(not rollout.finished for rollout in self._rollouts):
-            raise MalformedResponse(f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did")
+            raise MalformedResponse(
+                f"the stream ended before {unfinished} of its {len(self._rollouts)} responses did"
+            )
 
     def _append(self, part: Part) -> None:
         rollout = self._rollouts[part.number]
@@ -57,10 +66,12 @@ class ResponseStream:
             raise MalformedResponse(f"a response of {tokens} tokens came with {versions} versions")
         if any(not self._first_version <= version <= self._version() for version, _ in counts):
             raise MalformedResponse(
-                f"a response says that versions {sorted({version for version, _ in counts})} wrote it; the "
-                f"generator held {self._first_version} to {self._version()}"
+                f"a response says that versions {sorted({version for version, _ in counts})} wrote "
+                f"it; the generator held {self._first_version} to {self._version()}"
             )
-        rollout.versions[start:] = chain.from_iterable(repeat(version, count) for version, count in counts)
+        rollout.versions[start:] = chain.from_iterable(
+            repeat(version, count) for version, count in counts
+        )
 
     def _finish(self, part: Part) -> None:
         if part.finish_reason not in FINISH_REASONS:

@@ -1,6 +1,7 @@
 """The process of one generator: a stock vLLM server under a supervisor.
 
-This file knows vLLM's command line, environment and log. The supervisor ends the server when the trainer ends.
+This file knows vLLM's command line, environment and log. The supervisor ends the server when the
+trainer ends.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ POLL_S = 0.1
 FILES_VARIABLE = "LRL_GENERATOR_FILES"
 """Names a server's `own_files` to it."""
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey them."""
+"""Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey
+them."""
 
 
 class Server:
@@ -42,18 +44,21 @@ class Server:
         model: Folder or hub name of the model.
         settings: Settings of the server.
         backend: vLLM's name of the weight-transfer engine.
-        devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them; empty for CPU.
+        devices: CUDA indices as the trainer counts them, `settings.tensor_parallel_size` of them;
+            empty for CPU.
         folder: The run's folder; the log is `generator-<number>.log` in it.
         number: Number of the generator in the fleet.
-        run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when the trainer is gone.
+        run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when
+            the trainer is gone.
         token: Token that callers of the generator need (`lrl.system.auth`); None makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
-        middleware: Class paths of the transport's own routes (`Transport.middleware`), which the token guards.
+        middleware: Class paths of the transport's own routes (`Transport.middleware`), which the
+            token guards.
         seed: The run's (`lrl.generators.seeds.run_seed`); the generator's follows from it.
 
     Raises:
-        ValueError: The number of devices is not the tensor-parallel size, the trainer does not see one of them, or
-            `settings.host` is not an address of this machine.
+        ValueError: The number of devices is not the tensor-parallel size, the trainer does not see
+            one of them, or `settings.host` is not an address of this machine.
     """
 
     def __init__(
@@ -71,16 +76,25 @@ class Server:
         seed: int = 0,
     ) -> None:
         if devices and len(devices) != (size := settings.tensor_parallel_size):
-            raise ConfigError(f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}.")
-        self.model, self.settings, self.backend = model, settings, backend
-        self.number, self.run_id, self.transport_environment = number, run_id, transport_environment or {}
+            raise ConfigError(
+                f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}."
+            )
+        self.model = model
+        self.settings = settings
+        self.backend = backend
+        self.number = number
+        self.run_id = run_id
+        self.transport_environment = transport_environment or {}
         self.middleware = middleware
         self.seed = seed
         self.token = token or secrets.token_urlsafe(32)
         self.log_path = Path(folder) / f"generator-{number}.log"
-        self._on_cpu, self._visible = not devices, _visible_devices(devices)
+        self._on_cpu = not devices
+        self._visible = _visible_devices(devices)
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._deadline, self._log_start, self._scratch = 0.0, 0, ""
+        self._deadline = 0.0
+        self._log_start = 0
+        self._scratch = ""
         self._starts = 0
         settings.endpoint.warn()
         self.trust = settings.endpoint.trust()
@@ -114,10 +128,15 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """Returns vLLM's processes; complete once the server is ready."""
-        return psutil.Process(self._supervisor.pid).children(recursive=True) if self._supervisor is not None else []
+        return (
+            psutil.Process(self._supervisor.pid).children(recursive=True)
+            if self._supervisor is not None
+            else []
+        )
 
     def start(self) -> None:
-        """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to run."""
+        """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to
+        run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = cpu_backend.command_prefix() if self._on_cpu else []
         self._scratch = supervisor.make_scratch()
@@ -140,10 +159,12 @@ class Server:
         log.info("%s starts at %s; its log is %s", self.name, self.url, self.log_path)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
-        """Waits until the generator answers; calls `interrupted` at every poll, which raises to end the wait.
+        """Waits until the generator answers; calls `interrupted` at every poll, which raises to end
+        the wait.
 
         Raises:
-            ServerError: The server ended, or was stopped because `start_timeout_s` had passed since `start`.
+            ServerError: The server ended, or was stopped because `start_timeout_s` had passed since
+                `start`.
         """
         while not self.ready():
             if interrupted is not None:
@@ -157,18 +178,23 @@ class Server:
         if not self.alive:
             raise self._error(f"ended with exit status {self._supervisor.returncode}")
         connection = connect(self.url, self.trust, timeout_s=2.0)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        with (
+            contextlib.closing(connection),
+            contextlib.suppress(OSError, http.client.HTTPException),
+        ):
             connection.request("GET", "/health")
             if connection.getresponse().status == http.client.OK:
                 return True
         if time.monotonic() > self._deadline:
             self.stop()
-            raise self._error(f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped")
+            raise self._error(
+                f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped"
+            )
         return False
 
     def stop(self) -> None:
-        """Ends the generator and waits until all its processes have ended; nothing of it is left, also when somebody
-        has killed its supervisor. Does nothing when it was not started."""
+        """Ends the generator and waits until all its processes have ended; nothing of it is left,
+        also when somebody has killed its supervisor. Does nothing when it was not started."""
         running, self._supervisor = self._supervisor, None
         if running is None or running.stdin is None:
             return
@@ -177,7 +203,11 @@ class Server:
         try:
             running.wait(self.settings.stop_timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("%s did not stop within stop_timeout_s=%g; killing it", self.name, self.settings.stop_timeout_s)
+            log.warning(
+                "%s did not stop within stop_timeout_s=%g; killing it",
+                self.name,
+                self.settings.stop_timeout_s,
+            )
             process = psutil.Process(running.pid)
             supervisor.kill([*process.children(recursive=True), process])
             running.wait()
@@ -196,7 +226,8 @@ class Server:
             return file.read().decode(errors="replace")
 
     def command(self) -> list[str]:
-        """Returns vLLM's command line: the flags that lrl relies on, the settings, and the user's own flags."""
+        """Returns vLLM's command line: the flags that lrl relies on, the settings, and the user's
+        own flags."""
         settings = self.settings
         flags: dict[str, Any] = {
             "model": self.model,
@@ -219,15 +250,24 @@ class Server:
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
-        # vLLM puts each middleware around those before it: the token's is the last, and guards them all.
-        layers = ["lrl.vllm_plugin.write_route.WriteRoute", *self.middleware, "lrl.system.auth.TokenMiddleware"]
+        # vLLM puts each middleware around those before it: the token's is the last, and guards them
+        # all.
+        layers = [
+            "lrl.vllm_plugin.write_route.WriteRoute",
+            *self.middleware,
+            "lrl.system.auth.TokenMiddleware",
+        ]
         around = [word for layer in layers for word in ("--middleware", layer)]
-        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a `random.py`.
+        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a
+        # `random.py`.
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the trainer's environment without its process group's variables, and with those that vLLM needs."""
-        apart = {name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))} | set(TRAINER_ONLY)
+        """Returns the trainer's environment without its process group's variables, and with those
+        that vLLM needs."""
+        apart = {
+            name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))
+        } | set(TRAINER_ONLY)
         environment = {name: value for name, value in os.environ.items() if name not in apart}
         environment |= self.transport_environment
         if self._on_cpu:
@@ -235,7 +275,8 @@ class Server:
         return environment | {
             TOKEN_VARIABLE: self.token,
             FILES_VARIABLE: self.own_files,
-            # The whole generator is on one machine; gloo would listen, open to all, on the address of the host's name.
+            # The whole generator is on one machine; gloo would listen, open to all, on the address
+            # of the host's name.
             "GLOO_SOCKET_IFNAME": "lo",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_PLUGINS": "lrl",
@@ -246,15 +287,23 @@ class Server:
 
     def _error(self, what: str) -> ServerError:
         if found := cause(self._log()):
-            return ServerError(f"{self.name.capitalize()} {what}:\n{found}\nIts whole log is {self.log_path}.")
-        return ServerError(f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}")
+            return ServerError(
+                f"{self.name.capitalize()} {what}:\n{found}\nIts whole log is {self.log_path}."
+            )
+        return ServerError(
+            f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}"
+        )
 
 
 def _visible_devices(devices: list[int]) -> str:
-    """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own CUDA_VISIBLE_DEVICES."""
+    """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own
+    CUDA_VISIBLE_DEVICES."""
     if (own := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
     names = own.split(",")
     if beyond := [index for index in devices if index >= len(names)]:
-        raise ConfigError(f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer devices.")
+        raise ConfigError(
+            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer "
+            "devices."
+        )
     return ",".join(names[index] for index in devices)

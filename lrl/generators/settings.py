@@ -1,7 +1,7 @@
 """Settings of a generator, and the flags of vLLM that lrl fixes.
 
-Flags that other parts of lrl rely on (exact log-probs, no hidden top-p, authentication) are set by the server's command
-and rejected here: a run with other values would train on wrong numbers.
+Flags that other parts of lrl rely on (exact log-probs, no hidden top-p, authentication) are set by
+the server's command and rejected here: a run with other values would train on wrong numbers.
 """
 
 import contextlib
@@ -24,9 +24,16 @@ OWNED: dict[str, str] = {
     **dict.fromkeys(("logprobs-mode", "generation-config", "override-generation-config"), SAMPLED),
     **dict.fromkeys(("logits-processors", "logits-processor-pattern"), SAMPLED),
     **dict.fromkeys(("temperature", "top-p", "top-k", "min-p", "typical-p"), SAMPLED),
-    **dict.fromkeys(("presence-penalty", "frequency-penalty", "repetition-penalty", "logit-bias"), SAMPLED),
-    **dict.fromkeys(("hf-overrides", "hf-config-path", "tokenizer"), "the generator must compute what the policy does"),
-    **dict.fromkeys(("revision", "tokenizer-revision"), "the generator must compute what the policy does"),
+    **dict.fromkeys(
+        ("presence-penalty", "frequency-penalty", "repetition-penalty", "logit-bias"), SAMPLED
+    ),
+    **dict.fromkeys(
+        ("hf-overrides", "hf-config-path", "tokenizer"),
+        "the generator must compute what the policy does",
+    ),
+    **dict.fromkeys(
+        ("revision", "tokenizer-revision"), "the generator must compute what the policy does"
+    ),
     "skip-tokenizer-init": "a generator also answers in words (`lrl prompt`)",
     "trust-remote-code": "code that comes with a model is never run",
     "model": "the generator holds the policy's model",
@@ -35,7 +42,9 @@ OWNED: dict[str, str] = {
     "seed": "it follows from the run's (seed_everything) and is another one for each generator",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
-    "api-server-count": "lrl's routes know the responses of one API server, which is not a bottleneck",
+    "api-server-count": (
+        "lrl's routes know the responses of one API server, which is not a bottleneck"
+    ),
     "enable-scale-out": "it opens the route of probes and heartbeats",
 }
 """vLLM flags that lrl sets itself, each with the reason."""
@@ -46,7 +55,8 @@ SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 EXACT_SAMPLERS = ("standard", "block")
 """Its rejection samplers that keep the policy's distribution, by reading vLLM 0.32 and 0.33."""
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
-"""The number formats to which vLLM quantises a model of another format as it loads it, and again at each update."""
+"""The number formats to which vLLM quantises a model of another format as it loads it, and again at
+each update."""
 
 
 @dataclass(kw_only=True)
@@ -54,31 +64,34 @@ class ServerSettings:
     """Settings of every generator of the fleet.
 
     Args:
-        max_model_len: Longest prompt and response together, in tokens; null is the sum of the data module's limits.
+        max_model_len: Longest prompt and response together, in tokens; null is the sum of the data
+            module's limits.
         max_num_seqs: Responses that one generator writes at the same time.
         dtype: Number format of weights and activations; `auto` is the policy's.
-        quantization: Number format of the matrices in a generator, which quantises them as they arrive, at each sync:
-            `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block` or `mxfp8`; null keeps `dtype`.
+        quantization: Number format of the matrices in a generator, which quantises them as they
+            arrive, at each sync: `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block` or `mxfp8`;
+            null keeps `dtype`.
         tensor_parallel_size: GPUs of one generator.
         gpu_memory_utilization: Share of a GPU's memory that one generator takes. Not on CPU.
         kv_cache_gib: Memory for keys and values in GiB. Only on CPU.
-        threads: CPU threads of one generator; null is half of the machine's cores, or all of them with
-            `strategy.placement: shared`. Only on CPU; `OMP_NUM_THREADS` overrides it.
-        enforce_eager: Disables compilation and CUDA graphs: a faster start, slower writing. Always so on CPU.
+        threads: CPU threads of one generator; null is half of the machine's cores, or all of them
+            with `strategy.placement: shared`. Only on CPU; `OMP_NUM_THREADS` overrides it.
+        enforce_eager: Disables compilation and CUDA graphs: a faster start, slower writing. Always
+            so on CPU.
         start_timeout_s: Seconds from the start until the generator must answer.
         stop_timeout_s: Seconds a generator may take to stop before it is killed.
-        host: Address of this machine that generators listen on; 0.0.0.0 is all. Any address but loopback needs TLS or
-            `insecure`.
+        host: Address of this machine that generators listen on; 0.0.0.0 is all. Any address but
+            loopback needs TLS or `insecure`.
         tls_cert: Certificate of the generators, a PEM file; turns HTTPS on.
         tls_key: Private key of the certificate, a PEM file that is not encrypted.
-        tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`; `system` is any of this
-            machine's authorities, and the certificate must name `host`.
+        tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`;
+            `system` is any of this machine's authorities, and the certificate must name `host`.
         insecure: Allows plain HTTP on an address that other machines can read.
         extra_args: Further vLLM flags by name. `true` gives a bare flag, `false` its `--no-` form.
 
     Raises:
-        ValueError: A value is out of range, `extra_args` has a flag that lrl sets itself, others could read the run's
-            token on its way, or the certificate would not be trusted.
+        ValueError: A value is out of range, `extra_args` has a flag that lrl sets itself, others
+            could read the run's token on its way, or the certificate would not be trusted.
     """
 
     max_model_len: int | None = None
@@ -107,8 +120,9 @@ class ServerSettings:
             fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")
         if self.quantization not in (None, *QUANTIZATIONS):
             fault(
-                f"strategy.server.quantization is {self.quantization!r}; choose from {', '.join(QUANTIZATIONS)}. Those "
-                "that need a quantised model cannot take new weights."
+                f"strategy.server.quantization is {self.quantization!r}; choose from "
+                f"{', '.join(QUANTIZATIONS)}. Those that need a quantised model cannot take new "
+                "weights."
             )
         own = {dashed(name) for name in vars(self)}
         for name in self.extra_args:
@@ -120,7 +134,13 @@ class ServerSettings:
     @property
     def endpoint(self) -> Endpoint:
         """The endpoint of every generator, without its port."""
-        return Endpoint(self.host, self.tls_cert, self.tls_key, self.tls_trust, self.insecure)
+        return Endpoint(
+            self.host,
+            self.tls_cert,
+            tls_key=self.tls_key,
+            tls_trust=self.tls_trust,
+            insecure=self.insecure,
+        )
 
 
 def speculates(extra_args: dict[str, Any]) -> bool:
@@ -133,7 +153,8 @@ def _check_flag(name: str, own: set[str]) -> None:
     where = f"strategy.server.extra_args: {name!r}"
     if not FLAG.fullmatch(name):
         fault(
-            f"{where} is no name of a flag of vLLM: give the name alone, such as enable_expert_parallel, and its value."
+            f"{where} is no name of a flag of vLLM: give the name alone, such as "
+            "enable_expert_parallel, and its value."
         )
         return
     flag = _switch(name)
@@ -156,20 +177,24 @@ def _check_speculation(extra_args: dict[str, Any]) -> None:
                 value = json.loads(value)
         if dashed(name) != "speculative-config" or not isinstance(value, dict):
             fault(
-                f"{where}: give speculative decoding as one mapping, speculative-config: {{method: ..., ...}}, and not "
-                f"as {name!r}."
+                f"{where}: give speculative decoding as one mapping, speculative-config: {{method: "
+                f"..., ...}}, and not as {name!r}."
             )
             continue
-        sampler = {dashed(key): found for key, found in value.items()}.get("rejection-sample-method", "standard")
+        sampler = {dashed(key): found for key, found in value.items()}.get(
+            "rejection-sample-method", "standard"
+        )
         if sampler not in EXACT_SAMPLERS:
             fault(
-                f"{where}: speculative-config has rejection_sample_method {sampler!r}, which accepts tokens that the "
-                f"policy would not have drawn so often, and {SAMPLED}. Choose from {', '.join(EXACT_SAMPLERS)}."
+                f"{where}: speculative-config has rejection_sample_method {sampler!r}, which "
+                f"accepts tokens that the policy would not have drawn so often, and {SAMPLED}. "
+                f"Choose from {', '.join(EXACT_SAMPLERS)}."
             )
 
 
 def _switch(name: str) -> str:
-    """Returns the name of a flag without what turns it on or off, and without a key of its mapping."""
+    """Returns the name of a flag without what turns it on or off, and without a key of its
+    mapping."""
     flag = dashed(name).partition(".")[0].removeprefix("no-")
     return flag.removeprefix("enable-").removeprefix("disable-")
 
@@ -180,7 +205,8 @@ def dashed(name: str) -> str:
 
 
 def as_flags(values: dict[str, Any]) -> Iterator[str]:
-    """Yields command-line words; a list is several words, a mapping is JSON, None leaves vLLM's default."""
+    """Yields command-line words; a list is several words, a mapping is JSON, None leaves vLLM's
+    default."""
     for name, value in values.items():
         if value is not None:
             yield f"--no-{name}" if value is False else f"--{name}"

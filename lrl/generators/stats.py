@@ -1,4 +1,5 @@
-"""Token counts of a generator, kept while its responses grow in place; its speed is computed from them."""
+"""Token counts of a generator, kept while its responses grow in place; its speed is computed from
+them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,8 +15,8 @@ class StatsSnapshot(NamedTuple):
     written: int
     """Tokens that have come from it so far."""
     up_to_date: bool
-    """Whether most of the responses being written have new tokens since the snapshot before: a generator sends those of
-    all at once, so few others are on their way."""
+    """Whether most of the responses being written have new tokens since the snapshot before: a
+    generator sends those of all at once, so few others are on their way."""
     read: int
     """Tokens read so far: prompts, and half-written responses that continued here."""
     responses: int
@@ -38,11 +39,15 @@ class GeneratorStats:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._writing: dict[int, tuple[int, Rollout]] = {}  # id -> tokens of its prompt, and the response
+        self._writing: dict[
+            int, tuple[int, Rollout]
+        ] = {}  # id -> tokens of its prompt, and the response
         self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
-        self._lengths: dict[int, int] = {}  # of the responses being written, at the last snapshot, by id
+        self._lengths: dict[
+            int, int
+        ] = {}  # of the responses being written, at the last snapshot, by id
 
     @property
     def rollouts(self) -> list[Rollout]:
@@ -56,15 +61,22 @@ class GeneratorStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the KV cache for unfinished responses that have begun, prompts included. It lacks those on their
-        way, which a pause sends before it is answered."""
-        begun = [(prompt, one) for prompt, one in self._writing.values() if one.token_ids and not one.finished]
+        """Tokens in the KV cache for unfinished responses that have begun, prompts included. It
+        lacks those on their way, which a pause sends before it is answered."""
+        begun = [
+            (prompt, one)
+            for prompt, one in self._writing.values()
+            if one.token_ids and not one.finished
+        ]
         return sum(prompt + len(rollout.token_ids) for prompt, rollout in begun)
 
     def begin(self, prompt_tokens: int, requests: Sequence[Sequence[Rollout]]) -> None:
-        """Adds the responses to one prompt, by request; the responses of a request share its prefill."""
+        """Adds the responses to one prompt, by request; the responses of a request share its
+        prefill."""
         for rollouts in requests:
-            self._unread[id(rollouts[0])] = Prefill(prompt_tokens, len(rollouts[0].token_ids), rollouts)
+            self._unread[id(rollouts[0])] = Prefill(
+                prompt_tokens, len(rollouts[0].token_ids), rollouts
+            )
             self._writing |= {id(rollout): (prompt_tokens, rollout) for rollout in rollouts}
             self._written -= sum(len(rollout.token_ids) for rollout in rollouts)
 
@@ -83,12 +95,18 @@ class GeneratorStats:
     def snapshot(self) -> StatsSnapshot:
         """Returns the present counts."""
         self._count_read(list(self._unread))
-        unfinished = [(prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished]
-        before, self._lengths = self._lengths, {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids}
+        unfinished = [
+            (prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished
+        ]
+        before, self._lengths = (
+            self._lengths,
+            {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids},
+        )
         new = sum(length > before.get(name, 0) for name, length in self._lengths.items())
         return StatsSnapshot(
             since=self._since,
-            written=self._written + sum(len(rollout.token_ids) for _, rollout in self._writing.values()),
+            written=self._written
+            + sum(len(rollout.token_ids) for _, rollout in self._writing.values()),
             up_to_date=0 < len(self._lengths) <= 2 * new,
             read=self._read,
             responses=len(unfinished),

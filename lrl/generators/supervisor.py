@@ -1,16 +1,21 @@
-"""The supervisor process of one generator: starts vLLM, and ends all of it on request or when the trainer is gone.
+"""The supervisor process of one generator: starts vLLM, and ends all of it on request or when the
+trainer is gone.
 
-A small program (`python supervisor.py --owner PID --prefix NAME --own NAME --scratch DIR -- COMMAND ...`) in its own
-session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin is a pipe; the trainer holds the
-other end from the first moment. A byte means "stop, the run continues"; the end of the pipe without one means that the
-trainer ended, by whatever signal. vLLM is a tree of processes (API server, EngineCore, workers, resource tracker), and
-its lower parts survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its child.
+A small program (`python supervisor.py --owner PID --prefix NAME --own NAME --scratch DIR -- COMMAND
+...`) in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin
+is a pipe; the trainer holds the other end from the first moment. A byte means "stop, the run
+continues"; the end of the pipe without one means that the trainer ended, by whatever signal. vLLM
+is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
+survive a SIGKILL of the upper ones; the supervisor is their subreaper: every orphan becomes its
+child.
 
-Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends. The supervisor has
-one thread only, so for its own child it is a safe second line, should the supervisor itself be killed. What is left
-then is for whoever started it to end and to remove (`clear`).
+Not used: PR_SET_PDEATHSIG from the trainer, because it fires when the *thread* that spawned ends.
+The supervisor has one thread only, so for its own child it is a safe second line, should the
+supervisor itself be killed. What is left then is for whoever started it to end and to remove
+(`clear`).
 
-Linux only, as vLLM's wheels are. Standard library and psutil only: it must start at once and hold no memory.
+Linux only, as vLLM's wheels are. Standard library and psutil only: it must start at once and hold
+no memory.
 """
 
 from __future__ import annotations
@@ -41,15 +46,17 @@ TICK_S = 0.2
 SCAN_S = 2.0
 """Seconds between two scans of the shared memory in use; after a crash it is too late for one."""
 KILL_S = 8.0
-"""Seconds that killed processes may take to end; one that waits for a driver can outlast SIGKILL."""
+"""Seconds that killed processes may take to end; one that waits for a driver can outlast
+SIGKILL."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
-"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The temporary folder of
-a cluster can be longer."""
+"""A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The
+temporary folder of a cluster can be longer."""
 
 
 class End(Enum):
-    """Reason of a generator's end; the value is vLLM's grace time in seconds after SIGTERM (it needs about 2)."""
+    """Reason of a generator's end; the value is vLLM's grace time in seconds after SIGTERM (it
+    needs about 2)."""
 
     EXITED = 2.0
     STOPPED = 4.0
@@ -57,7 +64,8 @@ class End(Enum):
 
 
 class Tree:
-    """All descendants of this process, with `child` as their root, and the shared memory they have mapped so far."""
+    """All descendants of this process, with `child` as their root, and the shared memory they have
+    mapped so far."""
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.child = child
@@ -71,26 +79,32 @@ class Tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.status() != psutil.STATUS_ZOMBIE:
                     living.append(process)
-                # Reaps orphans only: a Popen collects the child's exit status, and other zombies have a parent.
+                # Reaps orphans only: a Popen collects the child's exit status, and other zombies
+                # have a parent.
                 elif process.pid != self.child.pid and process.ppid() == os.getpid():
                     os.waitpid(process.pid, os.WNOHANG)
         self.shared |= mapped(process.pid for process in living)
         return living
 
     def end(self, grace_s: float) -> None:
-        """Sends SIGTERM to the root and, after `grace_s` seconds, SIGKILL to the rest; waits until all have ended."""
+        """Sends SIGTERM to the root and, after `grace_s` seconds, SIGKILL to the rest; waits until
+        all have ended."""
         if self.child.poll() is None:
             self.child.terminate()
         wait_or_kill(self.scan, grace_s)
 
 
 def wait_or_kill(scan: Callable[[], list[psutil.Process]], grace_s: float) -> None:
-    """Waits until `scan` returns no process; after `grace_s` seconds sends SIGKILL to those that it returns."""
+    """Waits until `scan` returns no process; after `grace_s` seconds sends SIGKILL to those that it
+    returns."""
     start = time.monotonic()
     while living := scan():
         passed = time.monotonic() - start
         if passed > grace_s + KILL_S:
-            log.error("processes %s outlast SIGKILL; giving up on them", [process.pid for process in living])
+            log.error(
+                "processes %s outlast SIGKILL; giving up on them",
+                [process.pid for process in living],
+            )
             return
         if passed > grace_s:
             kill(living)
@@ -106,7 +120,8 @@ def kill(processes: Iterable[psutil.Process]) -> None:
 
 def mapped(pids: Iterable[int]) -> set[int]:
     """Returns the inodes in /dev/shm mapped by `pids`; skips ended and foreign processes."""
-    # Not the names: glibc makes a semaphore under a temporary name, which its maker's map shows for ever.
+    # Not the names: glibc makes a semaphore under a temporary name, which its maker's map shows for
+    # ever.
     inodes: set[int] = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -116,7 +131,8 @@ def mapped(pids: Iterable[int]) -> set[int]:
 
 
 def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
-    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with one of `prefixes`."""
+    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with one of
+    `prefixes`."""
     for path in SHM.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
             if path.stat().st_ino in inodes or path.name.startswith(prefixes):
@@ -124,20 +140,25 @@ def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
 
 
 def make_scratch() -> str:
-    """Makes a folder for one generator: vLLM leaves its sockets, rendezvous and compiler files behind."""
+    """Makes a folder for one generator: vLLM leaves its sockets, rendezvous and compiler files
+    behind."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 
 
 def clear(scratch: str, own: str) -> None:
-    """Does what a supervisor that was killed has not done: ends vLLM, and removes the files that it left.
+    """Does what a supervisor that was killed has not done: ends vLLM, and removes the files that it
+    left.
 
-    Fetched weights are among them, as large as the model. `scratch` and `own` are those of `supervise`.
+    Fetched weights are among them, as large as the model. `scratch` and `own` are those of
+    `supervise`.
     """
     shared: set[int] = set()
 
     def scan() -> list[psutil.Process]:
-        living = [process for process in psutil.process_iter() if _variable(process, "TMPDIR") == scratch]
+        living = [
+            process for process in psutil.process_iter() if _variable(process, "TMPDIR") == scratch
+        ]
         shared.update(mapped(process.pid for process in living))
         return living
 
@@ -154,14 +175,17 @@ def _variable(process: psutil.Process, name: str) -> str | None:
 
 
 def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
-    """Waits for the first of: vLLM's exit, a byte or signal that requests a stop, the end of the trainer."""
+    """Waits for the first of: vLLM's exit, a byte or signal that requests a stop, the end of the
+    trainer."""
     scanned_at = time.monotonic()
     while True:
         if tree.child.poll() is not None:
             return End.EXITED
         if stop_signals:
             return End.STOPPED
-        if os.getppid() != owner:  # a fork of the trainer holds a copy of the pipe and would keep it open
+        if (
+            os.getppid() != owner
+        ):  # a fork of the trainer holds a copy of the pipe and would keep it open
             return End.OWNER_GONE
         if select.select([sys.stdin], [], [], TICK_S)[0]:
             return End.STOPPED if os.read(sys.stdin.fileno(), 1) else End.OWNER_GONE
@@ -171,11 +195,13 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
 
 
 def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: str) -> int:
-    """Runs `command` until the first reason to end it, ends all of it, and removes the files it left.
+    """Runs `command` until the first reason to end it, ends all of it, and removes the files it
+    left.
 
-    Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process id of the trainer;
-    the run's own files in /dev/shm, those with `prefix`, are removed only when it is gone; those with `own`, which only
-    this generator uses, and the folder `scratch` for its temporary files at every end.
+    Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process
+    id of the trainer; the run's own files in /dev/shm, those with `prefix`, are removed only when
+    it is gone; those with `own`, which only this generator uses, and the folder `scratch` for its
+    temporary files at every end.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
@@ -193,7 +219,12 @@ def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: st
         )
         tree = Tree(child)
         why = wait_for_end(tree, owner, stop_signals)
-        log.info("%s after exit status %s; ending %s", why.name, child.returncode, [p.pid for p in tree.scan()])
+        log.info(
+            "%s after exit status %s; ending %s",
+            why.name,
+            child.returncode,
+            [p.pid for p in tree.scan()],
+        )
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
         remove_shared((own, prefix) if run_is_over else (own,), tree.shared - mapped(psutil.pids()))
@@ -205,15 +236,27 @@ def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: st
 
 def main() -> int:
     """Runs the program; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--owner", type=int, required=True, help="process id of the trainer")
     parser.add_argument("--prefix", required=True, help="prefix of the run's own files in /dev/shm")
-    parser.add_argument("--own", required=True, help="prefix of the files in /dev/shm that only this generator uses")
-    parser.add_argument("--scratch", required=True, help="folder for its temporary files, which is removed")
+    parser.add_argument(
+        "--own", required=True, help="prefix of the files in /dev/shm that only this generator uses"
+    )
+    parser.add_argument(
+        "--scratch", required=True, help="folder for its temporary files, which is removed"
+    )
     parser.add_argument("command", nargs="+", help="program and arguments, after --")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    return supervise(arguments.command, arguments.owner, arguments.prefix, arguments.own, arguments.scratch)
+    return supervise(
+        arguments.command,
+        arguments.owner,
+        prefix=arguments.prefix,
+        own=arguments.own,
+        scratch=arguments.scratch,
+    )
 
 
 if __name__ == "__main__":

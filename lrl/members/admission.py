@@ -41,10 +41,15 @@ async def poll_forever(admission: Admission) -> None:
 class JoinedServer:
     """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
 
-    def __init__(self, number: int, location: Location, token: str, settings: ServerSettings, folder: Path) -> None:
-        self.number, self.name = number, f"generator {number}"
+    def __init__(
+        self, number: int, location: Location, token: str, settings: ServerSettings, folder: Path
+    ) -> None:
+        self.number = number
+        self.name = f"generator {number}"
         self.location = location
-        self.url, self.trust, self.token = location.url, location.context(), token
+        self.url = location.url
+        self.trust = location.context()
+        self.token = token
         self.settings = settings
         self.log_path = folder / f"generator-{number}.log"
         self.alive = True
@@ -67,9 +72,14 @@ class GeneratorAdmission:
         folder: Where their logs may be.
     """
 
-    def __init__(self, fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path) -> None:
-        self.fleet, self.registry = fleet, registry
-        self.token, self.settings, self.folder = token, settings, folder
+    def __init__(
+        self, fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path
+    ) -> None:
+        self.fleet = fleet
+        self.registry = registry
+        self.token = token
+        self.settings = settings
+        self.folder = folder
         self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
         self._admissions: set[asyncio.Task[None]] = set()
 
@@ -122,10 +132,16 @@ class GeneratorAdmission:
             return  # a collective transfer would fail for all; the request stays in the registry
         generators = {generator.server.number: generator for generator in self.fleet.generators}
         known = number in generators
-        refusal = leave_refusal(self.fleet, generators[number]) if known else f"The run has no generator {number} now."
+        refusal = (
+            leave_refusal(self.fleet, generators[number])
+            if known
+            else f"The run has no generator {number} now."
+        )
         if not refusal:
             await self.fleet.remove(generators[number])
-            self.registry.set_status(Kind.GENERATOR, number, Status.LEFT, generators[number].version)
+            self.registry.set_status(
+                Kind.GENERATOR, number, Status.LEFT, generators[number].version
+            )
         self.registry.answer_leave(Kind.GENERATOR, number, refusal)
 
     def _report(self, number: int, generator: Generator) -> None:
@@ -134,7 +150,9 @@ class GeneratorAdmission:
         status = self._status_of(generator)
         if status is before or before.over:
             return
-        self.registry.set_status(Kind.GENERATOR, number, status, generator.version, generator.eviction or "")
+        self.registry.set_status(
+            Kind.GENERATOR, number, status, generator.version, generator.eviction or ""
+        )
         self.fleet.joined += status is Status.SERVING
 
     def _status_of(self, generator: Generator) -> Status:
@@ -150,10 +168,15 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
     """Returns the reason why a generator cannot leave; empty if it can."""
     name = generator.name.capitalize()
     if fleet.evaluation is not None and generator in fleet.evaluation.generators:
-        return f"{name} is kept for evaluations (strategy.evaluation_generators); only those that write rollouts leave."
+        return (
+            f"{name} is kept for evaluations (strategy.evaluation_generators); only those that "
+            "write rollouts leave."
+        )
     if generator.eviction is not None:
         return f"{name} is being replaced at this moment: ask again when it is back."
-    if fleet.rollouts.generators == [generator]:  # a pending one is not among them: its probe may still fail
+    if fleet.rollouts.generators == [
+        generator
+    ]:  # a pending one is not among them: its probe may still fail
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""
 
@@ -168,7 +191,9 @@ class ScorerAdmission:
     """
 
     def __init__(self, pool: RemotePool, registry: Registry, token: str) -> None:
-        self.pool, self.registry, self.token = pool, registry, token
+        self.pool = pool
+        self.registry = registry
+        self.token = token
         self._admissions: dict[int, asyncio.Task[None]] = {}
         self._served: set[int] = set()
 
@@ -187,7 +212,9 @@ class ScorerAdmission:
             if number not in alive:
                 why = why or "its process has ended, or is silent"
             if why and self.pool.remove(number, why):
-                log.warning("A scorer is lost: %s (%s). Others score its responses.", scorer.name, why)
+                log.warning(
+                    "A scorer is lost: %s (%s). Others score its responses.", scorer.name, why
+                )
                 self.registry.set_status(Kind.SCORER, number, Status.LOST, why=why)
 
     async def _admit(self, member: Member) -> None:
@@ -202,8 +229,14 @@ class ScorerAdmission:
             )
             await scorer.check()
         except (OSError, ValueError) as error:
-            place = f"{member.name.capitalize()} on {member.node} cannot be reached at {member.location.url}"
-            why = f"{place}: {error}. It needs an address that this machine reaches: give it by `lrl join --host`"
+            place = (
+                f"{member.name.capitalize()} on {member.node} cannot be reached at "
+                f"{member.location.url}"
+            )
+            why = (
+                f"{place}: {error}. It needs an address that this machine reaches: give it by `lrl "
+                "join --host`"
+            )
             log.warning("%s.", why)
             # One that has served may only have lost its network, and is tried again when it speaks.
             status = Status.LOST if member.number in self._served else Status.REFUSED
@@ -218,4 +251,6 @@ class ScorerAdmission:
         known = self.pool.remove(number, "it leaves the run")
         if known:
             self.registry.set_status(Kind.SCORER, number, Status.LEFT)
-        self.registry.answer_leave(Kind.SCORER, number, "" if known else f"The run has no scorer {number} now.")
+        self.registry.answer_leave(
+            Kind.SCORER, number, "" if known else f"The run has no scorer {number} now."
+        )

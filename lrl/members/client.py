@@ -30,7 +30,8 @@ class RunClient:
     """
 
     def __init__(self, location: Location, token: str) -> None:
-        self.location, self.token = location, token
+        self.location = location
+        self.token = token
         self._trust = location.context()
 
     def spec(self) -> JoinSpec:
@@ -45,7 +46,9 @@ class RunClient:
         """Takes a number that no member of this kind has had."""
         return int(self._ask("POST", f"{MEMBERS}/{kind}"))
 
-    def register(self, kind: Kind, number: int, run_id: str, location: Location, workers: int = 0) -> Member:
+    def register(
+        self, kind: Kind, number: int, run_id: str, location: Location, workers: int = 0
+    ) -> Member:
         """Says that a member of this machine lives, and where; an empty URL says that it starts."""
         words = {"run": run_id, "location": asdict(location), "workers": workers}
         words["node"] = socket.gethostname()[:LONGEST_NODE]
@@ -68,7 +71,8 @@ class RunClient:
         return list(self._ask("GET", f"{MEMBERS}/{kind}"))
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Copies the run's model into `folder`; calls `interrupted`, which may raise, between pieces."""
+        """Copies the run's model into `folder`; calls `interrupted`, which may raise, between
+        pieces."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, size in self._ask("GET", MODEL).items():
             with (
@@ -79,13 +83,17 @@ class RunClient:
                     file.write(piece)
                     interrupted()
                 if file.tell() != size:
-                    raise OSError(f"{name} of the run's model broke off after {file.tell()} of {size} bytes")
+                    raise OSError(
+                        f"{name} of the run's model broke off after {file.tell()} of {size} bytes"
+                    )
 
     def _typed(self, route: str, read: Callable[[dict[str, Any]], T]) -> T:
         try:
             return read(self._ask("GET", route))
         except (KeyError, TypeError, ValueError) as error:
-            raise NotRunning(f"{self.location.url} is of another release of lrl ({error}): use the run's.") from error
+            raise NotRunning(
+                f"{self.location.url} is of another release of lrl ({error}): use the run's."
+            ) from error
 
     def _ask(self, method: str, route: str, body: Any = None) -> Any:
         with self._request(method, route, body) as response:
@@ -96,13 +104,19 @@ class RunClient:
         headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
         with contextlib.closing(connect(self.location.url, self._trust, DEADLINE_S)) as connection:
             try:
-                connection.request(method, route, json.dumps(body) if body is not None else None, headers)
+                connection.request(
+                    method, route, json.dumps(body) if body is not None else None, headers
+                )
                 response = connection.getresponse()
                 if response.status == http.client.UNAUTHORIZED:
-                    raise NotRunning(f"{self.location.url}: the token is not the run's (LRL_TOKEN).")
+                    raise NotRunning(
+                        f"{self.location.url}: the token is not the run's (LRL_TOKEN)."
+                    )
                 if response.status != http.client.OK:
                     said = response.read().decode(errors="replace")
-                    raise NotRunning(f"{self.location.url} responded {response.status} on {route}: {said}")
+                    raise NotRunning(
+                        f"{self.location.url} responded {response.status} on {route}: {said}"
+                    )
                 yield response
             except http.client.HTTPException as error:
                 raise OSError(f"{self.location.url} broke off: {error!r}") from error

@@ -1,8 +1,8 @@
 """Discovery of a live run's generators, and requests to them, from another process.
 
-The log in a run's folder leads to the supervisor that writes to it, the supervisor's command line to the address, and
-its environment to the token, so no file has to hold any of these. The kernel shows an environment only to the user of
-the process and to root.
+The log in a run's folder leads to the supervisor that writes to it, the supervisor's command line
+to the address, and its environment to the token, so no file has to hold any of these. The kernel
+shows an environment only to the user of the process and to root.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ class Running:
     """Path of the PEM file; None without TLS."""
 
     def ask(self, method: str, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Returns status and JSON of the response to one request; raises NotRunning after `DEADLINE_S`."""
+        """Returns status and JSON of the response to one request; raises NotRunning after
+        `DEADLINE_S`."""
         trust = trust_only(first_certificate(self.certificate)) if self.certificate else None
         headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
         with contextlib.closing(connect(self.url, trust, DEADLINE_S)) as connection:
@@ -46,29 +47,39 @@ class Running:
                 return response.status, json.loads(response.read())
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise NotRunning(
-                    f"{self.name} at {self.url} does not answer ({error!r}). It may be starting: look at "
-                    f"{self.log_path}, and try again when it says that the application has started."
+                    f"{self.name} at {self.url} does not answer ({error!r}). It may be starting: "
+                    f"look at {self.log_path}, and try again when it says that the application has "
+                    "started."
                 ) from error
 
 
 def find_generator(folder: Path, number: int) -> Running:
-    """Returns generator `number` of the run with logs in `folder`; raises NotRunning if this user has none there."""
+    """Returns generator `number` of the run with logs in `folder`; raises NotRunning if this user
+    has none there."""
     found = find_generators(folder)
     if number in found:
         return found[number]
     if found:
-        raise NotRunning(f"--generator {number}: the generators of {folder} are {sorted(found)}. Give one of these.")
+        raise NotRunning(
+            f"--generator {number}: the generators of {folder} are {sorted(found)}. Give one of "
+            "these."
+        )
     raise NotRunning(
-        f"{folder} has no generator that is running here. Give the folder with the generator-<n>.log of a live run, as "
-        "the user who started it, on the machine where it runs. An exported policy answers without a run: "
-        f"lrl chat {shlex.quote(f'{folder}/policy')}"
+        f"{folder} has no generator that is running here. Give the folder with the "
+        "generator-<n>.log of a live run, as the user who started it, on the machine where it "
+        "runs. An exported policy answers without a run: lrl chat "
+        f"{shlex.quote(f'{folder}/policy')}"
     )
 
 
 def find_generators(folder: Path) -> dict[int, Running]:
     """Returns the live generators of the run with its logs in `folder`, by number."""
     logs = {_inode(path): path for path in Path(folder).glob("generator-*.log")}
-    processes = [process for process in psutil.process_iter(["cmdline", "create_time"]) if _is_supervisor(process)]
+    processes = [
+        process
+        for process in psutil.process_iter(["cmdline", "create_time"])
+        if _is_supervisor(process)
+    ]
     found = {}
     # In the order of their start: a replacement overwrites the generator before it.
     for process in sorted(processes, key=lambda process: process.info["create_time"]):
@@ -80,7 +91,11 @@ def find_generators(folder: Path) -> dict[int, Running]:
                 url = Endpoint(flags["--host"], tls_cert=certificate).url(int(flags["--port"]))
                 number = int(re.sub(r"\D", "", path.stem))
                 found[number] = Running(
-                    f"generator {number}", path, url, process.environ()[TOKEN_VARIABLE], certificate
+                    f"generator {number}",
+                    path,
+                    url=url,
+                    token=process.environ()[TOKEN_VARIABLE],
+                    certificate=certificate,
                 )
     return found
 

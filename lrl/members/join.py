@@ -47,7 +47,9 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
     client = find_run(run, run_cert)
     if number is None:
         if not (joined := ask(client, lambda: client.joined(kind))):
-            own = " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
+            own = (
+                " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
+            )
             raise NotRunning(f"{run}: no {kind} has joined.{own}")
         number = max(joined)
     asked = number
@@ -55,9 +57,13 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
     deadline = time.monotonic() + ANSWER_S
     while (member := ask(client, lambda: client.view(kind, asked))).leaving:
         if time.monotonic() > deadline:
-            raise NotRunning(f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves.")
+            raise NotRunning(
+                f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves."
+            )
         time.sleep(POLL_S)
     if member.leave_refusal:
         raise NotRunning(f"{run}: {member.leave_refusal}")
-    sys.stdout.write(f"{member.name} has left {run}; its unfinished responses continue elsewhere.\n")
+    sys.stdout.write(
+        f"{member.name} has left {run}; its unfinished responses continue elsewhere.\n"
+    )
     return 0

@@ -73,7 +73,9 @@ class JoinSession(ABC):
     kind: ClassVar[Kind]
 
     def __init__(self, run: str, client: RunClient, spec: JoinSpec, own: LocalOverrides) -> None:
-        self.client, self.spec, self.own = client, spec, own
+        self.client = client
+        self.spec = spec
+        self.own = own
         self.number = -1
         self._location = Location()
         self._heard = time.monotonic()
@@ -96,9 +98,14 @@ class JoinSession(ABC):
             RuntimeError: The server did not start, or has ended.
         """
         given = self.own.number
-        self.number = ask(self.client, lambda: self.client.claim(self.kind)) if given is None else given
+        self.number = (
+            ask(self.client, lambda: self.client.claim(self.kind)) if given is None else given
+        )
         ask(self.client, self._register)
-        before = {signum: signal.signal(signum, self._interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+        before = {
+            signum: signal.signal(signum, self._interrupt)
+            for signum in (signal.SIGINT, signal.SIGTERM)
+        }
         failure = ""
         try:
             with self.serve() as served:
@@ -177,7 +184,9 @@ class JoinSession(ABC):
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupted = True
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)  # the second signal needs no Python to end the process
+            signal.signal(
+                each, signal.SIG_DFL
+            )  # the second signal needs no Python to end the process
 
 
 def status_line(member: Member) -> str:
@@ -200,6 +209,7 @@ def ask(client: RunClient, request: Callable[[], T]) -> T:
         return request()
     except OSError as error:
         raise NotRunning(
-            f"The run does not answer at {client.location.url} ({error}). It may have ended, or this machine does not "
-            "reach it there: strategy.server.host must be an address that other machines reach."
+            f"The run does not answer at {client.location.url} ({error}). It may have ended, or "
+            "this machine does not reach it there: strategy.server.host must be an address that "
+            "other machines reach."
         ) from error

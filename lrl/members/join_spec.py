@@ -53,7 +53,8 @@ class JoinSpec:
         endpoint = {"host": own.get("host") or own_address_towards(url)} | own
         if is_loopback(host := endpoint["host"]) or host in ("0.0.0.0", "::"):
             raise ValueError(
-                f"--host {host}: the run is on another machine. Give the address by which it reaches this one, with "
-                "--tls_cert and --tls_key, or --insecure if nobody else is on that network."
+                f"--host {host}: the run is on another machine. Give the address by which it "
+                "reaches this one, with --tls_cert and --tls_key, or --insecure if nobody else is "
+                "on that network."
             )
         return ServerSettings(**self.settings | endpoint)

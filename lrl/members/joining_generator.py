@@ -57,14 +57,16 @@ class JoiningGenerator(JoinSession):
             # the run itself.
             run_id=f"{spec.run_id}-joined-{number}",
             token=self.client.token,
-            transport_environment=transport.server_environment(number, os.environ) | spec.environment,
+            transport_environment=transport.server_environment(number, os.environ)
+            | spec.environment,
             middleware=transport.middleware,
             seed=spec.seed,
         )
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[str]:
-        """The model: a name, a folder, or one that is fetched from the run and removed at the end."""
+        """The model: a name, a folder, or one that is fetched from the run and removed at the
+        end."""
         if self.spec.owner.here or not self.spec.serves_model:
             yield self.spec.model
             return
@@ -93,23 +95,31 @@ def generator_settings(run: str, spec: JoinSpec, own: LocalOverrides, url: str) 
         url: The run's.
     """
     transport, here = find_transport(spec.transport), spec.owner.here
-    if why := transport.join_refusal(here) or ("" if here else transport.address_refusal(spec.settings["host"])):
+    if why := transport.join_refusal(here) or (
+        "" if here else transport.address_refusal(spec.settings["host"])
+    ):
         raise ValueError(f"{run} {why}")
     check_environment(run, spec, os.environ)
     if spec.on_cpu == bool(own.devices):
-        needed = "are on the CPU: leave it out" if spec.on_cpu else "are on GPUs: give the indices of this one's"
+        needed = (
+            "are on the CPU: leave it out"
+            if spec.on_cpu
+            else "are on GPUs: give the indices of this one's"
+        )
         given = ",".join(map(str, own.devices)) or "(not given)"
         raise ValueError(f"--devices {given}: the run's generators {needed}.")
     return spec.settings_here(own.endpoint, url)
 
 
 def check_environment(run: str, spec: JoinSpec, own: Mapping[str, str]) -> None:
-    """Raises ValueError if a variable here contradicts the run's; one that is missing is no fault."""
+    """Raises ValueError if a variable here contradicts the run's; one that is missing is no
+    fault."""
     for name, here in find_transport(spec.transport).common_environment(own).items():
         there = spec.environment.get(name)
         if here != there:
             of_run = "is not set" if there is None else f"is {there!r}"
             raise ValueError(
-                f"{name} is {here!r} here and {of_run} in {run}: a transfer by {spec.transport} hangs when its members "
-                f"disagree. Unset {name}; the generator then takes what the run has."
+                f"{name} is {here!r} here and {of_run} in {run}: a transfer by {spec.transport} "
+                f"hangs when its members disagree. Unset {name}; the generator then takes what the "
+                "run has."
             )

@@ -12,8 +12,8 @@ from lrl.rewards.job import ScoringTerms
 from lrl.rewards.scorer_server import ScorerServer
 
 REMEDY = (
-    "A scorer imports the rewards' modules by itself: put them on its machine, installed or in the folder where `lrl "
-    "join` starts."
+    "A scorer imports the rewards' modules by itself: put them on its machine, installed or in the "
+    "folder where `lrl join` starts."
 )
 
 
@@ -29,7 +29,9 @@ class JoiningScorer(JoinSession):
         try:
             terms = ScoringTerms.from_json(fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise NotRunning(f"{run} is of another release of lrl ({error!r}): use the run's.") from error
+            raise NotRunning(
+                f"{run} is of another release of lrl ({error!r}): use the run's."
+            ) from error
         self.server = ScorerServer(terms, own.workers, endpoint, client.token)
 
     @contextlib.contextmanager

@@ -61,10 +61,14 @@ class LaunchedMembers:
         folder: The run's folder.
     """
 
-    def __init__(self, launcher: Launcher, kind: Kind, roster: Roster, address: RunAddress, folder: Path) -> None:
-        self.launcher, self.kind = launcher, kind
+    def __init__(
+        self, launcher: Launcher, kind: Kind, roster: Roster, address: RunAddress, folder: Path
+    ) -> None:
+        self.launcher = launcher
+        self.kind = kind
         self.slots = [
-            _LaunchedSlot(self, roster, address, folder=folder, place=place) for place in range(launcher.jobs)
+            _LaunchedSlot(self, roster, address, folder=folder, place=place)
+            for place in range(launcher.jobs)
         ]
         self.supervisor = JobSupervisor(self.slots)
 
@@ -73,13 +77,16 @@ class LaunchedMembers:
         self.supervisor.start()
 
     def stop(self) -> None:
-        """Ends all jobs that do not end by themselves, once the run has told them that it is over."""
+        """Ends all jobs that do not end by themselves, once the run has told them that it is
+        over."""
         self.supervisor.stop()
 
     @property
     def last_words(self) -> str:
         """What the last job that failed has said, or what one waits for."""
-        return self.supervisor.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
+        return self.supervisor.last_failure or next(
+            filter(None, (slot.tail() for slot in self.slots)), ""
+        )
 
 
 class _LaunchedSlot(Slot):
@@ -118,20 +125,27 @@ class _LaunchedSlot(Slot):
             raise ConnectionError(str(error)) from error
         self.name = f"{self.kind} {self._number}"
         words = [*self.words, "--number", str(self._number)]
-        self._job = self.launcher.start(f"{self.kind}-{self._number}", words, self.environment, self.folder)
+        self._job = self.launcher.start(
+            f"{self.kind}-{self._number}", words, self.environment, self.folder
+        )
 
     def condition(self) -> Condition:
         """See `Slot.condition`."""
         assert self._job is not None, "it was started"
         member = None
-        with contextlib.suppress(OSError, NotRunning):  # on another node: the run is gone, or does not answer now
+        with contextlib.suppress(
+            OSError, NotRunning
+        ):  # on another node: the run is gone, or does not answer now
             member = self.roster.view(self.kind, self._number)
         if member is not None and member.status.over:
-            if member.status is Status.ENDED or (member.status is Status.LEFT and not member.by_itself):
+            if member.status is Status.ENDED or (
+                member.status is Status.LEFT and not member.by_itself
+            ):
                 return Condition(JobState.LEFT)
             why = member.why or "its process was asked to end"
             return Condition(JobState.FAILED, f"{why}\n{self._job.tail()}")
-        # What serves is kept, also when its scheduler has lost sight of it: the run notices silence.
+        # What serves is kept, also when its scheduler has lost sight of it: the run notices
+        # silence.
         if member is not None and member.status is Status.SERVING:
             return Condition(JobState.SERVING)
         if not self._job.alive:

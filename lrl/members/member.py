@@ -86,7 +86,8 @@ class Member:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Member":
-        """Returns the member of these fields; raises KeyError, TypeError or ValueError for others."""
+        """Returns the member of these fields; raises KeyError, TypeError or ValueError for
+        others."""
         typed = {
             "kind": Kind(fields["kind"]),
             "status": Status(fields["status"]),

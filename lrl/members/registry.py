@@ -40,7 +40,9 @@ class Registry:
             self._members[kind, number] = Member(kind, number, heard=time.monotonic())
             return number
 
-    def register(self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0) -> Member:
+    def register(
+        self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0
+    ) -> Member:
         """Renews the lease of a member; returns what the run has made of it.
 
         Args:
@@ -59,7 +61,9 @@ class Registry:
             back = member.status is Status.LOST and kind is Kind.SCORER
             status = Status.STARTING if back else member.status
             now = time.monotonic()
-            return replace(member, location=location, node=node, workers=workers, heard=now, status=status)
+            return replace(
+                member, location=location, node=node, workers=workers, heard=now, status=status
+            )
 
         with self._lock:
             first = self.spec.generators if kind is Kind.GENERATOR else 0
@@ -68,7 +72,8 @@ class Registry:
             return self._change(kind, number, speak)
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """Notes that a member's process has ended; one that says why, and has not served, is refused."""
+        """Notes that a member's process has ended; one that says why, and has not served, is
+        refused."""
 
         def end(member: Member) -> Member:
             if not why or member.status not in (Status.STARTING, Status.PENDING):
@@ -102,7 +107,11 @@ class Registry:
 
     def joined(self, kind: Kind) -> list[int]:
         """Returns the numbers of the members of this kind that the run has admitted."""
-        return [member.number for member in self.members(kind) if member.status in (Status.PENDING, Status.SERVING)]
+        return [
+            member.number
+            for member in self.members(kind)
+            if member.status in (Status.PENDING, Status.SERVING)
+        ]
 
     # ---- for the run
 
@@ -110,25 +119,37 @@ class Registry:
         """Returns all that have joined, also those that are over, in the order of their numbers."""
         first = self.spec.generators if kind is Kind.GENERATOR else 0
         with self._lock:
-            found = [each for each in self._members.values() if each.kind is kind and each.number >= first]
+            found = [
+                each
+                for each in self._members.values()
+                if each.kind is kind and each.number >= first
+            ]
         return sorted(found, key=lambda member: member.number)
 
     def alive(self, kind: Kind) -> dict[int, Member]:
         """Returns the members with a lease and an address, by number."""
         now = time.monotonic()
-        return {each.number: each for each in self.members(kind) if now - each.heard < LEASE_S and each.location.url}
+        return {
+            each.number: each
+            for each in self.members(kind)
+            if now - each.heard < LEASE_S and each.location.url
+        }
 
     def leaving(self, kind: Kind) -> list[int]:
         """Returns the numbers of those that are asked to leave."""
         with self._lock:
-            return [each.number for each in self._members.values() if each.kind is kind and each.leaving]
+            return [
+                each.number for each in self._members.values() if each.kind is kind and each.leaving
+            ]
 
     def refusal(self, kind: Kind) -> str:
         """Returns why the last member that was refused cannot serve; empty if there is none."""
         found = [member.why for member in self.members(kind) if member.status is Status.REFUSED]
         return found[-1] if found else ""
 
-    def set_status(self, kind: Kind, number: int, status: Status, version: int = -1, why: str = "") -> None:
+    def set_status(
+        self, kind: Kind, number: int, status: Status, version: int = -1, why: str = ""
+    ) -> None:
         """Notes the status of a member; one that has ended with the run stays so."""
 
         def enter(member: Member) -> Member:
@@ -142,7 +163,9 @@ class Registry:
     def answer_leave(self, kind: Kind, number: int, refusal: str) -> None:
         """Answers a member's request to leave: the reason to reject it, or empty if it has left."""
         with self._lock:
-            self._change(kind, number, lambda member: replace(member, leaving=False, leave_refusal=refusal))
+            self._change(
+                kind, number, lambda member: replace(member, leaving=False, leave_refusal=refusal)
+            )
 
     def end(self) -> None:
         """Tells all members that the run ends, and waits a moment until they know."""
@@ -153,7 +176,9 @@ class Registry:
                     self._members[member.kind, member.number] = replace(member, status=Status.ENDED)
         while time.monotonic() - said < END_S:
             with self._lock:
-                silent = [each for each in self._members.values() if said - LEASE_S < each.heard <= said]
+                silent = [
+                    each for each in self._members.values() if said - LEASE_S < each.heard <= said
+                ]
             if not silent:
                 return
             time.sleep(0.05)

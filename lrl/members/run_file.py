@@ -27,8 +27,8 @@ from lrl.system.process_identity import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
 TOKEN_VARIABLE, CERTIFICATE_VARIABLE = "LRL_TOKEN", "LRL_CERTIFICATE"
-"""What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that is started with the
-first takes it as its token."""
+"""What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
+is started with the first takes it as its token."""
 SHORTEST_TOKEN = 16
 
 
@@ -47,7 +47,8 @@ class RunFile(Location):
 
 
 def token_of_run() -> str:
-    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or one of its own.
+    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or one of
+    its own.
 
     Raises:
         ConfigError: It is easily guessed.
@@ -55,8 +56,9 @@ def token_of_run() -> str:
     given = os.environ.pop(TOKEN_VARIABLE, "")
     if given and len(given) < SHORTEST_TOKEN:
         fault(
-            f"{TOKEN_VARIABLE} has {len(given)} characters: whoever guesses it can stop the run and replace its "
-            f"weights. Give {SHORTEST_TOKEN} or more: export {TOKEN_VARIABLE}=$(openssl rand -hex 32)"
+            f"{TOKEN_VARIABLE} has {len(given)} characters: whoever guesses it can stop the run "
+            f"and replace its weights. Give {SHORTEST_TOKEN} or more: export "
+            f"{TOKEN_VARIABLE}=$(openssl rand -hex 32)"
         )
     return given or secrets.token_urlsafe(32)
 
@@ -64,16 +66,20 @@ def token_of_run() -> str:
 def url_elsewhere(server: RegistryServer) -> str:
     """Returns the URL of a registry on other machines.
 
-    If it listens on all addresses, that is the one at which the ranks of several nodes meet, or this machine's name.
+    If it listens on all addresses, that is the one at which the ranks of several nodes meet, or
+    this machine's name.
     """
     if not server.endpoint.is_everywhere:
         return server.location().url
     meeting = os.environ.get("MASTER_ADDR", "")
-    return server.location(meeting if meeting and not is_loopback(meeting) else socket.gethostname()).url
+    return server.location(
+        meeting if meeting and not is_loopback(meeting) else socket.gethostname()
+    ).url
 
 
 def write_run_file(run: Path, server: RegistryServer) -> None:
-    """Says in the run's folder where its registry is, and removes what an earlier run said; raises OSError."""
+    """Says in the run's folder where its registry is, and removes what an earlier run said; raises
+    OSError."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.make()
     files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=url_elsewhere(server))))
@@ -91,8 +97,8 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
 
     Args:
         run: Folder or URL.
-        certificate: The PEM file by which to know a URL's server; without it the text in `CERTIFICATE_VARIABLE`, or
-            else the system's CAs.
+        certificate: The PEM file by which to know a URL's server; without it the text in
+            `CERTIFICATE_VARIABLE`, or else the system's CAs.
 
     Raises:
         NotRunning: There is no live run, its file is not trusted, or nobody gave the token.
@@ -109,11 +115,20 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
 
 def _location_of(url: str, certificate: str | None) -> Location:
     address = urlsplit(url)
-    if address.scheme not in ("http", "https") or not address.hostname or address.port is None or address.path:
-        raise NotRunning(f"{url} is no address of a run: give https://ADDRESS:PORT, as the run has printed it.")
+    if (
+        address.scheme not in ("http", "https")
+        or not address.hostname
+        or address.port is None
+        or address.path
+    ):
+        raise NotRunning(
+            f"{url} is no address of a run: give https://ADDRESS:PORT, as the run has printed it."
+        )
     if address.scheme == "http":
         return Location(url)
-    text = first_certificate(certificate) if certificate else os.environ.get(CERTIFICATE_VARIABLE, "")
+    text = (
+        first_certificate(certificate) if certificate else os.environ.get(CERTIFICATE_VARIABLE, "")
+    )
     return Location(url, "certificate", text) if text else Location(url, "system")
 
 
@@ -123,9 +138,9 @@ def _read(run: Path) -> RunFile:
         return files.read(RUN, RunFile)
     except FileNotFoundError as error:
         raise NotRunning(
-            f"{run} is not the folder of a live run (there is no {files.path / RUN}). Give the folder with the "
-            "generator-<n>.log of one, on its own machine or on a file system that both share, or the address that "
-            "the run has printed."
+            f"{run} is not the folder of a live run (there is no {files.path / RUN}). Give the "
+            "folder with the generator-<n>.log of one, on its own machine or on a file system that "
+            "both share, or the address that the run has printed."
         ) from error
     except OSError as error:  # not trusted, or not readable
         raise NotRunning(str(error)) from error
@@ -137,20 +152,22 @@ def _token_here(run: Path) -> str:
     if token := os.environ.pop(TOKEN_VARIABLE, ""):
         return token
     raise NotRunning(
-        f"{run}: the run's token is its generators', and none of them is running here at this moment. They may be "
-        "starting: try again in a minute, as the user who started the run. If the run was started with "
-        f"{TOKEN_VARIABLE}, set it here, too."
+        f"{run}: the run's token is its generators', and none of them is running here at this "
+        "moment. They may be starting: try again in a minute, as the user who started the run. If "
+        f"the run was started with {TOKEN_VARIABLE}, set it here, too."
     )
 
 
 def _typed_token(run: str) -> str:
     shown = "on its machine, `lrl prompt FOLDER` shows it as OPENAI_API_KEY"
     token = os.environ.pop(TOKEN_VARIABLE, "")
-    with contextlib.suppress(EOFError):  # a batch job has no keyboard; the error below gives the remedy
+    with contextlib.suppress(
+        EOFError
+    ):  # a batch job has no keyboard; the error below gives the remedy
         token = token or getpass.getpass(f"The run's token ({shown}): ")
     if not token:
         raise NotRunning(
-            f"{run}: its run is on another machine, and no token was typed. Without a keyboard, in a pipe or a batch "
-            f"job, put it in the variable {TOKEN_VARIABLE}; {shown}."
+            f"{run}: its run is on another machine, and no token was typed. Without a keyboard, in "
+            f"a pipe or a batch job, put it in the variable {TOKEN_VARIABLE}; {shown}."
         )
     return token

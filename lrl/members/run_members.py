@@ -50,8 +50,11 @@ class RunMembers:
         settings: ServerSettings,
         folder: Path,
     ) -> None:
-        self.fleet, self.scorers, self.launchers = fleet, scorers, launchers
-        self.settings, self.folder = settings, folder
+        self.fleet = fleet
+        self.scorers = scorers
+        self.launchers = launchers
+        self.settings = settings
+        self.folder = folder
         self.server: RegistryServer | None = None
         """Where they join; None before `open`."""
         self.launched: dict[Kind, LaunchedMembers] = {}
@@ -68,7 +71,9 @@ class RunMembers:
             ConfigError: The port is taken.
         """
         scoring = None if self.scorers is None else self.scorers.terms
-        self.server = server = RegistryServer(Registry(spec), self.settings.endpoint, token, port, scoring)
+        self.server = server = RegistryServer(
+            Registry(spec), self.settings.endpoint, token=token, port=port, scoring=scoring
+        )
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
         for kind in Kind:
@@ -104,7 +109,10 @@ class RunMembers:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)
         for kind, launched in self.launched.items():
             name, where = type(launched.launcher).__name__, url_elsewhere(server)
-            rank_zero_info(f"Waiting until {launched.launcher.jobs} {kind}(s) of {name} have joined at {where}.")
+            rank_zero_info(
+                f"Waiting until {launched.launcher.jobs} {kind}(s) of {name} have joined at "
+                f"{where}."
+            )
             self.wait_joined(kind, launched.launcher.jobs, interrupted)
 
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
@@ -127,17 +135,20 @@ class RunMembers:
             self.raise_if_all_failed(kind)
             if time.monotonic() > end:
                 if not joined and kind in self.launched:
-                    raise self._no_member_error(kind, f"within server.start_timeout_s={deadline_s:g}")
+                    raise self._no_member_error(
+                        kind, f"within server.start_timeout_s={deadline_s:g}"
+                    )
                 log.warning(
-                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run begins. Their output says "
-                    "why.",
+                    "Only %d of %d %ss have joined within server.start_timeout_s=%g; the run "
+                    "begins. Their output says why.",
                     *(joined, wanted, kind, deadline_s),
                 )
                 return
             time.sleep(POLL_S)
 
     def raise_if_all_failed(self, kind: Kind) -> None:
-        """Raises ServerError if all jobs of a launcher have failed several times, and none serves."""
+        """Raises ServerError if all jobs of a launcher have failed several times, and none
+        serves."""
         assert self.server is not None, "opened before"
         launched = self.launched.get(kind)
         if launched is None or launched.supervisor.fewest_failures < ATTEMPTS:
@@ -161,7 +172,9 @@ class RunMembers:
 
     def _say_how_to_join(self, kind: Kind, url: str) -> None:
         launcher = self.launchers.get(kind)
-        for_others = not is_loopback(self.settings.host) or (launcher is not None and not launcher.starts)
+        for_others = not is_loopback(self.settings.host) or (
+            launcher is not None and not launcher.starts
+        )
         if for_others and (kind is Kind.GENERATOR or self.scorers is not None):
             rank_zero_info(f"Other {kind}s join by: lrl join {url} --kind {kind}")
 

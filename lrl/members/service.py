@@ -52,7 +52,8 @@ class RegistryServer(TokenServer):
         port: int = 0,
         scoring: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
-        self.registry, self._scoring = registry, scoring
+        self.registry = registry
+        self._scoring = scoring
         routes = [
             web.get(RUN, _answering(lambda request: asdict(registry.spec))),
             web.get(SCORING, _answering(lambda request: self._terms())),
@@ -116,7 +117,11 @@ class RegistryServer(TokenServer):
     def _model_files(self) -> list[Path]:
         """The files at the top of the model's folder; none of a model with a hub name."""
         spec = self.registry.spec
-        return sorted(path for path in Path(spec.model).iterdir() if path.is_file()) if spec.serves_model else []
+        return (
+            sorted(path for path in Path(spec.model).iterdir() if path.is_file())
+            if spec.serves_model
+            else []
+        )
 
 
 def _answering(find: Callable[[web.Request], Any]) -> Handler:

@@ -1,4 +1,5 @@
-"""Objectives: the losses that train the policy, one file each, over the trained tokens of a micro-batch."""
+"""Objectives: the losses that train the policy, one file each, over the trained tokens of a
+micro-batch."""
 
 from lrl.objectives.aipo import AIPO
 from lrl.objectives.base import Objective, Tokens

@@ -1,4 +1,5 @@
-"""AIPO, the objective of LlamaRL (2505.24034): policy gradient on responses of an older policy, truncated on one side.
+"""AIPO, the objective of LlamaRL (2505.24034): policy gradient on responses of an older policy,
+truncated on one side.
 
 The gradient is  sum_t min(pi_t / mu_t, rho) * A * grad log pi_t,  with mu the policy that wrote the token and pi the
 policy that learns. Truncation as in IMPALA's V-trace (1802.01561), not PPO's two-sided clip: the responses may come
@@ -15,7 +16,8 @@ class AIPO(Objective):
     """Importance-weighted policy gradient, the weight truncated at rho.
 
     Args:
-        rho: Largest importance weight pi / mu of a token. LlamaRL found values in [2, 10] to work well; at least 1.
+        rho: Largest importance weight pi / mu of a token. LlamaRL found values in [2, 10] to work
+            well; at least 1.
 
     Raises:
         ValueError: rho is below 1 or not a number.
@@ -24,13 +26,15 @@ class AIPO(Objective):
     def __init__(self, rho: float = 4.0) -> None:
         if not rho >= 1:
             fault(
-                f"AIPO(rho={rho}): rho must be at least 1. A token of the newest policy has a weight of 1, so a "
-                "smaller rho would cut on-policy tokens and only scale the learning rate. Use a value in [2, 10]."
+                f"AIPO(rho={rho}): rho must be at least 1. A token of the newest policy has a "
+                "weight of 1, so a smaller rho would cut on-policy tokens and only scale the "
+                "learning rate. Use a value in [2, 10]."
             )
         self.rho = rho
 
     def token_losses(self, tokens: Tokens) -> Tensor:
-        # Detached: through min(ratio, rho) * A the gradient would be 0, not rho * A * grad log pi, above rho.
+        # Detached: through min(ratio, rho) * A the gradient would be 0, not rho * A * grad log pi,
+        # above rho.
         weight = tokens.ratio.clamp(max=self.rho).detach()
         return -weight * tokens.advantages * tokens.logprobs
 

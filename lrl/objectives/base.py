@@ -11,11 +11,13 @@ from lrl.objectives.normalisation import NormaliseBy, sum_by
 from lrl.types import MicroBatch
 
 MAX_LOG_RATIO = 20.0
-"""Limit of log-ratios in nats before `exp`: above every truncation, and the square still fits float32."""
+"""Limit of log-ratios in nats before `exp`: above every truncation, and the square still fits
+float32."""
 
 
 class Tokens(NamedTuple):
-    """The n trained tokens of a micro-batch, without prompts and padding. They belong to S responses of G groups."""
+    """The n trained tokens of a micro-batch, without prompts and padding. They belong to S
+    responses of G groups."""
 
     logprobs: Tensor
     """float32 [n], nats: log pi(token) of the policy; carries the gradient."""
@@ -28,7 +30,8 @@ class Tokens(NamedTuple):
     responses: Tensor
     """int64 [n]: the response of each token, 0 to S - 1. A micro-batch holds responses whole."""
     groups: Tensor
-    """int64 [n]: the group of each token, 0 to G - 1. Groups are whole only for an objective with `whole_groups`."""
+    """int64 [n]: the group of each token, 0 to G - 1. Groups are whole only for an objective with
+    `whole_groups`."""
     reference_logprobs: Tensor | None = None
     """float32 [n], nats: log-prob under the reference policy; None without one."""
     partial: bool = False
@@ -36,8 +39,11 @@ class Tokens(NamedTuple):
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
-        """Selects the trained tokens of `micro`, with log-probs [R, L] of a policy that has done `version` steps."""
-        mask = micro.mask  # tokens are selected, not multiplied by it: 0 * NaN would reach the gradient
+        """Selects the trained tokens of `micro`, with log-probs [R, L] of a policy that has done
+        `version` steps."""
+        mask = (
+            micro.mask
+        )  # tokens are selected, not multiplied by it: 0 * NaN would reach the gradient
         reference = micro.reference_logprobs
         return cls(
             logprobs=logprobs[mask].float(),
@@ -73,8 +79,9 @@ class Tokens(NamedTuple):
         """
         if self.partial:
             raise ConfigError(
-                "The objective adds up the tokens of a response (Tokens.sums, means or response_ratio), and "
-                "data.stragglers mask has left out those that are too old: set data.stragglers to wait."
+                "The objective adds up the tokens of a response (Tokens.sums, means or "
+                "response_ratio), and data.stragglers mask has left out those that are too old: "
+                "set data.stragglers to wait."
             )
         return sum_by(self.responses, values)
 
@@ -84,15 +91,18 @@ class Tokens(NamedTuple):
 
 
 class Objective(ABC):
-    """A loss for each response token. A subclass defines `token_losses`, and `clipped` if it clips."""
+    """A loss for each response token. A subclass defines `token_losses`, and `clipped` if it
+    clips."""
 
     normalise_by: NormaliseBy = "token"
-    """Default divisor of the losses, as in the objective's paper; the policy has a setting for it."""
+    """Default divisor of the losses, as in the objective's paper; the policy has a setting for
+    it."""
     whole_groups: bool = False
     """Whether the formula needs all responses of a group; micro-batches then hold groups whole."""
     whole_responses: bool = False
-    """Whether the formula adds up the tokens of a response (`Tokens.sums`, `means`, `response_ratio`), and so needs all
-    of them; a run that leaves some out (`data.stragglers: mask`) is then refused before it starts."""
+    """Whether the formula adds up the tokens of a response (`Tokens.sums`, `means`,
+    `response_ratio`), and so needs all of them; a run that leaves some out (`data.stragglers:
+    mask`) is then refused before it starts."""
     needs_reference: bool = False
     """Whether the formula uses `Tokens.reference_logprobs`."""
     needs_group_mean: bool = False
@@ -103,7 +113,8 @@ class Objective(ABC):
         """Returns the loss of each token, to be minimised, not averaged: float32 [n]."""
 
     def clipped(self, tokens: Tokens) -> Tensor:
-        """Returns which ratios the objective limited: bool [n]. Only for the metric `policy/clip_fraction`."""
+        """Returns which ratios the objective limited: bool [n]. Only for the metric
+        `policy/clip_fraction`."""
         return torch.zeros_like(tokens.lags, dtype=torch.bool)
 
 
@@ -113,7 +124,8 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Returns w - 1 - log w for log w = log p - log q in nats: an estimate of KL(q || p) from samples of q.
+    """Returns w - 1 - log w for log w = log p - log q in nats: an estimate of KL(q || p) from
+    samples of q.
 
     It is never negative. Schulman, "Approximating KL divergence", 2020.
     """

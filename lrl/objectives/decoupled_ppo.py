@@ -1,4 +1,5 @@
-"""Decoupled PPO, the objective of AReaL (2505.24298, section 5.2): a clip around a policy newer than the writer.
+"""Decoupled PPO, the objective of AReaL (2505.24298, section 5.2): a clip around a policy newer
+than the writer.
 
 The loss is  -w min(u A, clip(u, 1 - epsilon_low, 1 + epsilon_high) A)  with w = pi_prox / mu, detached, and
 u = pi / pi_prox. mu wrote the token; pi_prox, the proximal policy, is one step behind the policy that learns. So the
@@ -8,7 +9,8 @@ AReaL runs the model once more for log pi_prox. Here it is interpolated from the
 (A-3PO, 2512.06547):  log pi_prox = log mu + (1 - 1/d) (log pi - log mu),  detached, and pi itself for d = 0. At lag 1
 pi_prox is mu, and the loss is PPO's.
 
-Use it instead of PPO at lags above 1. Unless it clips, it is the plain importance-weighted gradient.
+Use it instead of PPO at lags above 1. Unless it clips, it is the plain importance-weighted
+gradient.
 """
 
 import torch
@@ -20,19 +22,22 @@ from lrl.system.config_errors import fault
 
 
 class DecoupledPPO(PPO):
-    """PPO's clip around a proximal policy, importance-weighted by the ratio of that policy to the token's writer.
+    """PPO's clip around a proximal policy, importance-weighted by the ratio of that policy to the
+    token's writer.
 
     Args:
         epsilon_low: As for PPO, of pi / pi_prox.
         epsilon_high: As for PPO, of pi / pi_prox.
-        max_weight: Tokens with a weight pi_prox / mu above this are left out of the loss; None keeps all, which is the
-            paper's formula, and lets a single token decide a step.
+        max_weight: Tokens with a weight pi_prox / mu above this are left out of the loss; None
+            keeps all, which is the paper's formula, and lets a single token decide a step.
 
     Raises:
         ValueError: A bound is outside its range.
     """
 
-    def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2, max_weight: float | None = 5.0) -> None:
+    def __init__(
+        self, epsilon_low: float = 0.2, epsilon_high: float = 0.2, max_weight: float | None = 5.0
+    ) -> None:
         super().__init__(epsilon_low, epsilon_high)
         if max_weight is not None and not max_weight >= 1:
             fault(f"DecoupledPPO(max_weight={max_weight}): use at least 1, the weight on-policy.")
@@ -50,7 +55,9 @@ class DecoupledPPO(PPO):
 
     def _weight(self, tokens: Tokens) -> Tensor:
         weight = clamp_log_ratio(_log_weight(tokens)).exp()
-        return weight if self.max_weight is None else weight.masked_fill(weight > self.max_weight, 0.0)
+        return (
+            weight if self.max_weight is None else weight.masked_fill(weight > self.max_weight, 0.0)
+        )
 
 
 def _log_weight(tokens: Tokens) -> Tensor:

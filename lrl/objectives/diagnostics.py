@@ -1,7 +1,8 @@
-"""Metrics of how far off-policy a step was and whether that did harm, over all its tokens and for each lag.
+"""Metrics of how far off-policy a step was and whether that did harm, over all its tokens and for
+each lag.
 
-They are kept as sums and maxima, one row per lag, and divided once at the end of the step: means of micro-batch means
-would depend on packing.
+They are kept as sums and maxima, one row per lag, and divided once at the end of the step: means of
+micro-batch means would depend on packing.
 """
 
 import torch
@@ -20,7 +21,17 @@ class Diagnostics:
         version: Version of the policy that trains, in optimizer steps done.
     """
 
-    SUMS = ("tokens", "ratio", "ratio_squared", "kl", "clipped", "mass", "lag", "kl_reference", "difference")
+    SUMS = (
+        "tokens",
+        "ratio",
+        "ratio_squared",
+        "kl",
+        "clipped",
+        "mass",
+        "lag",
+        "kl_reference",
+        "difference",
+    )
 
     def __init__(self, version: int) -> None:
         self.version = version
@@ -57,25 +68,29 @@ class Diagnostics:
     def result(self) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no token.
 
-        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was limited. `ess`: effective
-        sample size over the number of tokens, (sum w)^2 / (n sum w^2) with w = pi / mu; 1 means on-policy.
-        `kl_behaviour`: KL(mu || pi) per token in nats by the k3 estimator, w - 1 - log w, unbiased under mu and never
-        negative (Schulman, "Approximating KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`:
-        KL(pi || pi_ref) per token by k3, only with a reference.
+        `ratio_mean`, `ratio_max`: pi / mu. `clip_fraction`: share of tokens whose ratio was
+        limited. `ess`: effective sample size over the number of tokens, (sum w)^2 / (n sum w^2)
+        with w = pi / mu; 1 means on-policy. `kl_behaviour`: KL(mu || pi) per token in nats by the
+        k3 estimator, w - 1 - log w, unbiased under mu and never negative (Schulman, "Approximating
+        KL divergence", 2020). `lag_mean`, `lag_max`: in versions. `kl_reference`: KL(pi || pi_ref)
+        per token by k3, only with a reference.
 
-        `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens, and `contribution`,
-        of the gradient's mass, the sum over tokens of |d loss / d log pi|.
+        `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens,
+        and `contribution`, of the gradient's mass, the sum over tokens of |d loss / d log pi|.
 
-        `mismatch_kl`, `mismatch_mean`, `mismatch_max`: `kl_behaviour`, and the mean and the largest |log pi - log mu|
-        in nats, over tokens of lag 0. The version in the trainer wrote these tokens, so trainer and generator compute
-        it differently.
+        `mismatch_kl`, `mismatch_mean`, `mismatch_max`: `kl_behaviour`, and the mean and the largest
+        |log pi - log mu| in nats, over tokens of lag 0. The version in the trainer wrote these
+        tokens, so trainer and generator compute it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]
         ratio_max, difference_max, lag_max = self.maxima.T.tolist()
         whole = dict(zip(self.SUMS, self.sums.sum(0).tolist(), strict=True))
         if not (n := whole["tokens"]):
             return {}
-        metrics = _means(whole, max(ratio_max)) | {"lag_mean": whole["lag"] / n, "lag_max": max(lag_max)}
+        metrics = _means(whole, max(ratio_max)) | {
+            "lag_mean": whole["lag"] / n,
+            "lag_max": max(lag_max),
+        }
         if self.has_reference:
             metrics["kl_reference"] = whole["kl_reference"] / n
         if table[0]["tokens"]:
@@ -83,20 +98,25 @@ class Diagnostics:
             metrics |= {"mismatch_kl": kl, "mismatch_mean": mean, "mismatch_max": difference_max[0]}
         for lag, sums in enumerate(table):
             if sums["tokens"]:
-                shares = {"share": sums["tokens"] / n, "contribution": sums["mass"] / (whole["mass"] or 1.0)}
+                shares = {
+                    "share": sums["tokens"] / n,
+                    "contribution": sums["mass"] / (whole["mass"] or 1.0),
+                }
                 found = _means(sums, ratio_max[lag]) | shares
                 metrics |= {f"by_lag/{lag}/{name}": value for name, value in found.items()}
         return metrics
 
 
 def check_mismatch(metrics: dict[str, float], limit: float, step: int) -> None:
-    """Raises RuntimeError if a step's `mismatch_kl` is above `limit` nats a token; a step without one passes."""
+    """Raises RuntimeError if a step's `mismatch_kl` is above `limit` nats a token; a step without
+    one passes."""
     mismatch = metrics.get("mismatch_kl", 0.0)
     if not mismatch <= limit:
         raise RuntimeError(
-            f"step {step}: policy/mismatch_kl is {mismatch:.3g} nats a token, and model.abort_on_mismatch is "
-            f"{limit:g}: the generators compute something else than the trainer. The weights were not touched. Compare "
-            "their dtype and attention with the policy's, and see policy/mismatch_max of the steps before."
+            f"step {step}: policy/mismatch_kl is {mismatch:.3g} nats a token, and "
+            f"model.abort_on_mismatch is {limit:g}: the generators compute something else than the "
+            "trainer. The weights were not touched. Compare their dtype and attention with the "
+            "policy's, and see policy/mismatch_max of the steps before."
         )
 
 

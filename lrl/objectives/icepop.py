@@ -1,11 +1,13 @@
-"""IcePop (Ling team, 2510.18855): importance weights, without the tokens whose weight is out of bounds.
+"""IcePop (Ling team, 2510.18855): importance weights, without the tokens whose weight is out of
+bounds.
 
 The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0 elsewhere.
 Truncation (TIS, AIPO) keeps an outlier with the largest weight; IcePop takes it for an error of computation and drops
 it, on both sides.
 
-Use it when trainer and generator compute the policy differently (mixture of experts, quantised generators), so that
-large ratios are noise. When they come from lag they are signal, and AIPO keeps it.
+Use it when trainer and generator compute the policy differently (mixture of experts, quantised
+generators), so that large ratios are noise. When they come from lag they are signal, and AIPO keeps
+it.
 """
 
 from torch import Tensor
@@ -28,7 +30,8 @@ class IcePop(Objective):
     def __init__(self, low: float = 0.5, high: float = 5.0) -> None:
         if not 0 < low <= 1 <= high:
             fault(f"IcePop(low={low}, high={high}): use 0 < low <= 1 <= high.")
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         weight = tokens.ratio.detach().masked_fill(self.clipped(tokens), 0.0)

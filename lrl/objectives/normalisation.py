@@ -12,10 +12,10 @@ from lrl.system.config_errors import fault
 from lrl.types import Step
 
 NormaliseBy = Literal["token", "sequence"] | int
-"""`token`: by all trained tokens of the step, so each counts alike (DAPO, 2503.14476, section 3.3). `sequence`: by the
-response's own tokens, then by the number of responses, so each response counts alike (GRPO, 2402.03300, equation 3). A
-number: by that number of tokens and by the number of responses; with the longest length allowed it is Dr. GRPO
-(2503.20783)."""
+"""`token`: by all trained tokens of the step, so each counts alike (DAPO, 2503.14476, section 3.3).
+`sequence`: by the response's own tokens, then by the number of responses, so each response counts
+alike (GRPO, 2402.03300, equation 3). A number: by that number of tokens and by the number of
+responses; with the longest length allowed it is Dr. GRPO (2503.20783)."""
 
 
 def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
@@ -26,7 +26,8 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
 
 
 def token_weights(by: NormaliseBy, responses: Tensor) -> Tensor:
-    """Returns the factor of each token's loss, float32 [n]; `responses`, int64 [n], has the response of each token."""
+    """Returns the factor of each token's loss, float32 [n]; `responses`, int64 [n], has the
+    response of each token."""
     ones = torch.ones(responses.shape, device=responses.device)
     return 1 / sum_by(responses, ones)[responses] if by == "sequence" else ones
 

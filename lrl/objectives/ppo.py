@@ -3,9 +3,9 @@
 The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger upper bound is DAPO's
 clip-higher (2503.14476, equation 10), which lets unlikely tokens grow.
 
-Use it when the responses come from the version just before, or nearly. The trust region lies around the policy that
-wrote the token: the larger the lag, the more tokens are outside it from the start and learn nothing. docs/learning.md
-has measurements.
+Use it when the responses come from the version just before, or nearly. The trust region lies around
+the policy that wrote the token: the larger the lag, the more tokens are outside it from the start
+and learn nothing. docs/learning.md has measurements.
 """
 
 import torch
@@ -19,8 +19,10 @@ class PPO(Objective):
     """Clipped policy gradient around the policy that wrote the responses.
 
     Args:
-        epsilon_low: How far pi / mu may fall below 1 before a token of negative advantage stops learning; in (0, 1].
-        epsilon_high: How far it may rise above 1 before one with a positive advantage does; above 0. DAPO: 0.28.
+        epsilon_low: How far pi / mu may fall below 1 before a token of negative advantage stops
+            learning; in (0, 1].
+        epsilon_high: How far it may rise above 1 before one with a positive advantage does; above
+            0. DAPO: 0.28.
 
     Raises:
         ValueError: A bound is outside its range.
@@ -28,7 +30,8 @@ class PPO(Objective):
 
     def __init__(self, epsilon_low: float = 0.2, epsilon_high: float = 0.2) -> None:
         check_bounds(type(self).__name__, epsilon_low, epsilon_high)
-        self.epsilon_low, self.epsilon_high = epsilon_low, epsilon_high
+        self.epsilon_low = epsilon_low
+        self.epsilon_high = epsilon_high
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         ratio = self.clipped_ratio(tokens)
@@ -51,4 +54,7 @@ def check_bounds(name: str, epsilon_low: float, epsilon_high: float) -> None:
     if not 0 < epsilon_low <= 1:
         fault(f"{name}(epsilon_low={epsilon_low}): it must be above 0 and at most 1.")
     if not epsilon_high > 0:
-        fault(f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are clipped.")
+        fault(
+            f"{name}(epsilon_high={epsilon_high}): it must be above 0, or on-policy tokens are "
+            "clipped."
+        )

@@ -6,11 +6,12 @@ response. No importance ratio is used, so responses may be of any age. On-policy
 A_j = (r_j - mean r) - beta (KL_j - mean KL); the loss here is multiplied by beta / 2, which makes the gradients equal
 in size too.
 
-The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole. (The published code
-takes the mean over consecutive responses, which is right only while a micro-batch holds a single prompt.)
+The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole.
+(The published code takes the mean over consecutive responses, which is right only while a
+micro-batch holds a single prompt.)
 
-Use it with a replay buffer (`data.replay`), on responses too old for importance weights. Advantages must be rewards
-minus the group's mean (`GroupMean`), not divided by anything.
+Use it with a replay buffer (`data.replay`), on responses too old for importance weights. Advantages
+must be rewards minus the group's mean (`GroupMean`), not divided by anything.
 """
 
 import torch
@@ -25,7 +26,8 @@ class TBA(Objective):
     """Squared violation of trajectory balance, centred in each group.
 
     Args:
-        beta: Weight of staying near the reference against the reward; above 0. The paper ends at 0.004 to 0.05.
+        beta: Weight of staying near the reference against the reward; above 0. The paper ends at
+            0.004 to 0.05.
 
     Raises:
         ValueError: beta is not above 0.
@@ -43,11 +45,16 @@ class TBA(Objective):
         self.beta = beta
 
     def token_losses(self, tokens: Tokens) -> Tensor:
-        assert tokens.reference_logprobs is not None, "PolicyModule gives one to every objective that needs it"
-        excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)  # log pi(y) - log pi_ref(y): [S]
+        assert tokens.reference_logprobs is not None, (
+            "PolicyModule gives one to every objective that needs it"
+        )
+        excess = tokens.sums(
+            tokens.logprobs - tokens.reference_logprobs
+        )  # log pi(y) - log pi_ref(y): [S]
         group = tokens.means(tokens.groups.float()).round().long()  # [S]
-        # An advantage is the reward minus a number that its group shares, and the mean below removes shared numbers. It
-        # is over the trained responses alone; with `data.mask_truncated` the baseline was over more.
+        # An advantage is the reward minus a number that its group shares, and the mean below
+        # removes shared numbers. It is over the trained responses alone; with `data.mask_truncated`
+        # the baseline was over more.
         minus_c = excess - tokens.means(tokens.advantages) / self.beta
         means = sum_by(group, minus_c.detach()) / sum_by(group, torch.ones_like(minus_c))  # [G]
         imbalance = minus_c - means[group]

@@ -1,4 +1,5 @@
-"""Truncated importance sampling: the weight pi / mu, of a token or of a whole response, cut off above `cap`.
+"""Truncated importance sampling: the weight pi / mu, of a token or of a whole response, cut off
+above `cap`.
 
 The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al., "Your Efficient RL
 Framework Secretly Brings You Off-Policy RL Training", 2025): the formula of AIPO, there meant for the difference
@@ -22,7 +23,8 @@ class TIS(Objective):
 
     Args:
         cap: Largest weight; at least 1.
-        level: `token` weighs each token by its own ratio, `sequence` all tokens of a response by the response's.
+        level: `token` weighs each token by its own ratio, `sequence` all tokens of a response by
+            the response's.
 
     Raises:
         ValueError: cap is below 1 or not a number.
@@ -31,7 +33,8 @@ class TIS(Objective):
     def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
         if not cap >= 1:
             fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
-        self.cap, self.level = cap, level
+        self.cap = cap
+        self.level = level
         self.whole_responses = level == "sequence"
 
     def token_losses(self, tokens: Tokens) -> Tensor:

@@ -1,4 +1,5 @@
-"""Seconds of work: the interface between cost models and their users (simulator, planner), and linear costs."""
+"""Seconds of work: the interface between cost models and their users (simulator, planner), and
+linear costs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +13,8 @@ class GeneratorCosts(Protocol):
         """Tokens whose keys and values fit beside the weights."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
-        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts (prompt and response
-        so far) hold `context_tokens` in sum."""
+        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts
+        (prompt and response so far) hold `context_tokens` in sum."""
 
     def prefill_s(self, tokens: int) -> float:
         """Returns the seconds to prefill `tokens` tokens of prompts and of migrated responses."""
@@ -26,24 +27,26 @@ class TrainerCosts(Protocol):
     """The whole trainer, on any number of devices."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """Returns the seconds of forward and backward for sequences (prompt and response) with these sums of lengths
-        and of squared lengths."""
+        """Returns the seconds of forward and backward for sequences (prompt and response) with
+        these sums of lengths and of squared lengths."""
 
     def update_s(self) -> float:
         """Returns the seconds of the optimizer's update."""
 
     def sync_s(self) -> float:
-        """Returns the trainer's seconds in a sync: before the generators' pause if `pause_overlaps`, else around it."""
+        """Returns the trainer's seconds in a sync: before the generators' pause if
+        `pause_overlaps`, else around it."""
 
     @property
     def pause_overlaps(self) -> bool:
-        """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`). With lag 0 it never
-        does: the trainer has nothing to train then."""
+        """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`).
+        With lag 0 it never does: the trainer has nothing to train then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGenerator:
-    """Linear costs of a generator (`GeneratorCosts`), as `lrl.planning.profiling.calibration` fits them."""
+    """Linear costs of a generator (`GeneratorCosts`), as `lrl.planning.profiling.calibration` fits
+    them."""
 
     kv_tokens: int
     """Tokens whose keys and values fit."""
@@ -90,7 +93,9 @@ class LinearTrainer:
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
         """See `TrainerCosts.micro_batch_s`."""
-        return self.micro_batch_fixed_s + self.token_s * tokens + self.token_squared_s * tokens_squared
+        return (
+            self.micro_batch_fixed_s + self.token_s * tokens + self.token_squared_s * tokens_squared
+        )
 
     def update_s(self) -> float:
         """See `TrainerCosts.update_s`."""

@@ -1,8 +1,10 @@
-"""All checks that are possible before a server starts, in one pass that reports every fault at once.
+"""All checks that are possible before a server starts, in one pass that reports every fault at
+once.
 
-The pass runs in the policy's `configure_callbacks`: the first hook that sees trainer, policy and data, and before
-Lightning's own checks, whose messages do not name the setting to use. It loads no weights, only builds shapes. A model
-that a Python function makes takes long, so it is made only if the rest is right.
+The pass runs in the policy's `configure_callbacks`: the first hook that sees trainer, policy and
+data, and before Lightning's own checks, whose messages do not name the setting to use. It loads no
+weights, only builds shapes. A model that a Python function makes takes long, so it is made only if
+the rest is right.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from lrl.preflight.policy import check_policy, check_ranker
 from lrl.preflight.resources import check_resources
 from lrl.preflight.run_folder import check_folders
 from lrl.preflight.settings import check_evaluations, check_settings
-from lrl.preflight.trainer import check_data, check_strategy, check_trainer, check_verb, without_generators
+from lrl.preflight.trainer import (
+    check_data,
+    check_strategy,
+    check_trainer,
+    check_verb,
+    without_generators,
+)
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import any_noted, collected, noting
@@ -33,7 +41,8 @@ __all__ = ["check", "check_strategy", "check_without_trainer", "without_generato
 
 
 def check(trainer: L.Trainer) -> None:
-    """Checks a run before it begins: all of it on rank 0, only the verb and the strategy on other ranks.
+    """Checks a run before it begins: all of it on rank 0, only the verb and the strategy on other
+    ranks.
 
     Raises:
         ValueError: Names every fault, each with its setting, value and remedy.
@@ -87,7 +96,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         return
     shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
-        check_resources(trainer, policy, data, shape, ranker)
+        check_resources(trainer, policy, data=data, shape=shape, ranker=ranker)
         check_checkpoint_contents(data.resumes_from, policy, data, shape)
     if not any_noted():
         with noting():

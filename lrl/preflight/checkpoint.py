@@ -1,4 +1,5 @@
-"""Checks of the checkpoint that a run resumes: there, readable, and of this model, this data and these steps."""
+"""Checks of the checkpoint that a run resumes: there, readable, and of this model, this data and
+these steps."""
 
 from __future__ import annotations
 
@@ -22,9 +23,15 @@ log = logging.getLogger(__name__)
 
 
 def local(ckpt_path: str | None) -> Path | None:
-    """Returns the file or folder of `ckpt_path`; None for Lightning's words (`last`, `best`) and for addresses."""
+    """Returns the file or folder of `ckpt_path`; None for Lightning's words (`last`, `best`) and
+    for addresses."""
     words = ("last", "best", "hpc")
-    if ckpt_path is None or "://" in ckpt_path or ckpt_path in words or ckpt_path.startswith("registry"):
+    if (
+        ckpt_path is None
+        or "://" in ckpt_path
+        or ckpt_path in words
+        or ckpt_path.startswith("registry")
+    ):
         return None
     return Path(ckpt_path)
 
@@ -38,18 +45,24 @@ def check_checkpoint_path(ckpt_path: str | None, resumes_parts: bool) -> None:
         nearby = sorted(str(found.name) for found in path.parent.glob("*.ckpt"))[:3]
         there = f" In its folder: {', '.join(nearby)}." if nearby else ""
         fault(
-            f"--ckpt_path {ckpt_path!r}: there is no such file.{there} Give a checkpoint of `trainer`, or leave it out."
+            f"--ckpt_path {ckpt_path!r}: there is no such file.{there} Give a checkpoint of "
+            "`trainer`, or leave it out."
         )
     elif path.is_dir() and not is_checkpoint_folder(path):
-        fault(f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a checkpoint of `trainer`.")
+        fault(
+            f"--ckpt_path {ckpt_path!r} is a folder without a checkpoint in it: give a checkpoint "
+            "of `trainer`."
+        )
     elif path.is_dir() and not resumes_parts:
         fault(
-            f"--ckpt_path {ckpt_path!r} is a folder of parts, which only lrl.AsyncFSDP resumes. Train with that, or "
-            "begin anew with the policy in it (`lrl export`)."
+            f"--ckpt_path {ckpt_path!r} is a folder of parts, which only lrl.AsyncFSDP resumes. "
+            "Train with that, or begin anew with the policy in it (`lrl export`)."
         )
 
 
-def check_checkpoint_contents(ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape) -> None:
+def check_checkpoint_contents(
+    ckpt_path: str | None, policy: Policy, data: RolloutDataModule, shape: Shape
+) -> None:
     """Checks that the checkpoint is one of this run, and that the strategy can read it."""
     path = local(ckpt_path)
     if path is None or not path.exists():
@@ -58,18 +71,38 @@ def check_checkpoint_contents(ckpt_path: str | None, policy: Policy, data: Rollo
     if path.is_dir() and not in_parts:
         return  # `check_checkpoint_path` has noted it
     try:
-        state: Any = torch.load(path / META if in_parts else path, map_location="cpu", weights_only=True, mmap=True)
-        sizes = shapes(path) if in_parts else {name: weight.shape for name, weight in state["state_dict"].items()}
+        state: Any = torch.load(
+            path / META if in_parts else path, map_location="cpu", weights_only=True, mmap=True
+        )
+        sizes = (
+            shapes(path)
+            if in_parts
+            else {name: weight.shape for name, weight in state["state_dict"].items()}
+        )
         found = {name.removeprefix("network."): tuple(size) for name, size in sizes.items()}
-    except (RuntimeError, OSError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError) as error:
+    except (
+        RuntimeError,
+        OSError,
+        EOFError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        pickle.UnpicklingError,
+    ) as error:
         reason = " ".join(str(error).split())
-        fault(f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give another.")
-        return
-    if other := next((name for name, size in shape.trained.items() if found.get(name) != size), None):
         fault(
-            f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: {other} is "
-            f"{list(found[other]) if other in found else 'none'} in it and {list(shape.trained[other])} here. Resume "
-            "with the model, and the model.lora, it was made with."
+            f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give "
+            "another."
+        )
+        return
+    if other := next(
+        (name for name, size in shape.trained.items() if found.get(name) != size), None
+    ):
+        fault(
+            f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: "
+            f"{other} is {list(found[other]) if other in found else 'none'} in it and "
+            f"{list(shape.trained[other])} here. Resume with the model, and the model.lora, it was "
+            "made with."
         )
     if data.trains:
         _check_progress(str(ckpt_path), state, data)
@@ -79,7 +112,8 @@ def _check_progress(ckpt_path: str, state: dict[str, Any], data: RolloutDataModu
     name, trainer = type(data).__qualname__, data.trainer
     if name not in state:
         fault(
-            f"--ckpt_path {ckpt_path!r} has no state of {name}: it is not of a run with this data module. Give another."
+            f"--ckpt_path {ckpt_path!r} has no state of {name}: it is not of a run with this data "
+            "module. Give another."
         )
     elif data.prompts.loaded and state[name]["ledger"] is not None:
         with noting():

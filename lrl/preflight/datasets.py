@@ -38,14 +38,19 @@ def check_datasets(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -
 
 
 def check_prompts_per_step(data: RolloutDataModule, count: int) -> None:
-    """Checks that a step finds its groups among `count` prompts: all rows, or those that are not skipped."""
+    """Checks that a step finds its groups among `count` prompts: all rows, or those that are not
+    skipped."""
     if count >= data.groups_per_step:
         return
     skipped = len(data.prompts.rows) - count
-    why = f" of at most data.max_prompt_tokens={data.max_prompt_tokens} tokens ({skipped} longer ones are skipped)"
+    why = (
+        f" of at most data.max_prompt_tokens={data.max_prompt_tokens} tokens ({skipped} longer "
+        "ones are skipped)"
+    )
     fault(
-        f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {count} prompts"
-        f"{why if skipped else ''}: no step could have that many. Set it to at most {count}, or give more prompts."
+        f"data.groups_per_step is {data.groups_per_step}, and {data.prompts.name} has {count} "
+        f"prompts{why if skipped else ''}: no step could have that many. Set it to at most "
+        f"{count}, or give more prompts."
     )
 
 
@@ -59,8 +64,9 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
     for reward in rewards:
         if column := reward.missing_column(prompts.columns):
             fault(
-                f"{setting}: {prompts.name} has no column {column}, which the reward {reward.name!r} reads. Its other "
-                f"columns: {', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
+                f"{setting}: {prompts.name} has no column {column}, which the reward "
+                f"{reward.name!r} reads. Its other columns: "
+                f"{', '.join(prompts.columns) or 'none'}. Rename one, or choose another reward."
             )
         else:
             _check_rows(prompts, setting, reward)
@@ -68,7 +74,8 @@ def _check_columns(prompts: Prompts, setting: str, rewards: Sequence[Reward]) ->
 
 
 def _check_rows(prompts: Prompts, setting: str, reward: Reward) -> None:
-    """Checks that the reward can judge a response to every row; names the first one for which it cannot."""
+    """Checks that the reward can judge a response to every row; names the first one for which it
+    cannot."""
     first, count = "", 0
     for number, row in enumerate(prompts.rows):
         columns = {name: value for name, value in row.items() if name != prompts.prompt_column}
@@ -80,6 +87,6 @@ def _check_rows(prompts: Prompts, setting: str, reward: Reward) -> None:
     if count:
         more = f" {count} rows are like that." if count > 1 else ""
         fault(
-            f"{setting}: the reward {reward.name!r} can judge no response to {first}.{more} Correct the data, leave "
-            "such rows out, or choose another reward."
+            f"{setting}: the reward {reward.name!r} can judge no response to {first}.{more} "
+            "Correct the data, leave such rows out, or choose another reward."
         )

@@ -1,4 +1,5 @@
-"""Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is loaded."""
+"""Shapes of a model and checks of its weights: all there, whole, and as in the config. No weight is
+loaded."""
 
 import math
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
     """Returns the shapes of a model, of which `lora` may train adapters alone.
 
     Raises:
-        ValueError: The config cannot be read, describes no causal language model, or needs code of its own; or `lora`
-            names no layer of it.
+        ValueError: The config cannot be read, describes no causal language model, or needs code of
+            its own; or `lora` names no layer of it.
     """
     model = open_meta_model(folder, attention)
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -46,14 +47,34 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
     config, parameters = model.config.get_text_config(), model.num_parameters()
     chosen = config._attn_implementation
     if lora is None or lora.rank < 1:  # its class has noted that
-        return Shape(config, tensors, parameters, rows, tensors, attention=chosen)
+        return Shape(
+            config,
+            tensors,
+            parameters=parameters,
+            vocabulary=rows,
+            trained=tensors,
+            attention=chosen,
+        )
     lora.add_to(model)
-    trained = {name: tuple(weight.shape) for name, weight in model.named_parameters() if weight.requires_grad}
-    return Shape(config, tensors, parameters, rows, trained, sum(map(math.prod, trained.values())), chosen)
+    trained = {
+        name: tuple(weight.shape)
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
+    return Shape(
+        config,
+        tensors,
+        parameters=parameters,
+        vocabulary=rows,
+        trained=trained,
+        adapters=sum(map(math.prod, trained.values())),
+        attention=chosen,
+    )
 
 
 def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:
-    """Checks the weights in a folder; returns False for a fault, True for a hub name, which is not read."""
+    """Checks the weights in a folder; returns False for a fault, True for a hub name, which is not
+    read."""
     path = Path(folder)
     if not path.is_dir():
         return True
@@ -68,14 +89,19 @@ def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bo
 
 
 def _compare(found: TensorShapes, shape: Shape) -> None:
-    """Raises ValueError for certain differences only: transformers renames some weights while it loads them."""
+    """Raises ValueError for certain differences only: transformers renames some weights while it
+    loads them."""
     for name, size in shape.tensors.items():
         if name in found and found[name] != size:
             raise ValueError(
-                f"the weight {name} is {list(found[name])}, by config.json it would be {list(size)}; the config "
-                "belongs to another model"
+                f"the weight {name} is {list(found[name])}, by config.json it would be "
+                f"{list(size)}; the config belongs to another model"
             )
     tied = bool(getattr(shape.config, "tie_word_embeddings", False))
-    missing = [name for name in shape.tensors if name not in found and not (tied and name.endswith("lm_head.weight"))]
+    missing = [
+        name
+        for name in shape.tensors
+        if name not in found and not (tied and name.endswith("lm_head.weight"))
+    ]
     if missing and not found.keys() - shape.tensors.keys():
         raise ValueError(f"it lacks weights that its config.json asks for: {listed(missing)}")

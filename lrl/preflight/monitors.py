@@ -37,7 +37,8 @@ def check_monitors(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> Non
             fault(f"{name}.monitor is {metric!r}, which no evaluation of this run gives.{known}")
         elif metric.endswith(GROWING_METRICS) and callback.mode == "min":
             log.warning(
-                "%s.monitor is %r with mode min, which takes the smallest one for the best. Set its mode to max.",
+                "%s.monitor is %r with mode min, which takes the smallest one for the best. Set "
+                "its mode to max.",
                 *(name, metric),
             )
 

@@ -1,4 +1,5 @@
-"""Checks of the policy against its tokenizer, its prompts, its reference and the ranker of its lengths."""
+"""Checks of the policy against its tokenizer, its prompts, its reference and the ranker of its
+lengths."""
 
 from __future__ import annotations
 
@@ -27,11 +28,13 @@ log = logging.getLogger(__name__)
 
 RANKER = "data.length_predictor.ranker"
 PADDING = 1.1
-"""Usual rows of an embedding per token of the tokenizer: embeddings are padded to a round number."""
+"""Usual rows of an embedding per token of the tokenizer: embeddings are padded to a round
+number."""
 
 
 class Policy(Protocol):
-    """A `PolicyModule`, or a subclass, without its weights; the fields are its arguments of the same names."""
+    """A `PolicyModule`, or a subclass, without its weights; the fields are its arguments of the
+    same names."""
 
     model: str
     objective: Objective
@@ -55,9 +58,11 @@ class Policy(Protocol):
 def check_policy(
     policy: Policy, data: RolloutDataModule, read: Sequence[Prompts], longest: int | None = None
 ) -> Shape | None:
-    """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes cannot be known.
+    """Checks the policy's folder, and the data sets in its tokens; returns None if the shapes
+    cannot be known.
 
-    `longest` is the context length of the generators in tokens, by default what prompts and responses need.
+    `longest` is the context length of the generators in tokens, by default what prompts and
+    responses need.
     """
     try:
         folder = policy.policy_folder
@@ -80,7 +85,9 @@ def check_policy(
                     check_prompt_tokens(prompts, folder, shape)
     if policy.reference is not None and policy.reference.model is not None:
         with noting():
-            check_reference(policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape)
+            check_reference(
+                policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape
+            )
     return shape
 
 
@@ -88,11 +95,13 @@ def check_context(folder: str, shape: Shape, needed: int) -> None:
     """Checks that prompt and response fit the model's positions."""
     longest = getattr(shape.config, "max_position_embeddings", None)
     rope = getattr(shape.config, "rope_parameters", None) or {}
-    scaled = any("factor" in str(name) for name in _keys(rope))  # vLLM knows how far scaled positions reach
+    scaled = any(
+        "factor" in str(name) for name in _keys(rope)
+    )  # vLLM knows how far scaled positions reach
     if isinstance(longest, int) and needed > longest and not scaled:
         fault(
-            f"data.max_prompt_tokens and data.max_response_tokens add up to {needed}, and model.model={folder!r} has "
-            f"{longest} positions. Lower them."
+            f"data.max_prompt_tokens and data.max_response_tokens add up to {needed}, and "
+            f"model.model={folder!r} has {longest} positions. Lower them."
         )
 
 
@@ -105,15 +114,19 @@ def _keys(rope: Any) -> Iterator[Any]:
 
 def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBase) -> None:
     """Checks that every token has a row in the embedding, and that responses can end."""
-    tokens = tokenizer.vocab_size  # without added tokens: no text may need those; see `check_prompt_tokens`
+    tokens = (
+        tokenizer.vocab_size
+    )  # without added tokens: no text may need those; see `check_prompt_tokens`
     if tokens > shape.vocabulary:
         fault(
-            f"model.model={folder!r}: the tokenizer has {tokens} tokens, the embedding {shape.vocabulary} rows. "
-            "Put the model's own tokenizer into the folder, or resize the embedding."
+            f"model.model={folder!r}: the tokenizer has {tokens} tokens, the embedding "
+            f"{shape.vocabulary} rows. Put the model's own tokenizer into the folder, or resize "
+            "the embedding."
         )
     elif shape.vocabulary > PADDING * len(tokenizer):
         log.warning(
-            "model.model=%r: the embedding has %d rows for the tokenizer's %d tokens; is it the model's own tokenizer?",
+            "model.model=%r: the embedding has %d rows for the tokenizer's %d tokens; is it the "
+            "model's own tokenizer?",
             *(folder, shape.vocabulary, len(tokenizer)),
         )
     check_ends(folder, shape, stop_tokens(tokenizer, folder))
@@ -125,13 +138,14 @@ def check_ends(folder: str, shape: Shape, stops: frozenset[int]) -> None:
     ends = stops.union(named if isinstance(named, list) else [] if named is None else [named])
     if beyond := [end for end in sorted(ends) if not 0 <= end < shape.vocabulary]:
         fault(
-            f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json, generation_config.json or the tokenizer "
-            "is no token of the model. Correct it."
+            f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json, "
+            "generation_config.json or the tokenizer is no token of the model. Correct it."
         )
     elif not stops:
         log.warning(
-            "model.model=%r: every response runs to the token limit: the tokenizer has no eos_token, and "
-            "generation_config.json (without that file, config.json) no eos_token_id.",
+            "model.model=%r: every response runs to the token limit: the tokenizer has no "
+            "eos_token, and generation_config.json (without that file, config.json) no "
+            "eos_token_id.",
             folder,
         )
 
@@ -141,14 +155,18 @@ def check_prompt_tokens(prompts: Prompts, folder: str, shape: Shape) -> None:
     for prompt in prompts:
         if max(prompt.token_ids, default=0) >= shape.vocabulary:
             fault(
-                f"Row {prompt.id} of {prompts.name} has the token {max(prompt.token_ids)}, and the embedding of "
-                f"model.model={folder!r} {shape.vocabulary} rows: the tokenizer is not the model's own. Put that there."
+                f"Row {prompt.id} of {prompts.name} has the token {max(prompt.token_ids)}, and the "
+                f"embedding of model.model={folder!r} {shape.vocabulary} rows: the tokenizer is "
+                "not the model's own. Put that there."
             )
             return
 
 
-def check_reference(reference: str, refresh_every_n_steps: int | None, policy: Policy, shape: Shape) -> None:
-    """Checks that the reference has the policy's vocabulary and, if it follows the policy, its architecture."""
+def check_reference(
+    reference: str, refresh_every_n_steps: int | None, policy: Policy, shape: Shape
+) -> None:
+    """Checks that the reference has the policy's vocabulary and, if it follows the policy, its
+    architecture."""
     try:
         other = shape_of(reference, policy.attention)
     except EXPECTED as error:
@@ -159,18 +177,21 @@ def check_reference(reference: str, refresh_every_n_steps: int | None, policy: P
     if other.vocabulary != shape.vocabulary:
         fault(
             f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
-            f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's vocabulary."
+            f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's "
+            "vocabulary."
         )
     elif refresh_every_n_steps is not None and other.tensors != shape.tensors:
         fault(
-            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, and model.reference.model="
-            f"{reference!r} is of another architecture than model.model={policy.policy_folder!r}: the policy's weights "
-            "do not fit into it. Leave refresh_every_n_steps out, or take a reference of the policy's architecture."
+            f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}, and "
+            f"model.reference.model={reference!r} is of another architecture than "
+            f"model.model={policy.policy_folder!r}: the policy's weights do not fit into it. Leave "
+            "refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
 
 
 def check_ranker(data: RolloutDataModule) -> int:
-    """Checks the language model that ranks prompts by length; returns its parameters, 0 without a usable one."""
+    """Checks the language model that ranks prompts by length; returns its parameters, 0 without a
+    usable one."""
     ranker = data.length_predictor.ranker if data.length_predictor is not None else None
     if not isinstance(ranker, LanguageModelRanker):
         return 0
@@ -182,7 +203,8 @@ def check_ranker(data: RolloutDataModule) -> int:
     check_weights(ranker.model, shape, f"{RANKER}.model")
     if type(shape.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         fault(
-            f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which transformers has no form that "
-            "ends in a number (sequence classification): take one of another family, such as Qwen2.5."
+            f"{RANKER}.model={ranker.model!r} is a {shape.config.model_type}, of which "
+            "transformers has no form that ends in a number (sequence classification): take one of "
+            "another family, such as Qwen2.5."
         )
     return shape.parameters

@@ -1,7 +1,7 @@
 """Checks of memory and disk, estimated from the model's shapes before a weight is loaded.
 
-A fault surely cannot work: only the parts that every run has are counted; activations, the Python processes and CUDA's
-own share come on top. A warning is merely tight.
+A fault surely cannot work: only the parts that every run has are counted; activations, the Python
+processes and CUDA's own share come on top. A warning is merely tight.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ BESIDE = 3
 """Numbers beside each one that is trained: its gradient and AdamW's two moments."""
 
 
-def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int) -> None:
-    """Checks memory and disk; `ranker` is the number of parameters of a model that predicts lengths, or 0."""
+def check_resources(
+    trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int
+) -> None:
+    """Checks memory and disk; `ranker` is the number of parameters of a model that predicts
+    lengths, or 0."""
     strategy: Any = trainer.strategy
     weights = shape.parameters * BYTES[policy.dtype_name]
     share = weights // strategy.shards
@@ -48,14 +51,26 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
     fits = trainer.state.fn == "fit"
     adapters = 4 * shape.adapters  # in float32
     trained = share if policy.lora is None else adapters // strategy.shards
-    of_a_rank = share + (BESIDE * trained if fits else 0) + (share if fits and has_own_reference(policy) else 0)
+    of_a_rank = (
+        share
+        + (BESIDE * trained if fits else 0)
+        + (share if fits and has_own_reference(policy) else 0)
+    )
     beside: dict[torch.device, int] = {}
-    if fits and data.length_predictor is not None and isinstance(data.length_predictor.ranker, LanguageModelRanker):
+    if (
+        fits
+        and data.length_predictor is not None
+        and isinstance(data.length_predictor.ranker, LanguageModelRanker)
+    ):
         beside[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
-        largest = max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
-        check_gpus(strategy, of_a_rank, copy, beside, _buffers(strategy, largest))
+        largest = (
+            max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
+        )
+        check_gpus(
+            strategy, of_a_rank, copy=copy, beside=beside, buffers=_buffers(strategy, largest)
+        )
     else:
         ranks, generators = len(strategy.parallel_devices or ()) or 1, strategy.generators_here
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
@@ -63,11 +78,20 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
         if generators:
             _check_library()
         _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
-        _check_kv_cache(strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters)
+        _check_kv_cache(
+            strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters
+        )
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
         transport, servers = strategy.plan()
-        whole, parts = (min(weights, copy), narrow * shape.adapters) if transport.narrows else (weights, adapters)
-        travels, pools = whole if policy.lora is None else parts, 1 + bool(strategy.num_evaluation_generators)
+        whole, parts = (
+            (min(weights, copy), narrow * shape.adapters)
+            if transport.narrows
+            else (weights, adapters)
+        )
+        travels, pools = (
+            whole if policy.lora is None else parts,
+            1 + bool(strategy.num_evaluation_generators),
+        )
         if why := transport.room_refusal(travels, pools, len(servers)):
             fault(why)
     if fits:
@@ -75,12 +99,16 @@ def check_resources(trainer: L.Trainer, policy: Policy, data: RolloutDataModule,
 
 
 def has_own_reference(policy: Policy) -> bool:
-    """Returns whether the reference needs weights of its own: it is not the policy without its adapters."""
-    return policy.reference is not None and (policy.lora is None or policy.reference.model is not None)
+    """Returns whether the reference needs weights of its own: it is not the policy without its
+    adapters."""
+    return policy.reference is not None and (
+        policy.lora is None or policy.reference.model is not None
+    )
 
 
 def memory_here() -> int:
-    """Returns the bytes of memory and swap that this process may use: the machine's, or its container's if less."""
+    """Returns the bytes of memory and swap that this process may use: the machine's, or its
+    container's if less."""
     machine = psutil.virtual_memory().total + psutil.swap_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
@@ -89,18 +117,25 @@ def memory_here() -> int:
 
 def _check_library() -> None:
     if cpu_backend.lacks_library():
-        fault(f"vLLM's CPU build needs {cpu_backend.LIBRARY}, which is not here. Type: {cpu_backend.INSTALL_LIBRARY}")
+        fault(
+            f"vLLM's CPU build needs {cpu_backend.LIBRARY}, which is not here. Type: "
+            f"{cpu_backend.INSTALL_LIBRARY}"
+        )
 
 
 def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
     needed = trainer + generators + kv_cache + ranker
     here, free = memory_here(), psutil.virtual_memory().available
     needs, has, left, *parts = in_gib(needed, here, free, trainer, generators, kv_cache)
-    said = f"trainer {parts[0]}, generators' weights {parts[1]}, their keys and values {parts[2]}{_and_ranker(ranker)}"
+    said = (
+        f"trainer {parts[0]}, generators' weights {parts[1]}, their keys and values "
+        f"{parts[2]}{_and_ranker(ranker)}"
+    )
     if needed > here:
         fault(
-            f"Memory: at least {needs} GiB are needed ({said}), and there are {has}. Take a smaller model.model, "
-            "model.dtype bfloat16, fewer strategy.generator_devices or a smaller strategy.server.kv_cache_gib."
+            f"Memory: at least {needs} GiB are needed ({said}), and there are {has}. Take a "
+            "smaller model.model, model.dtype bfloat16, fewer strategy.generator_devices or a "
+            "smaller strategy.server.kv_cache_gib."
         )
     elif needed > free:
         log.warning("Memory: at least %s GiB are needed (%s), and %s are free.", needs, said, left)
@@ -117,24 +152,35 @@ def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
     if kinds != {"full_attention"} or not known:
         return
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    needed = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size * (server.max_model_len or tokens)
+    needed = (
+        2
+        * config.num_hidden_layers
+        * config.num_key_value_heads
+        * head
+        * size
+        * (server.max_model_len or tokens)
+    )
     if needed > server.kv_cache_gib * GIB > 0:
         fault(
-            f"strategy.server.kv_cache_gib is {server.kv_cache_gib:g}, and one response at full length takes "
-            f"{needed / GIB:.3g} GiB: raise it, or lower data.max_prompt_tokens and data.max_response_tokens."
+            f"strategy.server.kv_cache_gib is {server.kv_cache_gib:g}, and one response at full "
+            f"length takes {needed / GIB:.3g} GiB: raise it, or lower data.max_prompt_tokens and "
+            "data.max_response_tokens."
         )
 
 
 def _buffers(strategy: Any, largest: int) -> int:
-    """Returns the bytes of the transport's buffers on each GPU of a transfer; 0 for one that `check_settings` noted."""
+    """Returns the bytes of the transport's buffers on each GPU of a transfer; 0 for one that
+    `check_settings` noted."""
     with suppress(ConfigError):
         return int(strategy.choose_transport().buffer_bytes(largest))
     return 0
 
 
-def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int], buffers: int = 0) -> None:
-    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of a ranker, and
-    `buffers` of the transport, which vLLM's share does not include."""
+def check_gpus(
+    strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int], buffers: int = 0
+) -> None:
+    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of
+    a ranker, and `buffers` of the transport, which vLLM's share does not include."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
@@ -145,20 +191,31 @@ def check_gpus(strategy: Any, trainer: int, copy: int, beside: Mapping[torch.dev
         if trainer + ranker + shared * generator + sends > total:
             takes, has, share = in_gib(trainer, total, generator)
             beside_it = f" beside the generator's {share} (strategy.server.gpu_memory_utilization)"
-            parts = f"{takes} GiB{_and_ranker(ranker)}{_and_buffers(sends)}{beside_it if shared else ''}"
+            parts = (
+                f"{takes} "
+                f"GiB{_and_ranker(ranker)}{_and_buffers(sends)}{beside_it if shared else ''}"
+            )
             fault(
-                f"GPU memory: weights, gradients and moments take {parts}, "
-                f"and the GPU has {has}. Take a smaller model.model, model.dtype bfloat16 or a lower share."
+                f"GPU memory: weights, gradients and moments take {parts}, and the GPU has {has}. "
+                "Take a smaller model.model, model.dtype bfloat16 or a lower share."
             )
     for device in strategy.generator_devices:
         ranker = beside.get(device, 0)
         if ranker + generator + buffers > total:
             share, has = in_gib(generator, total)
-            parts = f"data.length_predictor.ranker takes {in_gib(ranker)[0]} GiB of {device}" if ranker else ""
-            needs = f"buffers of strategy.weight_transfer take {in_gib(buffers)[0]} GiB of {device}" if buffers else ""
+            parts = (
+                f"data.length_predictor.ranker takes {in_gib(ranker)[0]} GiB of {device}"
+                if ranker
+                else ""
+            )
+            needs = (
+                f"buffers of strategy.weight_transfer take {in_gib(buffers)[0]} GiB of {device}"
+                if buffers
+                else ""
+            )
             fault(
-                f"GPU memory: {' and '.join(filter(None, (parts, needs)))}, where a generator has {share} of {has} "
-                "(strategy.server.gpu_memory_utilization): lower that"
+                f"GPU memory: {' and '.join(filter(None, (parts, needs)))}, where a generator has "
+                f"{share} of {has} (strategy.server.gpu_memory_utilization): lower that"
                 f"{', or set data.length_predictor.ranker.device' if ranker else ''}."
             )
     of_each = copy // server.tensor_parallel_size

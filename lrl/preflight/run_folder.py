@@ -25,24 +25,36 @@ SAVED = 3
 
 
 def check_folders(trainer: L.Trainer, policy: Policy) -> None:
-    """Checks that every folder of the run can be written, and that the export does not overwrite the first policy."""
+    """Checks that every folder of the run can be written, and that the export does not overwrite
+    the first policy."""
     for setting, folder in folders(trainer):
         there = nearest(folder)
         try:
             with tempfile.TemporaryFile(dir=there):
                 pass
         except OSError as error:
-            fault(f"{setting} is {str(folder)!r}, and {there} cannot be written ({error.strerror}). Choose another.")
+            fault(
+                f"{setting} is {str(folder)!r}, and {there} cannot be written ({error.strerror}). "
+                "Choose another."
+            )
         first = Path(policy.model)
-        if setting == "Export.folder" and folder.exists() and first.exists() and folder.samefile(first):
-            fault(f"Export.folder is {str(folder)!r}, the model's own folder, which it would replace. Choose another.")
-    if trainer.state.fn == "fit" and trainer.datamodule.resumes_from is None:  # type: ignore[attr-defined]
+        if (
+            setting == "Export.folder"
+            and folder.exists()
+            and first.exists()
+            and folder.samefile(first)
+        ):
+            fault(
+                f"Export.folder is {str(folder)!r}, the model's own folder, which it would "
+                "replace. Choose another."
+            )
+    if trainer.state.fn == ("fit") and trainer.datamodule.resumes_from is None:  # type: ignore[attr-defined]
         for logger in trainer.loggers:
             used = getattr(logger, "log_dir", None)
             if used is not None and any(Path(used).glob("checkpoints/*")):
                 log.warning(
-                    "%s has the checkpoints of another run, and this one will add its metrics there. Leave the "
-                    "logger's version out, or continue that run with --ckpt_path.",
+                    "%s has the checkpoints of another run, and this one will add its metrics "
+                    "there. Leave the logger's version out, or continue that run with --ckpt_path.",
                     used,
                 )
 
@@ -71,8 +83,13 @@ def nearest(folder: Path) -> Path:
 
 
 def check_disk(trainer: L.Trainer, weights: int) -> None:
-    """Checks that one checkpoint fits; warns below two, since a new one is written before the old one goes."""
-    checkpoints = [callback for callback in trainer.checkpoint_callbacks if hasattr(callback, "save_weights_only")]
+    """Checks that one checkpoint fits; warns below two, since a new one is written before the old
+    one goes."""
+    checkpoints = [
+        callback
+        for callback in trainer.checkpoint_callbacks
+        if hasattr(callback, "save_weights_only")
+    ]
     if not checkpoints:
         return
     needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
@@ -81,8 +98,8 @@ def check_disk(trainer: L.Trainer, weights: int) -> None:
     free, taken = in_gib(disk.free, needed)
     if disk.total and needed > disk.free:
         fault(
-            f"{setting} is {str(folder)!r}, where {free} GiB are free, and a checkpoint takes {taken}. Free some, "
-            "choose another folder, or set ModelCheckpoint.save_weights_only."
+            f"{setting} is {str(folder)!r}, where {free} GiB are free, and a checkpoint takes "
+            f"{taken}. Free some, choose another folder, or set ModelCheckpoint.save_weights_only."
         )
     elif disk.total and 2 * needed > disk.free:
         log.warning("A checkpoint takes %s GiB and %s are free in %s.", taken, free, folder)

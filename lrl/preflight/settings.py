@@ -37,7 +37,9 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
         strategy.plan()
     if strategy.generator_launcher is not None and not any_noted():  # it may take seconds
         with noting():
-            strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
+            strategy.generator_launcher.prepare(
+                strategy.gpus_of_each, strategy.server_settings.host
+            )
     strategy.check()
     check_quantization(strategy, policy)
     check_speculation(strategy)
@@ -52,17 +54,22 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     check_reward_launcher(strategy, data)
     if policy.lora is not None and strategy.tensor_parallel_size > 1:
         fault(
-            f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and model.lora is set: the plans that "
-            "divide a layer do not know its adapters. Set it to 1: the layers are then sharded alone."
+            f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and model.lora is "
+            "set: the plans that divide a layer do not know its adapters. Set it to 1: the layers "
+            "are then sharded alone."
         )
     for flag in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, flag) == 0:
-            fault(f"trainer.{flag} is 0: nothing would be trained. Leave it out, or use `lrl validate`.")
+            fault(
+                f"trainer.{flag} is 0: nothing would be trained. Leave it out, or use `lrl "
+                "validate`."
+            )
     if policy.lr == 0:
         log.warning("model.lr is 0: the policy stays as it is.")
     if 0 < trainer.max_steps < policy.warmup_steps:
         log.warning(
-            "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches model.lr.",
+            "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches "
+            "model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
         )
 
@@ -74,14 +81,15 @@ def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
     setting, kind = "data.reward_launcher", type(launcher).__name__
     if in_main := [reward.name for reward in data.reward_pool.rewards if is_in_main(reward)]:
         fault(
-            f"{setting} is {kind}, and data.rewards has {in_main[0]!r}, which is defined in the script that runs: "
-            "other machines cannot import it from there. Define it in a module that is on each of them."
+            f"{setting} is {kind}, and data.rewards has {in_main[0]!r}, which is defined in the "
+            "script that runs: other machines cannot import it from there. Define it in a module "
+            "that is on each of them."
         )
     if not launcher.starts and not strategy.has_given_token:
         fault(
-            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the scorers needs the run's "
-            f"token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 or more characters by chance "
-            "(openssl rand -hex 32)."
+            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the scorers "
+            f"needs the run's token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 "
+            "or more characters by chance (openssl rand -hex 32)."
         )
     if not any_noted():
         with noting():
@@ -97,16 +105,19 @@ def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
     if strategy.root_device.type != "cuda" and server.quantization != ON_CPU:
         fault(f"{asked}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
     if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
-        fault(f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set that to bfloat16.")
+        fault(
+            f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set "
+            "that to bfloat16."
+        )
 
 
 def check_speculation(strategy: GeneratorDevices) -> None:
     """Checks that the generators' build of vLLM decodes speculatively without false log-probs."""
     if strategy.root_device.type != "cuda" and speculates(strategy.server_settings.extra_args):
         fault(
-            "strategy.server.extra_args turns speculative decoding on, and the policy is trained on a CPU: vLLM's CPU "
-            "build then accepts tokens at the wrong rate and returns false log-probs (seen with 0.32 and 0.33). Leave "
-            "speculative-config out."
+            "strategy.server.extra_args turns speculative decoding on, and the policy is trained "
+            "on a CPU: vLLM's CPU build then accepts tokens at the wrong rate and returns false "
+            "log-probs (seen with 0.32 and 0.33). Leave speculative-config out."
         )
 
 
@@ -116,13 +127,17 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
         return
     formats, server = {"model.dtype": policy.dtype_name}, strategy.server_settings
     # A launcher's generators compute elsewhere, and a quantised one has to be in 16 bits.
-    if server.dtype != "auto" and strategy.generator_launcher is None and server.quantization is None:
+    if (
+        server.dtype != "auto"
+        and strategy.generator_launcher is None
+        and server.quantization is None
+    ):
         formats["strategy.server.dtype"] = server.dtype
     for setting, dtype in formats.items():
         if not computes_in(dtype):
             log.warning(
-                "%s is %s, and this CPU has no instructions for it: a product of matrices can take thirty times as "
-                "long as in float32. Set it to float32.",
+                "%s is %s, and this CPU has no instructions for it: a product of matrices can "
+                "take thirty times as long as in float32. Set it to float32.",
                 *(setting, dtype),
             )
 
@@ -131,8 +146,9 @@ def check_ranks(trainer: L.Trainer) -> None:
     """Checks that there is one rank without training, which is the only work for more."""
     if trainer.world_size > 1 and trainer.state.fn != "fit":
         fault(
-            f"trainer.devices less strategy.generator_devices leaves {trainer.world_size} trainer ranks, and without "
-            f"training there is work for one. Lower trainer.devices by {trainer.world_size - 1}."
+            f"trainer.devices less strategy.generator_devices leaves {trainer.world_size} trainer "
+            "ranks, and without training there is work for one. Lower trainer.devices by "
+            f"{trainer.world_size - 1}."
         )
 
 
@@ -142,49 +158,59 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
         return
     if data.max_lag:
         fault(
-            f"strategy.placement is shared and data.max_lag is {data.max_lag}: generators that are paused while the "
-            "trainer trains can write nothing ahead. Set data.max_lag to 0, or strategy.placement to split."
+            f"strategy.placement is shared and data.max_lag is {data.max_lag}: generators that are "
+            "paused while the trainer trains can write nothing ahead. Set data.max_lag to 0, or "
+            "strategy.placement to split."
         )
     if strategy.root_device.type == "cuda" and strategy.num_generator_devices:
         fault(
-            f"strategy.placement is shared and strategy.generator_devices is {strategy.num_generator_devices}: devices "
-            "that only generate are not shared. Set strategy.generator_devices to 0, or strategy.placement to split."
+            "strategy.placement is shared and strategy.generator_devices is "
+            f"{strategy.num_generator_devices}: devices that only generate are not shared. Set "
+            "strategy.generator_devices to 0, or strategy.placement to split."
         )
 
 
 def check_objective(policy: Policy, data: RolloutDataModule) -> None:
-    """Checks that the advantages are the ones that the objective needs, and the groups large enough for them."""
+    """Checks that the advantages are the ones that the objective needs, and the groups large enough
+    for them."""
     objective, advantages = policy.objective, data.advantages
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
         fault(
-            f"model.objective {type(objective).__name__} works on rewards less the group's mean, and data.advantages "
-            f"is {type(advantages).__name__}: use lrl.GroupMean."
+            f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
+            f"and data.advantages is {type(advantages).__name__}: use lrl.GroupMean."
         )
     if objective.whole_responses and data.stragglers == "mask":
         fault(
-            f"model.objective {type(objective).__name__} weighs whole responses, and data.stragglers mask leaves out "
-            "their tokens that are too old: set data.stragglers to wait, or take an objective that weighs each token."
+            f"model.objective {type(objective).__name__} weighs whole responses, and "
+            "data.stragglers mask leaves out their tokens that are too old: set data.stragglers to "
+            "wait, or take an objective that weighs each token."
         )
     if 2 <= data.sampling.n < advantages.min_rollouts:
         fault(
-            f"data.rollouts_per_group is {data.sampling.n} and data.advantages {type(advantages).__name__} needs "
-            f"{advantages.min_rollouts} responses a group: raise data.rollouts_per_group."
+            f"data.rollouts_per_group is {data.sampling.n} and data.advantages "
+            f"{type(advantages).__name__} needs {advantages.min_rollouts} responses a group: raise "
+            "data.rollouts_per_group."
         )
 
 
 def check_sync(trainer: L.Trainer, data: RolloutDataModule) -> None:
-    """Checks that there is one `WeightSync`, and that it syncs often enough for the next group to start."""
+    """Checks that there is one `WeightSync`, and that it syncs often enough for the next group to
+    start."""
     from lrl.callbacks.base import find_all
     from lrl.callbacks.weight_sync import WeightSync
 
     syncs = find_all(trainer, WeightSync)
     if len(syncs) > 1:
-        fault(f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one, or every version moves twice.")
+        fault(
+            f"trainer.callbacks has {len(syncs)} lrl.callbacks.WeightSync: keep one, or every "
+            "version moves twice."
+        )
     for sync in syncs:
         if 0 <= data.max_lag < sync.every_n_steps - 1:
             fault(
-                f"WeightSync.every_n_steps is {sync.every_n_steps} and data.max_lag is {data.max_lag}: step "
-                f"{data.max_lag + 1} would wait for ever. Set data.max_lag to at least {sync.every_n_steps - 1}."
+                f"WeightSync.every_n_steps is {sync.every_n_steps} and data.max_lag is "
+                f"{data.max_lag}: step {data.max_lag + 1} would wait for ever. Set data.max_lag to "
+                f"at least {sync.every_n_steps - 1}."
             )
 
 
@@ -193,19 +219,20 @@ def check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     server, needed = strategy.server_settings, data.max_model_tokens
     if server.max_model_len is not None and server.max_model_len < needed:
         fault(
-            f"strategy.server.max_model_len is {server.max_model_len}, but data.max_prompt_tokens and "
-            f"data.max_response_tokens add up to {needed}. Leave it out, or give at least {needed}."
+            f"strategy.server.max_model_len is {server.max_model_len}, but data.max_prompt_tokens "
+            f"and data.max_response_tokens add up to {needed}. Leave it out, or give at least "
+            f"{needed}."
         )
     if data.sampling.n > server.max_num_seqs:
         log.warning(
-            "data.rollouts_per_group is %d and strategy.server.max_num_seqs %d: a group fills a generator and waits in "
-            "it. Raise max_num_seqs.",
+            "data.rollouts_per_group is %d and strategy.server.max_num_seqs %d: a group fills a "
+            "generator and waits in it. Raise max_num_seqs.",
             *(data.sampling.n, server.max_num_seqs),
         )
     if data.micro_batch_tokens < needed:
         log.warning(
-            "data.micro_batch_tokens is %d and a response with its prompt may have %d tokens: a longer one makes a "
-            "micro-batch alone, larger than that.",
+            "data.micro_batch_tokens is %d and a response with its prompt may have %d tokens: a "
+            "longer one makes a micro-batch alone, larger than that.",
             *(data.micro_batch_tokens, needed),
         )
 
@@ -215,11 +242,14 @@ def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> 
     for name, times in Counter(evaluation.prompts.name for evaluation in evaluations).items():
         if times > 1:
             fault(
-                f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named {name!r}, which would "
-                "overwrite one another's results. Set the `name` of their prompts."
+                f"trainer.callbacks has {times} lrl.callbacks.Evaluation of prompts named "
+                f"{name!r}, which would overwrite one another's results. Set the `name` of their "
+                "prompts."
             )
     asked = sum(evaluation.concurrency for evaluation in evaluations)
     if asked > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
         log.warning(
-            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.", asked, SPARE_SLOTS
+            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.",
+            asked,
+            SPARE_SLOTS,
         )

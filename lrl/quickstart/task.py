@@ -1,11 +1,13 @@
 """The quickstart's task: sums of two two-digit numbers, worked out digit by digit.
 
-A response is either worked out (`7+8=15,4+3+1=8>85`) or direct (`>85`); only the text after the last `>` counts. The
-task is so small that a policy of a million parameters learns it in minutes on two cores. There are two kinds of
-response, so that the policy has a choice to learn: working costs tokens and earns nothing by itself, but it is right.
+A response is either worked out (`7+8=15,4+3+1=8>85`) or direct (`>85`); only the text after the
+last `>` counts. The task is so small that a policy of a million parameters learns it in minutes on
+two cores. There are two kinds of response, so that the policy has a choice to learn: working costs
+tokens and earns nothing by itself, but it is right.
 
-There are 8,100 problems. They are split once, independently of any run's seed, into `problems` to train on (warm-up and
-reinforcement learning), `tuning` to choose settings with, and `held_out` to report on.
+There are 8,100 problems. They are split once, independently of any run's seed, into `problems` to
+train on (warm-up and reinforcement learning), `tuning` to choose settings with, and `held_out` to
+report on.
 """
 
 import random
@@ -16,7 +18,8 @@ TEST_ROWS = 500
 
 
 def problems() -> list[dict[str, str]]:
-    """Returns the 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, in a fixed shuffled order."""
+    """Returns the 7,100 training rows, `{"prompt": "47+38=", "answer": "85"}`, in a fixed shuffled
+    order."""
     return _rows()[2 * TEST_ROWS :]
 
 
@@ -31,7 +34,8 @@ def held_out() -> list[dict[str, str]]:
 
 
 def worked(prompt: str) -> str:
-    """Returns the working of a problem, units first with the carry written out: `47+38=` gives `7+8=15,4+3+1=8`."""
+    """Returns the working of a problem, units first with the carry written out: `47+38=` gives
+    `7+8=15,4+3+1=8`."""
     left, right = prompt.removesuffix("=").split("+")
     columns, carry = [], 0
     for a, b in zip(reversed(left), reversed(right), strict=True):
@@ -41,8 +45,11 @@ def worked(prompt: str) -> str:
     return ",".join(columns)
 
 
-def correct(prompt: str, response: str, *, answer: str, finish_reason: str, **columns: object) -> float:
-    """Returns the reward: 1.0 if the response is not cut and the text after its last `>` is the sum, else 0.0.
+def correct(
+    prompt: str, response: str, *, answer: str, finish_reason: str, **columns: object
+) -> float:
+    """Returns the reward: 1.0 if the response is not cut and the text after its last `>` is the
+    sum, else 0.0.
 
     Args:
         prompt: The problem, such as `47+38=`.

@@ -1,8 +1,10 @@
-"""The quickstart's policy: a million parameters, warmed up until it can work a sum out but seldom does.
+"""The quickstart's policy: a million parameters, warmed up until it can work a sum out but seldom
+does.
 
-Reinforcement learning selects among responses that a policy can already give. So the warm-up first teaches the working
-with correct examples, and then the habit of a direct result, which is nearly always wrong. Nothing is downloaded: the
-policy and its character tokenizer are made here, and saved in the Hugging Face format for the trainer and vLLM.
+Reinforcement learning selects among responses that a policy can already give. So the warm-up first
+teaches the working with correct examples, and then the habit of a direct result, which is nearly
+always wrong. Nothing is downloaded: the policy and its character tokenizer are made here, and saved
+in the Hugging Face format for the trainer and vLLM.
 """
 
 import hashlib
@@ -29,7 +31,9 @@ log = logging.getLogger(__name__)
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 VOCABULARY = [PAD, BOS, EOS, *"0123456789+=,>"]
 MARKER = "warmup.json"
-LOCK_TIMEOUT = 900.0  # seconds; a warm-up takes about one minute, so a longer wait means its process is stuck
+LOCK_TIMEOUT = (
+    900.0  # seconds; a warm-up takes about one minute, so a longer wait means its process is stuck
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,8 @@ class WarmUp:
         habit_steps: Steps after it, with direct examples among the worked-out ones.
         worked_share: Share of worked-out examples in those steps.
         examples: New examples per step, drawn from the training problems.
-        lr: Learning rate of AdamW (0.9, 0.95): 20 steps of linear rise, then constant; falls to 5 % in the habit steps.
+        lr: Learning rate of AdamW (0.9, 0.95): 20 steps of linear rise, then constant; falls to 5 %
+            in the habit steps.
     """
 
     loss: float = 0.05
@@ -58,16 +63,19 @@ class WarmUp:
 
 
 def policy() -> Path:
-    """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0); returns its folder in `runs/`."""
+    """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0); returns its folder
+    in `runs/`."""
     seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
     return make_policy(Path("runs/quickstart") / f"policy-seed{seed}", seed)
 
 
 def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
-    """Makes a warmed-up policy, or finds the one made before with the same seed and settings; returns `folder`.
+    """Makes a warmed-up policy, or finds the one made before with the same seed and settings;
+    returns `folder`.
 
-    All ranks may call it at once: the first one makes the policy, the others wait and find it. The folder appears
-    complete or not at all. The caller's random state does not change: a run is the same if it made or found the policy.
+    All ranks may call it at once: the first one makes the policy, the others wait and find it. The
+    folder appears complete or not at all. The caller's random state does not change: a run is the
+    same if it made or found the policy.
 
     Args:
         folder: Folder of the policy, in the Hugging Face format.
@@ -87,7 +95,8 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Returns a tokenizer of characters that adds `<bos>`; a character outside the alphabet is an error."""
+    """Returns a tokenizer of characters that adds `<bos>`; a character outside the alphabet is an
+    error."""
     tokenizer = Tokenizer(models.WordLevel({token: id for id, token in enumerate(VOCABULARY)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()  # without it decode puts spaces between the characters
@@ -96,12 +105,17 @@ def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
         single=f"{BOS} $A", special_tokens=[(BOS, VOCABULARY.index(BOS))]
     )
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        bos_token=BOS,
+        eos_token=EOS,
+        clean_up_tokenization_spaces=False,
     )
 
 
 def make_model() -> transformers.LlamaForCausalLM:
-    """Returns an untrained Llama in float32 with 1.05 million parameters, drawn from torch's random state."""
+    """Returns an untrained Llama in float32 with 1.05 million parameters, drawn from torch's random
+    state."""
     pad, bos, eos = (VOCABULARY.index(token) for token in (PAD, BOS, EOS))
     config = transformers.LlamaConfig(
         vocab_size=len(VOCABULARY), hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=2,
@@ -122,7 +136,8 @@ def train(
 
     Raises RuntimeError if the working was not learned in `max_steps`.
     """
-    # Five seeds learned the working in 265 to 395 steps, so the loss decides, not a number of steps.
+    # Five seeds learned the working in 265 to 395 steps, so the loss decides, not a number of
+    # steps.
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     model.train()
     recent = deque([math.inf] * 20, maxlen=20)
@@ -147,7 +162,8 @@ def train(
                 break
         else:
             raise RuntimeError(
-                f"loss {recent[-1]:.3f} after max_steps={taught}, not below {warm_up.loss}; raise one of them"
+                f"loss {recent[-1]:.3f} after max_steps={taught}, not below {warm_up.loss}; raise "
+                "one of them"
             )
         for done in range(warm_up.habit_steps):
             step(warm_up.worked_share, warm_up.lr * (1 - 0.95 * done / warm_up.habit_steps))
@@ -155,12 +171,19 @@ def train(
 
 
 def _batch(
-    tokenizer: transformers.PreTrainedTokenizerFast, examples: int, worked_share: float, rng: random.Random
+    tokenizer: transformers.PreTrainedTokenizerFast,
+    examples: int,
+    worked_share: float,
+    rng: random.Random,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the labels."""
+    """Returns input ids and labels, int64 [examples, longest]; prompts and padding are -100 in the
+    labels."""
     rows = rng.choices(problems(), k=examples)
     workings = [worked(row["prompt"]) if rng.random() < worked_share else "" for row in rows]
-    texts = [f"{row['prompt']}{working}>{row['answer']}{EOS}" for row, working in zip(rows, workings, strict=True)]
+    texts = [
+        f"{row['prompt']}{working}>{row['answer']}{EOS}"
+        for row, working in zip(rows, workings, strict=True)
+    ]
     batch = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")
     labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
     labels[:, : len(tokenizer(rows[0]["prompt"]).input_ids)] = -100  # all prompts are equally long
@@ -168,11 +191,14 @@ def _batch(
 
 
 def _found(folder: Path, fingerprint: str) -> bool:
-    """Returns whether the folder has this policy; removes one of other settings; anything else is an error."""
+    """Returns whether the folder has this policy; removes one of other settings; anything else is
+    an error."""
     if not folder.exists():
         return False
     if not (folder / MARKER).is_file():
-        raise FileExistsError(f"{folder} exists and holds no quickstart policy; move it away or name another folder")
+        raise FileExistsError(
+            f"{folder} exists and holds no quickstart policy; move it away or name another folder"
+        )
     if json.loads((folder / MARKER).read_text())["fingerprint"] == fingerprint:
         log.info("found the quickstart's policy in %s", folder)
         return True
@@ -186,7 +212,8 @@ def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
     if unfinished.exists():  # this process has the lock, so the process that wrote it was killed
         shutil.rmtree(unfinished)
     tokenizer = make_tokenizer()
-    # Two threads were 1.5 times as fast on two idle cores, and thirty times as slow on two busy ones.
+    # Two threads were 1.5 times as fast on two idle cores, and thirty times as slow on two busy
+    # ones.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -198,7 +225,12 @@ def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
         torch.set_num_threads(threads)
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
-    facts = {"fingerprint": warm_up.fingerprint(seed), "seed": seed, "steps": steps, **asdict(warm_up)}
+    facts = {
+        "fingerprint": warm_up.fingerprint(seed),
+        "seed": seed,
+        "steps": steps,
+        **asdict(warm_up),
+    }
     (unfinished / MARKER).write_text(json.dumps(facts, indent=2))
     unfinished.rename(folder)
     log.info("made the quickstart's policy in %s with %d warm-up steps", folder, steps)

@@ -1,7 +1,9 @@
-"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes that can be killed,
-here (`processes`) and on other machines (`remote_pool` on rank 0, `scorer_server` there).
+"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes
+that can be killed, here (`processes`) and on other machines (`remote_pool` on rank 0,
+`scorer_server` there).
 
-No module here imports torch. `Math` is imported at its first use: sympy would slow the start of every worker.
+No module here imports torch. `Math` is imported at its first use: sympy would slow the start of
+every worker.
 """
 
 from typing import TYPE_CHECKING, Any

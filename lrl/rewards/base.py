@@ -1,4 +1,5 @@
-"""The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no torch to run it."""
+"""The interface of a reward. It gets text and columns, not token ids or tensors: a worker needs no
+torch to run it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Collection, Mapping
@@ -11,7 +12,8 @@ Score = float | dict[str, float]
 class GaveUp(float):
     """The reward 0 of a verifier that gave up on a response, which then counts as wrong.
 
-    The pool counts these responses (`rewards/gave_up`). An error is not a reward: raise an exception for it instead.
+    The pool counts these responses (`rewards/gave_up`). An error is not a reward: raise an
+    exception for it instead.
 
     Args:
         reason: What was too much, for the log.
@@ -44,11 +46,13 @@ class Reward(ABC):
         self.name = name or type(self).name or type(self).__name__
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked before a run."""
+        """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked
+        before a run."""
         return ""
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        """Raises ValueError if no response to this row could be judged. Called for every row before a run."""
+        """Raises ValueError if no response to this row could be judged. Called for every row before
+        a run."""
         return None
 
     @abstractmethod
@@ -58,9 +62,11 @@ class Reward(ABC):
         Args:
             prompt: The prompt as its author wrote it.
             response: Text of the response, without its end (`data.skip_special_tokens`).
-            columns: The other columns of the row, and two values of the response: `finish_reason` (`stop` or `length`)
-                and `num_tokens` (its length in tokens). These two win over columns of the row with the same names.
+            columns: The other columns of the row, and two values of the response: `finish_reason`
+                (`stop` or `length`) and `num_tokens` (its length in tokens). These two win over
+                columns of the row with the same names.
 
         Raises:
-            Exception: Any, if the response cannot be judged. It is counted as an error and never becomes a reward.
+            Exception: Any, if the response cannot be judged. It is counted as an error and never
+                becomes a reward.
         """

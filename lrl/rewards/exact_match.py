@@ -10,7 +10,8 @@ from lrl.rewards.reference import reference_of
 class ExactMatch(Reward):
     """1 if the response equals a column of the row, apart from white space around both, else 0.
 
-    A number in the column is written without an exponent; a whole one may have `.0` behind it or not.
+    A number in the column is written without an exponent; a whole one may have `.0` behind it or
+    not.
 
     Args:
         column: The column with the right answer.
@@ -18,7 +19,9 @@ class ExactMatch(Reward):
         name: Name in logs and metrics.
     """
 
-    def __init__(self, column: str = "answer", weight: float = 1.0, name: str = "exact_match") -> None:
+    def __init__(
+        self, column: str = "answer", weight: float = 1.0, name: str = "exact_match"
+    ) -> None:
         super().__init__(weight, name)
         self.column = column
 

@@ -10,11 +10,15 @@ import re
 from lrl.rewards.number_text import SPACED_THOUSANDS
 from lrl.rewards.unicode_math import as_latex
 
-_PLAIN_PI = re.compile(r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])")
+_PLAIN_PI = re.compile(
+    r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])"
+)
 _MARKS = re.compile(r"(?<!\\)\\[()\[\]]|\$")
 _NO_SPACE = re.compile(r"(?<!\\)\\!\s*|\\displaystyle\b|\\(?:large|Large|bf|rm|it)\b")
 _SPACE = re.compile(r"(?<!\\)\\(?:[,;: ]|q?quad\b)|~")
-_LOOKS = re.compile(r"\\(?:boldsymbol|bm|underline|textcolor\s*\{[^{}]*\}|color\s*\{[^{}]*\})(?![a-zA-Z])")
+_LOOKS = re.compile(
+    r"\\(?:boldsymbol|bm|underline|textcolor\s*\{[^{}]*\}|color\s*\{[^{}]*\})(?![a-zA-Z])"
+)
 _SHORT_FRACTION = re.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)")
 _POWER = re.compile(r"\*\*\s*(-?\d+)")
 _MIXED_NUMBER = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")

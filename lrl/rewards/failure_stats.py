@@ -1,6 +1,7 @@
 """Counts of scored and failed responses, and the share of failures at which the run ends.
 
-An error is not a reward. A run with a broken reward must not continue with the few responses that got one.
+An error is not a reward. A run with a broken reward must not continue with the few responses that
+got one.
 """
 
 import logging
@@ -12,32 +13,46 @@ log = logging.getLogger(__name__)
 
 KINDS = {
     "exception": "Mend the reward.",
-    "crash": "Mend the reward, or the library that it uses; if SIGKILL ended the worker, lower data.reward_workers.",
-    "timeout": "Mend the reward if it never ends; else raise data.reward_timeout_s, or data.reward_workers.",
+    "crash": (
+        "Mend the reward, or the library that it uses; if SIGKILL ended the worker, lower "
+        "data.reward_workers."
+    ),
+    "timeout": (
+        "Mend the reward if it never ends; else raise data.reward_timeout_s, or "
+        "data.reward_workers."
+    ),
     "memory": "Mend the reward, or raise data.reward_memory_gib.",
     "nan": "Mend the reward: it must give a finite number.",
     "wrong_type": "Mend the reward: it must give a float, or a dict of floats.",
-    "wrong_shape": "Mend the reward: it must give one number, or a dict with the same parts for every response.",
+    "wrong_shape": (
+        "Mend the reward: it must give one number, or a dict with the same parts for every "
+        "response."
+    ),
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 
 WINDOW = 512
 """Number of latest responses over which the share of failures is taken."""
 FEWEST = 256
-"""Smallest number of responses that the share is taken of: one failure of the first two is not a half."""
+"""Smallest number of responses that the share is taken of: one failure of the first two is not a
+half."""
 _LONGEST_SAMPLE = 80
 
 
 class FailureStats:
-    """Counts responses, logs the first failure of each kind, and ends the run above a share of failures.
+    """Counts responses, logs the first failure of each kind, and ends the run above a share of
+    failures.
 
     Args:
-        max_failures: Largest share of the last `WINDOW` responses that may fail, in (0, 1]; 1 allows all.
+        max_failures: Largest share of the last `WINDOW` responses that may fail, in (0, 1]; 1
+            allows all.
     """
 
     def __init__(self, max_failures: float) -> None:
         self.max_failures = max_failures
-        self.counts = Counter({name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS)})
+        self.counts = Counter(
+            {name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS)}
+        )
         self._last: deque[str] = deque(maxlen=WINDOW)  # kind of failure, "" for a reward
         self._samples: dict[str, str] = {}
 
@@ -47,11 +62,16 @@ class FailureStats:
         self._last.append("")
 
     def gave_up(self, prompt_id: int, response: str, reason: str) -> None:
-        """Counts a response that a verifier gave up on, besides `reward`; `reason` is `name of the verifier: why`."""
+        """Counts a response that a verifier gave up on, besides `reward`; `reason` is `name of the
+        verifier: why`."""
         self.counts["gave_up"] += 1
         if self.counts["gave_up"] == 1:
             sample = _sample(prompt_id, response, reason)
-            log.info("A verifier gave up on a response, which is then wrong. %s (The next are only counted.)", sample)
+            log.info(
+                "A verifier gave up on a response, which is then wrong. %s (The next are only "
+                "counted.)",
+                sample,
+            )
 
     def failure(self, prompt_id: int, response: str, reason: str) -> None:
         """Counts a response without a reward; `reason` is `kind: message`."""
@@ -61,7 +81,10 @@ class FailureStats:
         if kind in self._samples:
             return
         self._samples[kind] = _sample(prompt_id, response, reason)
-        log.warning("A response got no reward. %s (The next of this kind are only counted.)", self._samples[kind])
+        log.warning(
+            "A response got no reward. %s (The next of this kind are only counted.)",
+            self._samples[kind],
+        )
 
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed."""
@@ -71,10 +94,10 @@ class FailureStats:
         most = kinds.most_common(1)[0][0]
         by_kind = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         raise RewardFailuresError(
-            f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when tried again ({by_kind});"
-            f" data.max_reward_failures is {self.max_failures:g}, a share of {max(FEWEST, len(self._last))} responses. "
-            f"{self._samples[most]}. {KINDS[most]} "
-            "Or raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
+            f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
+            f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
+            f"of {max(FEWEST, len(self._last))} responses. {self._samples[most]}. {KINDS[most]} Or "
+            "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )
 
 

@@ -8,10 +8,12 @@ from lrl.rewards.base import Reward
 
 
 class Format(Reward):
-    r"""1 if the whole response, stripped of white space around it, matches a regular expression, else 0.
+    r"""1 if the whole response, stripped of white space around it, matches a regular expression,
+    else 0.
 
     Args:
-        pattern: Python regular expression; `.` also matches line ends. Example: `<think>.*</think>.*\\boxed\{.*`.
+        pattern: Python regular expression; `.` also matches line ends. Example:
+            `<think>.*</think>.*\\boxed\{.*`.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
 
@@ -24,7 +26,9 @@ class Format(Reward):
         try:
             self.pattern = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise ConfigError(f"Format(pattern={pattern!r}) is no regular expression: {error}.") from error
+            raise ConfigError(
+                f"Format(pattern={pattern!r}) is no regular expression: {error}."
+            ) from error
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns 1.0 or 0.0."""

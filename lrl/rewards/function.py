@@ -13,19 +13,23 @@ OneReward = Reward | Callable[..., Any] | str
 
 
 class Function(Reward):
-    """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as a reward.
+    """A function `(prompt, response, **columns) -> float | dict[str, float]`, plain or `async`, as
+    a reward.
 
     Args:
-        function: The function, or its name: `module:function` or `file.py:function`. It must be at the top level of a
-            module, because the reward workers import it from there.
+        function: The function, or its name: `module:function` or `file.py:function`. It must be at
+            the top level of a module, because the reward workers import it from there.
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics; the name of the function if empty.
 
     Raises:
-        ValueError: The name leads to no function, or the function does not take `(prompt, response, **columns)`.
+        ValueError: The name leads to no function, or the function does not take `(prompt, response,
+            **columns)`.
     """
 
-    def __init__(self, function: str | Callable[..., Any], weight: float = 1.0, name: str = "") -> None:
+    def __init__(
+        self, function: str | Callable[..., Any], weight: float = 1.0, name: str = ""
+    ) -> None:
         self.function = _imported(function) if isinstance(function, str) else function
         own_name = getattr(self.function, "__name__", type(self.function).__name__)
         super().__init__(weight, name or own_name)
@@ -35,7 +39,11 @@ class Function(Reward):
         """Names the keyword arguments without a default that no column fills."""
         known = {*columns, "finish_reason", "num_tokens"}
         parameters = inspect.signature(self.function).parameters.values()
-        needed = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+        needed = [
+            one.name
+            for one in parameters
+            if one.kind is one.KEYWORD_ONLY and one.default is one.empty
+        ]
         return ", ".join(repr(name) for name in needed if name not in known)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
@@ -51,10 +59,15 @@ def as_reward(reward: OneReward) -> Reward:
     if isinstance(reward, Reward):
         return reward
     if isinstance(reward, type) and issubclass(reward, Reward):
-        raise ConfigError(f"data.rewards has the class {reward.__name__}: write {reward.__name__}(), an object of it.")
+        raise ConfigError(
+            f"data.rewards has the class {reward.__name__}: write {reward.__name__}(), an object "
+            "of it."
+        )
     if callable(reward) or isinstance(reward, str):
         return Function(reward)
-    raise TypeError(f"rewards has {reward!r}; each must be a Reward, a function, or its path `module:function`.")
+    raise TypeError(
+        f"rewards has {reward!r}; each must be a Reward, a function, or its path `module:function`."
+    )
 
 
 def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
@@ -69,16 +82,17 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
         raise ConfigError(_port_from_trl(function, name))
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         raise ConfigError(
-            f"The reward {name} does not take **columns, which carries the row's other columns. Define it as "
-            f"`def {name}(prompt, response, **columns)`."
+            f"The reward {name} does not take **columns, which carries the row's other columns. "
+            f"Define it as `def {name}(prompt, response, **columns)`."
         )
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     places = [each for each, parameter in parameters.items() if parameter.kind in by_place]
     is_swapped = "response" in places[:1] or "prompt" in places[1:]
     if inspect.Parameter.VAR_POSITIONAL not in kinds and (len(places) < 2 or is_swapped):
         raise ConfigError(
-            f"The reward {name} gets the prompt as its first argument and the response as its second, and takes "
-            f"({', '.join(places)}). Define it as `def {name}(prompt, response, **columns)`."
+            f"The reward {name} gets the prompt as its first argument and the response as its "
+            f"second, and takes ({', '.join(places)}). Define it as `def {name}(prompt, response, "
+            "**columns)`."
         )
 
 

@@ -23,11 +23,12 @@ _BEFORE_THE_NUMBER = re.compile(
 
 
 class GSM8K(Reward):
-    r"""1 if the final number of the response is the right one, else 0. Data set: Cobbe et al., 2110.14168.
+    r"""1 if the final number of the response is the right one, else 0. Data set: Cobbe et al.,
+    2110.14168.
 
     Notation does not matter: thousands separators, currency and percent signs, units, trailing
-    zeros, fractions (`\frac{3}{2}` for 1.5), powers of ten (`5 \times 10^2`). A number in a box must
-    be the only one.
+    zeros, fractions (`\frac{3}{2}` for 1.5), powers of ten (`5 \times 10^2`). A number in a box
+    must be the only one.
     """
 
     name = "gsm8k"
@@ -50,7 +51,8 @@ class GSM8K(Reward):
 
 
 def final_number(text: str) -> Fraction | None:
-    """Returns the final number of `text`, or None; a box counts if it holds exactly one (after its last `=`)."""
+    """Returns the final number of `text`, or None; a box counts if it holds exactly one (after its
+    last `=`)."""
     if marked := marked_answers(text):
         return one_number(marked[0].rpartition("=")[2], spaced=True)
     *_, hashes = [None, *_BEFORE_THE_NUMBER.finditer(text)]
@@ -68,7 +70,7 @@ def _reference_number(columns: Mapping[str, Any]) -> Fraction:
         number = one_number([*marked_answers(answer), answer][0])
     if number is None or isinstance(columns["answer"], bool):
         raise ValueError(
-            f"the column `answer` is {columns['answer']!r:.200}; GSM8K compares numbers, so it must "
-            "have exactly one, after `####` if there is more text"
+            f"the column `answer` is {columns['answer']!r:.200}; GSM8K compares numbers, so it "
+            "must have exactly one, after `####` if there is more text"
         )
     return number

@@ -34,9 +34,13 @@ class WorkerSpec:
     memory_gib: float | None
 
     @classmethod
-    def of(cls, rewards: Sequence[Reward], timeout_s: float, memory_gib: float | None) -> WorkerSpec:
+    def of(
+        cls, rewards: Sequence[Reward], timeout_s: float, memory_gib: float | None
+    ) -> WorkerSpec:
         """Returns the spec of these rewards."""
-        return cls(pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib)
+        return cls(
+            pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib
+        )
 
     def patience_s(self, in_flight: int) -> float:
         """Returns the seconds in which workers with so many jobs must have done the last one."""
@@ -87,7 +91,8 @@ class ScoringTerms:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> ScoringTerms:
-        """Returns the terms in these fields; raises KeyError, TypeError or ValueError for others."""
+        """Returns the terms in these fields; raises KeyError, TypeError or ValueError for
+        others."""
         spec = fields["spec"]
         spec |= {"rewards": b64decode(spec["rewards"]), "names": tuple(spec["names"])}
         return cls(WorkerSpec(**spec), fields["trial"] and Job(1, b64decode(fields["trial"])))
@@ -114,8 +119,12 @@ def _outcome(value: Any) -> Outcome:
             return None
         case str() if value.partition(":")[0] in KINDS:
             return value
-        case [reward, dict() as parts, str() as gave_up] if all(map(_is_number, [reward, *parts.values()])):
-            return Scored(float(reward), {name: float(part) for name, part in parts.items()}, gave_up)
+        case [reward, dict() as parts, str() as gave_up] if all(
+            map(_is_number, [reward, *parts.values()])
+        ):
+            return Scored(
+                float(reward), {name: float(part) for name, part in parts.items()}, gave_up
+            )
     raise BadOutcomesError(f"{str(value)[:80]!r} is no outcome of a response")
 
 

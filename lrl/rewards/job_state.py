@@ -1,6 +1,7 @@
 """Progress of a job, in memory that its worker shares with the trainer.
 
-If the worker is killed or crashes, this shows which responses are at fault. The others are scored again.
+If the worker is killed or crashes, this shows which responses are at fault. The others are scored
+again.
 """
 
 import ctypes
@@ -20,10 +21,12 @@ class Scored(NamedTuple):
 
 
 Outcome = Scored | str | None
-"""Outcome of one response: its reward; or a failure as in `Rollout.reward_failure`; or None if it was not tried."""
+"""Outcome of one response: its reward; or a failure as in `Rollout.reward_failure`; or None if it
+was not tried."""
 
 _MARKED = 1024
-"""Responses of a job that can be marked as failed. One with a larger index may be tried three times."""
+"""Responses of a job that can be marked as failed. One with a larger index may be tried three
+times."""
 _UNCERTAIN = -1
 
 
@@ -51,16 +54,19 @@ class JobState(ctypes.Structure):
         self.job = job
 
     def end(self) -> None:
-        """Records that the job has its outcomes; if its worker dies later, another job is at fault."""
+        """Records that the job has its outcomes; if its worker dies later, another job is at
+        fault."""
         self.job = 0
 
     def begin_stretch(self) -> None:
-        """Records that the time of a deadline begins: that of a response, or of all responses that are awaited."""
+        """Records that the time of a deadline begins: that of a response, or of all responses that
+        are awaited."""
         self.stretch += 1
 
     def running(self, response: int, reward: int) -> None:
         """Records that this reward judges this response, and nothing else runs."""
-        self.response, self.reward = response, reward
+        self.response = response
+        self.reward = reward
 
     def uncertain(self) -> None:
         """Records that any reward may run on any response."""
@@ -88,12 +94,19 @@ class JobState(ctypes.Structure):
         return False
 
     def at_fault(self, job: int, responses: int) -> tuple[set[int], int | None]:
-        """Returns, for a job without an outcome, its failed responses and the reward that ended it (None: uncertain).
+        """Returns, for a job without an outcome, its failed responses and the reward that ended it
+        (None: uncertain).
 
         `job` is its number, `responses` how many it has.
         """
         alone = {0} if responses == 1 else set()
         if self.job != job:
             return alone, None
-        failed = alone | {response for response in range(min(responses, _MARKED)) if self.failed[response]}
-        return (failed, None) if self.response == _UNCERTAIN else (failed | {self.response}, self.reward)
+        failed = alone | {
+            response for response in range(min(responses, _MARKED)) if self.failed[response]
+        }
+        return (
+            (failed, None)
+            if self.response == _UNCERTAIN
+            else (failed | {self.response}, self.reward)
+        )

@@ -9,8 +9,8 @@ from lrl.rewards.base import Reward
 class LengthPenalty(Reward):
     """0 up to `free_tokens`, then linearly down to -1 at `max_tokens`.
 
-    Soft over-long punishment of DAPO (2503.14476, equation 13), where `max_tokens` is L_max and `free_tokens` is
-    L_max - L_cache.
+    Soft over-long punishment of DAPO (2503.14476, equation 13), where `max_tokens` is L_max and
+    `free_tokens` is L_max - L_cache.
 
     Args:
         free_tokens: Response tokens that cost nothing.
@@ -22,14 +22,17 @@ class LengthPenalty(Reward):
         ValueError: Unless 0 <= free_tokens < max_tokens.
     """
 
-    def __init__(self, free_tokens: int, max_tokens: int, weight: float = 1.0, name: str = "length_penalty") -> None:
+    def __init__(
+        self, free_tokens: int, max_tokens: int, weight: float = 1.0, name: str = "length_penalty"
+    ) -> None:
         super().__init__(weight, name)
         if not 0 <= free_tokens < max_tokens:
             raise ConfigError(
-                f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens must be at least 0 "
-                f"and below max_tokens."
+                f"LengthPenalty(free_tokens={free_tokens}, max_tokens={max_tokens}): free_tokens "
+                "must be at least 0 and below max_tokens."
             )
-        self.free_tokens, self.max_tokens = free_tokens, max_tokens
+        self.free_tokens = free_tokens
+        self.max_tokens = max_tokens
 
     def __call__(self, prompt: str, response: str, *, num_tokens: int = 0, **columns: Any) -> float:
         """Returns a number between -1.0 and 0.0. The pool passes `num_tokens`."""

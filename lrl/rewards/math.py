@@ -1,11 +1,12 @@
-r"""Mathematics: two expressions are equal if math-verify (sympy) can show it, however they are written.
+r"""Mathematics: two expressions are equal if math-verify (sympy) can show it, however they are
+written.
 
-Only the final answer of a response is parsed (`final_answer`). Answers in words are compared as text
-(`answer_words`).
+Only the final answer of a response is parsed (`final_answer`). Answers in words are compared as
+text (`answer_words`).
 
 A policy also writes expressions that no verifier can work out. Then the verifier gives up, and the
-response is wrong. Numbers that are too large are found in the text. Any other computation that takes
-too long is ended after `give_up_s`.
+response is wrong. Numbers that are too large are found in the text. Any other computation that
+takes too long is ended after `give_up_s`.
 """
 
 import logging
@@ -52,12 +53,14 @@ _MOST_DECIMALS = 60
 class Math(Reward):
     r"""1 if the final answer of the response equals the right one, else 0. Checked by math-verify.
 
-    It gives up on a response that cannot be worked out (`2^{2^{40}}`) or takes too long; the response is then wrong.
+    It gives up on a response that cannot be worked out (`2^{2^{40}}`) or takes too long; the
+    response is then wrong.
 
     Args:
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
-        give_up_s: Seconds of CPU time before it gives up on a response; at most half of `data.reward_timeout_s`.
+        give_up_s: Seconds of CPU time before it gives up on a response; at most half of
+            `data.reward_timeout_s`.
     """
 
     def __init__(self, weight: float = 1.0, name: str = "math", give_up_s: float = 2.0) -> None:
@@ -96,7 +99,9 @@ class Math(Reward):
         try:
             check_magnitude(right)
         except TooLargeError as error:
-            raise ValueError(f"the gold answer {right!r} {error}: nothing can be compared with it") from error
+            raise ValueError(
+                f"the gold answer {right!r} {error}: nothing can be compared with it"
+            ) from error
         right, finals = comparable(right, finals)
         try:
             for final in finals:
@@ -106,7 +111,9 @@ class Math(Reward):
         try:
             gold = within(self.give_up_s, lambda: _parsed(right))
         except OutOfTimeError as error:
-            raise ValueError(f"the gold answer {right!r} was not read in {self.give_up_s:g} s of CPU time") from error
+            raise ValueError(
+                f"the gold answer {right!r} was not read in {self.give_up_s:g} s of CPU time"
+            ) from error
         if not gold:
             raise ValueError(f"no expression can be read from the gold answer {right!r}")
         try:
@@ -140,7 +147,8 @@ def _has_words(final: str, words: frozenset[str]) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """Returns what math-verify reads from an expression, or else from its right side; and the text."""
+    """Returns what math-verify reads from an expression, or else from its right side; and the
+    text."""
     for part in (text, _EQUALS.split(text)[-1]):
         boxed = rf"\boxed{{{part}}}"
         found = parse(boxed, [_LATEX], extraction_mode="first_match", parsing_timeout=None)

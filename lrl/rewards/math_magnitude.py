@@ -1,9 +1,11 @@
-r"""An upper bound on the size of the number that a LaTeX text denotes, found without computing the number.
+r"""An upper bound on the size of the number that a LaTeX text denotes, found without computing the
+number.
 
-`2^{2^{40}}` has a terabit, and no verifier can work it out. The bound comes from the text alone: a number has its own
-bits; a sum, product or fraction has the bits of its parts together; a power has those of its base times the exponent.
-A letter has no bits, since sympy does not expand `x^{1000000}`; but a power of a sum with a letter has many terms, each
-with a number. Commands that are not understood (`\sin`, `\int`) count as a letter.
+`2^{2^{40}}` has a terabit, and no verifier can work it out. The bound comes from the text alone: a
+number has its own bits; a sum, product or fraction has the bits of its parts together; a power has
+those of its base times the exponent. A letter has no bits, since sympy does not expand
+`x^{1000000}`; but a power of a sum with a letter has many terms, each with a number. Commands that
+are not understood (`\sin`, `\int`) count as a letter.
 """
 
 import math
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 MOST_BITS = 2**18
 """About 79,000 decimal digits; Python multiplies two such numbers in milliseconds."""
 DEEPEST = 20
-"""Nested brackets. math-verify's parser takes seconds from about 15 on, and Python's stack ends at about 50."""
+"""Nested brackets. math-verify's parser takes seconds from about 15 on, and Python's stack ends at
+about 50."""
 _DIGIT = math.log2(10)
 _LARGEST_LOG2 = 60.0  # limit for an exponent, or for the n of n!
 
@@ -21,8 +24,17 @@ _TOKEN = re.compile(
     r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|\\(?:begin|end|text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[a-zA-Z]+"
     r"|\\.|\*\*|[^\s]"
 )
-_THOUSANDS = re.compile(r"\\[,!;: ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))|\\left\b|\\right\b|\\displaystyle\b")
-_OPENING = {"{": "}", "(": ")]", "[": ")]", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_THOUSANDS = re.compile(
+    r"\\[,!;: ]|\{,\}|(?<=\d),(?=\d{3}(?!\d))|\\left\b|\\right\b|\\displaystyle\b"
+)
+_OPENING = {
+    "{": "}",
+    "(": ")]",
+    "[": ")]",
+    r"\{": r"\}",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
+}
 """Opening brackets with the closing ones; an interval may be half open."""
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac", r"\cfrac"}
 _BINOMIALS = {r"\binom", r"\dbinom", r"\tbinom"}
@@ -30,7 +42,24 @@ _WITH_LIMITS = {r"\sum", r"\prod", r"\int", r"\lim", r"\bigcup", r"\bigcap"}
 _MATRICES = {r"\operatorname{eye}", r"\operatorname{zeros}", r"\operatorname{ones}"}
 _TIMES = {"*", r"\cdot", r"\times"}
 _OVER = {"/", ":", r"\div"}
-_ENDS_A_TERM = {"+", "-", r"\pm", r"\mp", "=", ",", ";", "&", r"\\", "<", ">", "|", r"\mid", r"\cup", r"\cap", r"\bmod"}
+_ENDS_A_TERM = {
+    "+",
+    "-",
+    r"\pm",
+    r"\mp",
+    "=",
+    ",",
+    ";",
+    "&",
+    r"\\",
+    "<",
+    ">",
+    "|",
+    r"\mid",
+    r"\cup",
+    r"\cap",
+    r"\bmod",
+}
 
 
 class TooLargeError(Exception):
@@ -46,7 +75,8 @@ class _Size:
 
 
 def check_magnitude(text: str) -> None:
-    """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper than `DEEPEST`.
+    """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper
+    than `DEEPEST`.
 
     It takes microseconds.
     """
@@ -69,7 +99,8 @@ class _Reader:
         return token
 
     def sequence(self, closing: str, depth: int) -> _Size:
-        """Reads terms, each made of factors, up to a token of `closing` or the end; checks their size."""
+        """Reads terms, each made of factors, up to a token of `closing` or the end; checks their
+        size."""
         if depth > DEEPEST:
             raise TooLargeError(f"has more than {DEEPEST} brackets or powers within one another")
         whole, term, divides = _Size(terms=0), _Size(), False
@@ -123,7 +154,8 @@ class _Reader:
         return _Size(of.bits, 0.0, of.letter, of.terms) if negative else of
 
     def with_postfixes(self, of: _Size, depth: int, limits: bool) -> _Size:
-        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` mean the bounds of a sum."""
+        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` mean the bounds
+        of a sum."""
         while (token := self.peek()) in ("^", "**", "!", "_", "'"):
             self.take()
             if token == "!":
@@ -157,7 +189,9 @@ def _sum(one: _Size, other: _Size) -> _Size:
 
 def _product(one: _Size, other: _Size, divides: bool) -> _Size:
     log2 = one.log2 + (0.0 if divides else other.log2)
-    return _Size(one.bits + other.bits, log2, one.letter or other.letter, max(one.terms, other.terms))
+    return _Size(
+        one.bits + other.bits, log2, one.letter or other.letter, max(one.terms, other.terms)
+    )
 
 
 def _power(base: _Size, exponent: _Size) -> _Size:
@@ -183,5 +217,7 @@ def _factorial(of: _Size) -> _Size:
 def _binomial(n: _Size, k: _Size) -> _Size:
     if n.letter or k.letter:
         return _product(n, k, divides=False)
-    bits = _bounded(min(2 ** min(n.log2, _LARGEST_LOG2), 2 ** min(k.log2, _LARGEST_LOG2) * max(n.log2, 1.0)))
+    bits = _bounded(
+        min(2 ** min(n.log2, _LARGEST_LOG2), 2 ** min(k.log2, _LARGEST_LOG2) * max(n.log2, 1.0))
+    )
     return _Size(bits + n.bits + k.bits, bits)

@@ -1,8 +1,8 @@
 r"""Numbers in text, in plain notation or LaTeX, each with its exact value.
 
-A number is a decimal, a fraction (`3/4`, `\frac{3}{4}`), a mixed number (`1\frac{1}{2}`, `1 1/2`), or
-a decimal in scientific notation (`5 \times 10^2`, `5e2`). The exponent or index of a letter (`m^2`,
-`x_1`) is none.
+A number is a decimal, a fraction (`3/4`, `\frac{3}{4}`), a mixed number (`1\frac{1}{2}`, `1 1/2`),
+or a decimal in scientific notation (`5 \times 10^2`, `5e2`). The exponent or index of a letter
+(`m^2`, `x_1`) is none.
 """
 
 import re

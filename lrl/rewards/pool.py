@@ -1,8 +1,10 @@
-"""The reward pool: worker processes that can be killed one by one, since a reward is foreign code that may hang.
+"""The reward pool: worker processes that can be killed one by one, since a reward is foreign code
+that may hang.
 
-A whole group is one job, so the overhead of a job does not matter. Responses that the job did not reach are scored
-alone, so a bad one costs only itself. A response that fails is tried once more, alone. A job goes to the workers of
-this machine or of a scorer, whichever have the fewest jobs for each worker.
+A whole group is one job, so the overhead of a job does not matter. Responses that the job did not
+reach are scored alone, so a bad one costs only itself. A response that fails is tried once more,
+alone. A job goes to the workers of this machine or of a scorer, whichever have the fewest jobs for
+each worker.
 """
 
 from __future__ import annotations
@@ -41,19 +43,22 @@ _LOST_SCORERS = 3
 
 
 class RewardPool:
-    """Worker processes that score groups. Use: `start()`, `await score(...)` from one event loop, `close()`.
+    """Worker processes that score groups. Use: `start()`, `await score(...)` from one event loop,
+    `close()`.
 
     Args:
-        rewards: The rewards; their weighted sum is trained on. Functions and import paths become `Function`s.
+        rewards: The rewards; their weighted sum is trained on. Functions and import paths become
+            `Function`s.
         workers: Processes on this machine.
         timeout_s: Seconds for one response, all rewards together.
-        memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards are loaded; None for
-            no limit. Linux only.
-        max_failures: Largest share of responses that may get no reward, in (0, 1], over the last few hundred; 1 allows
-            any.
+        memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards
+            are loaded; None for no limit. Linux only.
+        max_failures: Largest share of responses that may get no reward, in (0, 1], over the last
+            few hundred; 1 allows any.
 
     Raises:
-        ValueError: There is no reward, two share a name, one cannot be sent to a process, or a number is out of range.
+        ValueError: There is no reward, two share a name, one cannot be sent to a process, or a
+            number is out of range.
     """
 
     def __init__(
@@ -69,9 +74,14 @@ class RewardPool:
         at_least(1, "data", reward_workers=workers)
         above(0, "data", reward_timeout_s=timeout_s)
         if memory_gib is not None and not memory_gib > 0:
-            fault(f"data.reward_memory_gib is {memory_gib}; it must be above 0, or null for no limit.")
+            fault(
+                f"data.reward_memory_gib is {memory_gib}; it must be above 0, or null for no limit."
+            )
         if not 0 < max_failures <= 1:
-            fault(f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 (never stop).")
+            fault(
+                f"data.max_reward_failures is {max_failures}; it must be above 0 and at most 1 "
+                "(never stop)."
+            )
         _check_give_up(self.rewards, timeout_s)
         spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
         self._processes = Processes(spec, workers)
@@ -86,31 +96,39 @@ class RewardPool:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see `GaveUp`), `retried`;
-        responses without a reward by kind (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and
-        responses `moved` from a scorer that was lost."""
+        """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see
+        `GaveUp`), `retried`; responses without a reward by kind
+        (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and responses
+        `moved` from a scorer that was lost."""
         replaced = self._processes.replaced + self.remote.replaced_by.total()
         return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
         """Returns another pool with the same limits, for other rewards, without scorers."""
         limits = self._processes.spec
-        return RewardPool(rewards, workers, limits.timeout_s, limits.memory_gib, self._failure_stats.max_failures)
+        return RewardPool(
+            rewards,
+            workers,
+            timeout_s=limits.timeout_s,
+            memory_gib=limits.memory_gib,
+            max_failures=self._failure_stats.max_failures,
+        )
 
     def start(self, first: Prompt | None = None) -> None:
         """Starts the workers, waits until one is ready, and scores a trial response.
 
-        Call it on a thread that outlives the pool: Linux ends a worker with the thread that started it.
+        Call it on a thread that outlives the pool: Linux ends a worker with the thread that started
+        it.
 
         Args:
-            first: Prompt of the trial, with the columns of its row. The response is the text of the column `answer`,
-                else of `solution`, else `0`. None for no trial.
+            first: Prompt of the trial, with the columns of its row. The response is the text of the
+                column `answer`, else of `solution`, else `0`. None for no trial.
 
         Raises:
             RuntimeError: The workers died while they started.
             TimeoutError: No worker was ready after two minutes.
-            ValueError: A reward cannot be loaded in a worker, or the response got no reward, also when tried again.
-                (With `max_failures` 1 the latter is only logged.)
+            ValueError: A reward cannot be loaded in a worker, or the response got no reward, also
+                when tried again. (With `max_failures` 1 the latter is only logged.)
         """
         self._processes.start()
         if first is not None:
@@ -131,9 +149,10 @@ class RewardPool:
             return
         self.close()  # the successor of a lost worker would end with the thread above
         message = (
-            f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt {prompt.id}, before any "
-            f"response is sampled, and failed: {outcome}. The row's columns: {', '.join(prompt.columns) or 'none'}. "
-            f"{KINDS[outcome.partition(':')[0]]} A text that it cannot read is worth 0.0, and not an error."
+            f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
+            f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
+            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[outcome.partition(':')[0]]} A "
+            "text that it cannot read is worth 0.0, and not an error."
         )
         if self._failure_stats.max_failures < 1:
             fault(message)
@@ -148,14 +167,22 @@ class RewardPool:
             RuntimeError: The pool is not started, or is closed meanwhile.
             RewardFailuresError: More than `max_failures` of the last responses got no reward.
         """
-        responses = [(each.text, _columns(prompt, each.finish_reason, len(each.policy_versions))) for each in rollouts]
+        responses = [
+            (each.text, _columns(prompt, each.finish_reason, len(each.policy_versions)))
+            for each in rollouts
+        ]
         together: list[Outcome] = [None] * len(responses)
         if len(responses) > 1:
-            together = [self._checked(outcome) for outcome in await self._outcomes(prompt.text, responses)]
-        last = (self._last_outcome(prompt.text, *pair) for pair in zip(responses, together, strict=True))
+            together = [
+                self._checked(outcome) for outcome in await self._outcomes(prompt.text, responses)
+            ]
+        last = (
+            self._last_outcome(prompt.text, *pair) for pair in zip(responses, together, strict=True)
+        )
         for rollout, outcome in zip(rollouts, await asyncio.gather(*last), strict=True):
             if isinstance(outcome, Scored):
-                rollout.reward, rollout.reward_parts = outcome.reward, outcome.parts
+                rollout.reward = outcome.reward
+                rollout.reward_parts = outcome.parts
                 self._failure_stats.reward(rollout.reward)
                 if outcome.gave_up:
                     self._failure_stats.gave_up(prompt.id, rollout.text, outcome.gave_up)
@@ -178,7 +205,8 @@ class RewardPool:
         return outcome
 
     async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
-        """Returns the outcomes of a job, from the least busy workers; a lost scorer's job goes to others."""
+        """Returns the outcomes of a job, from the least busy workers; a lost scorer's job goes to
+        others."""
         job = Job.of(prompt, responses)
         for attempt in range(_LOST_SCORERS + 1):
             remote = self.remote.ready if attempt < _LOST_SCORERS else []
@@ -192,7 +220,8 @@ class RewardPool:
         return outcomes
 
     def _checked(self, outcome: Outcome) -> Outcome:
-        """Refuses parts with other names than the first response of the run had: a missing part would count as 0."""
+        """Refuses parts with other names than the first response of the run had: a missing part
+        would count as 0."""
         if not isinstance(outcome, Scored):
             return outcome
         parts = set(outcome.parts)
@@ -200,14 +229,18 @@ class RewardPool:
         if parts == self._parts:
             return outcome
         return (
-            f"wrong_shape: the parts are {sorted(parts)}, those of the first response {sorted(self._parts)}; a reward "
-            "gives the same ones for every response, 0.0 for one that does not apply"
+            f"wrong_shape: the parts are {sorted(parts)}, those of the first response "
+            f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
+            "that does not apply"
         )
 
 
 def _columns(prompt: Prompt, finish_reason: str | None, num_tokens: int) -> dict[str, Any]:
-    """Returns the keyword arguments of a reward. A row's own `prompt` or `response` would clash with the arguments."""
-    row = {name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")}
+    """Returns the keyword arguments of a reward. A row's own `prompt` or `response` would clash
+    with the arguments."""
+    row = {
+        name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")
+    }
     return row | {"finish_reason": finish_reason, "num_tokens": num_tokens}
 
 
@@ -222,13 +255,15 @@ def _trial_response(prompt: Prompt) -> str:
 
 
 def _check_give_up(rewards: list[Reward], timeout_s: float) -> None:
-    """Refuses a verifier that gives up after its worker is killed: its wrong responses would have no reward."""
+    """Refuses a verifier that gives up after its worker is killed: its wrong responses would have
+    no reward."""
     give_up_s = sum(reward.give_up_s for reward in rewards)
     if 0 < timeout_s < 2 * give_up_s:
         names = ", ".join(repr(reward.name) for reward in rewards if reward.give_up_s)
         fault(
-            f"data.reward_timeout_s is {timeout_s:g}, and rewards give up on a response only after {give_up_s:g} s "
-            f"({names}): set it to at least {2 * give_up_s:g}, or lower their give_up_s."
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards give up on a response only after "
+            f"{give_up_s:g} s ({names}): set it to at least {2 * give_up_s:g}, or lower their "
+            "give_up_s."
         )
 
 
@@ -238,33 +273,37 @@ def _check_rewards(rewards: list[Reward]) -> None:
     if not names:
         raise ConfigError("rewards is empty; give at least one.")
     if twice := [name for name, times in names.items() if times > 1]:
-        raise ConfigError(f"rewards has more than one named {twice[0]!r}; give one of them another `name`.")
+        raise ConfigError(
+            f"rewards has more than one named {twice[0]!r}; give one of them another `name`."
+        )
     main = sys.modules["__main__"]
     file, is_module = getattr(main, "__file__", None), getattr(main, "__spec__", None) is not None
     if file is not None and not is_module and not Path(file).is_file():  # from standard input
         raise ConfigError(
-            f"This script is {file}, which is no file. Reward workers are other processes and import the "
-            "script that is run: write it to a file, such as train.py, and run that."
+            f"This script is {file}, which is no file. Reward workers are other processes and "
+            "import the script that is run: write it to a file, such as train.py, and run that."
         )
     for reward in rewards:
         try:
             pickled = pickle.dumps(reward)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. Define it at the top "
-                f"level of a module (no lambda, no function in a function), without open files or connections."
+                f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. "
+                "Define it at the top level of a module (no lambda, no function in a function), "
+                "without open files or connections."
             ) from error
         if _names_main(pickled) and file is None and not is_module:
             raise ConfigError(
-                f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a reward worker is "
-                f"another process and cannot import it from there. Write it to a file (in a notebook, begin its cell "
-                f"with `%%writefile my_rewards.py`) and import it from there, or name a function "
-                f"`my_rewards:{reward.name}`."
+                f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a "
+                "reward worker is another process and cannot import it from there. Write it to a "
+                "file (in a notebook, begin its cell with `%%writefile my_rewards.py`) and import "
+                f"it from there, or name a function `my_rewards:{reward.name}`."
             )
 
 
 def is_in_main(reward: Reward) -> bool:
-    """Whether a reward is defined in the script that runs, which only this machine's workers can import."""
+    """Whether a reward is defined in the script that runs, which only this machine's workers can
+    import."""
     return _names_main(pickle.dumps(reward))
 
 

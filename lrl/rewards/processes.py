@@ -1,7 +1,9 @@
-"""The worker processes of the reward pool: takes jobs, returns outcomes, and finds the response that killed a worker.
+"""The worker processes of the reward pool: takes jobs, returns outcomes, and finds the response
+that killed a worker.
 
-Workers are spawned, not forked. The trainer has threads. A fork would also inherit its open pipes and sockets, and
-other processes notice the death of the trainer by their closing. So a worker imports the script that was run.
+Workers are spawned, not forked. The trainer has threads. A fork would also inherit its open pipes
+and sockets, and other processes notice the death of the trainer by their closing. So a worker
+imports the script that was run.
 """
 
 import asyncio
@@ -35,11 +37,13 @@ _ATTEMPTS = 5
 _POLL_S = 1.0
 """Seconds between two looks at whether the worker of a job lives."""
 _JOB_STATES = 256
-"""Far more than jobs that run at once. If a later job has overwritten the state, no single response can be blamed."""
+"""Far more than jobs that run at once. If a later job has overwritten the state, no single response
+can be blamed."""
 
 
 class Processes:
-    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`, `close()`.
+    """Worker processes that can be killed one by one. Use: `start()`, `await outcomes(...)`,
+    `close()`.
 
     Args:
         spec: Their rewards and limits.
@@ -48,14 +52,18 @@ class Processes:
     """
 
     def __init__(self, spec: WorkerSpec, workers: int, name: str = "rank 0") -> None:
-        self.spec, self.workers, self.name = spec, workers, name
+        self.spec = spec
+        self.workers = workers
+        self.name = name
         self.replaced = 0
         """Workers that were killed or died, and were replaced."""
         self._context = multiprocessing.get_context("spawn")
         self._job_states = self._context.RawArray(JobState, _JOB_STATES)
         self._numbers = itertools.count(1)
         self._pool: ProcessPool | None = None
-        self._lock = threading.RLock()  # close() comes from another thread, maybe while a lost pool is being replaced
+        self._lock = (
+            threading.RLock()
+        )  # close() comes from another thread, maybe while a lost pool is being replaced
         self._in_flight: dict[int, Future[Any]] = {}
         self._dead: set[int] = set()
 
@@ -79,8 +87,8 @@ class Processes:
         except ValueError as error:
             self.close()
             raise ConfigError(
-                f"rewards: {error}. A worker imports the modules of the rewards anew, without what this process has "
-                "set up: see that they can be imported by themselves."
+                f"rewards: {error}. A worker imports the modules of the rewards anew, without what "
+                "this process has set up: see that they can be imported by themselves."
             ) from None
         except BrokenProcessPool as error:
             self.close()
@@ -92,8 +100,9 @@ class Processes:
         except TimeoutError as error:
             self.close()
             raise TimeoutError(
-                f"No reward worker was ready after {START_S:.0f} s. They import the script that was run and the "
-                f"modules of the rewards ({', '.join(self.spec.names)}): see which is slow."
+                f"No reward worker was ready after {START_S:.0f} s. They import the script that "
+                f"was run and the modules of the rewards ({', '.join(self.spec.names)}): see which "
+                "is slow."
             ) from error
 
     def close(self) -> None:
@@ -105,15 +114,17 @@ class Processes:
             pool.stop()
             pool.join()
         for future in list(self._in_flight.values()):
-            with suppress(InvalidStateError):  # done already; pebble leaves the others waiting for ever
+            with suppress(
+                InvalidStateError
+            ):  # done already; pebble leaves the others waiting for ever
                 future.set_exception(BrokenProcessPool("the reward pool was closed"))
 
     async def outcomes(self, job: Job) -> list[Outcome]:
         """Returns the outcomes of a job, from one worker; None for responses that it did not reach.
 
-        A job of several responses begins none after `timeout_s`. The worker of a response that takes
-        longer than that, on a `ResponseClock`, is killed. Raises RuntimeError if the workers are not
-        started, or are closed meanwhile.
+        A job of several responses begins none after `timeout_s`. The worker of a response that
+        takes longer than that, on a `ResponseClock`, is killed. Raises RuntimeError if the workers
+        are not started, or are closed meanwhile.
         """
         count, timeout_s = job.count, self.spec.timeout_s
         arguments = pickle.dumps((count, job.packed)), timeout_s
@@ -134,7 +145,9 @@ class Processes:
                     return self._blame(number, count, *self._cause_of_death(number, None))
             finally:
                 self._in_flight.pop(number, None)
-        return self._blame(number, count, "crash", f"all reward workers were lost {_ATTEMPTS} times in a row")
+        return self._blame(
+            number, count, "crash", f"all reward workers were lost {_ATTEMPTS} times in a row"
+        )
 
     async def trial(self, job: Job) -> Outcome:
         """Returns the outcome of a job of one response; if it fails, that of a second attempt."""
@@ -162,7 +175,9 @@ class Processes:
                     # While a worker scores any job, a job that waits for its turn is not lost.
                     until = time.monotonic() + lost_s
             if not future.done():
-                raise BrokenProcessPool(f"no outcome from them in {lost_s:.0f} s" if pool.active else "they ended")
+                raise BrokenProcessPool(
+                    f"no outcome from them in {lost_s:.0f} s" if pool.active else "they ended"
+                )
             return future.result()
         finally:
             waiting.cancel()
@@ -171,22 +186,31 @@ class Processes:
         return self._job_states[number % _JOB_STATES]
 
     def _dead_jobs(self, pool: ProcessPool, error: BrokenProcessPool) -> set[int]:
-        """Replaces a lost pool; returns the jobs whose workers had died. The first call still sees who was alive."""
+        """Replaces a lost pool; returns the jobs whose workers had died. The first call still sees
+        who was alive."""
         with self._lock:
             if self._pool is pool:
                 log.warning("The reward workers are lost (%r).", error.__cause__ or error)
-                self._dead = {number for number in self._in_flight if self._state(number).is_dead(number)}
+                self._dead = {
+                    number for number in self._in_flight if self._state(number).is_dead(number)
+                }
                 self._renew()
             return self._dead
 
     def _blame(self, number: int, count: int, kind: str, message: str) -> list[Outcome]:
-        """Returns the outcomes of a job whose worker is gone: failures of the current response and those before it."""
+        """Returns the outcomes of a job whose worker is gone: failures of the current response and
+        those before it."""
         failed, reward = self._state(number).at_fault(number, count)
-        reason = f"{kind}: {message}" if reward is None else f"{kind}: {self.spec.names[reward]}: {message}"
+        reason = (
+            f"{kind}: {message}"
+            if reward is None
+            else f"{kind}: {self.spec.names[reward]}: {message}"
+        )
         return [reason if index in failed else None for index in range(count)]
 
     def _cause_of_death(self, number: int, exit_code: int | None) -> tuple[str, str]:
-        """Returns kind and message for a worker that ended by itself; pebble does not always know the exit code."""
+        """Returns kind and message for a worker that ended by itself; pebble does not always know
+        the exit code."""
         state, gib = self._state(number), self.spec.memory_gib
         if exit_code == worker.OUT_OF_MEMORY or (state.job == number and state.out_of_memory):
             limit = "" if gib is None else f"; data.reward_memory_gib is {gib:g}"
@@ -194,15 +218,23 @@ class Processes:
         if exit_code is None:
             return "crash", "the worker ended"
         if exit_code == -signal.SIGKILL:
-            return "crash", "the worker was ended by SIGKILL, as Linux does when the machine is out of memory"
+            return (
+                "crash",
+                "the worker was ended by SIGKILL, as Linux does when the machine is out of memory",
+            )
         if exit_code < 0:
-            return "crash", f"the worker was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})"
+            return (
+                "crash",
+                f"the worker was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})",
+            )
         return "crash", f"the worker ended with exit code {exit_code}"
 
     def _live_pool(self) -> ProcessPool:
         with self._lock:
             if self._pool is None:
-                raise RuntimeError("The reward pool is not running; call RewardPool.start() before score().")
+                raise RuntimeError(
+                    "The reward pool is not running; call RewardPool.start() before score()."
+                )
             return self._pool if self._pool.active else self._renew()
 
     def _renew(self) -> ProcessPool:
@@ -213,7 +245,9 @@ class Processes:
 
     def _new_pool(self) -> ProcessPool:
         arguments = (self.spec.rewards, os.getpid(), self.spec.memory_gib, self._job_states)
-        return ProcessPool(self.workers, initializer=worker.initialise, initargs=arguments, context=self._context)
+        return ProcessPool(
+            self.workers, initializer=worker.initialise, initargs=arguments, context=self._context
+        )
 
 
 class _Deadline:
@@ -248,8 +282,8 @@ class _Deadline:
 
 
 def _schedule(pool: ProcessPool, job: Callable[..., Any], args: Sequence[Any] = ()) -> Future:
-    # pebble refuses a job with a bare RuntimeError if its workers are dead, and loses a job that it takes while they
-    # die. Therefore the waiting loops look at `pool.active`, too.
+    # pebble refuses a job with a bare RuntimeError if its workers are dead, and loses a job that it
+    # takes while they die. Therefore the waiting loops look at `pool.active`, too.
     try:
         return pool.schedule(job, args)  # no deadline of pebble's: it is by the wall
     except RuntimeError as error:

@@ -49,7 +49,8 @@ class RemoteScorer:
         token: str,
         pool: RemotePool,
     ) -> None:
-        self.number, self.name = number, f"scorer {number} on {node}"
+        self.number = number
+        self.name = f"scorer {number} on {node}"
         self.workers = max(1, workers)
         self.lost = ""
         """Why it gets no more jobs; empty if it does."""
@@ -122,11 +123,17 @@ class RemoteScorer:
         connector = aiohttp.TCPConnector(ssl=self._trust or True)
         try:
             async with (
-                aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session,
-                session.request(method, self._url, data=None if job is None else job.packed) as response,
+                aiohttp.ClientSession(
+                    connector=connector, headers=headers, timeout=timeout
+                ) as session,
+                session.request(
+                    method, self._url, data=None if job is None else job.packed
+                ) as response,
             ):
                 if response.status != 200:
-                    raise OSError(f"it responded {response.status}: {(await response.text())[:200]}")
+                    raise OSError(
+                        f"it responded {response.status}: {(await response.text())[:200]}"
+                    )
                 return await response.json()
         except TimeoutError as error:
             raise OSError(f"no answer from it in {deadline_s:.0f} s") from error

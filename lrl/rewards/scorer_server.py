@@ -31,7 +31,9 @@ class ScorerServer:
     """
 
     def __init__(self, terms: ScoringTerms, workers: int, endpoint: Endpoint, token: str) -> None:
-        self.endpoint, self.token, self.trial = endpoint, token, terms.trial
+        self.endpoint = endpoint
+        self.token = token
+        self.trial = terms.trial
         self.processes = Processes(terms.spec, workers, "this scorer")
         self._server: TokenServer | None = None
 
@@ -47,7 +49,9 @@ class ScorerServer:
             TimeoutError: No worker was ready in time.
         """
         self.processes.start()
-        if self.trial is not None and isinstance(failure := asyncio.run(self.processes.trial(self.trial)), str):
+        if self.trial is not None and isinstance(
+            failure := asyncio.run(self.processes.trial(self.trial)), str
+        ):
             raise ValueError(f"the trial response, which rank 0 has scored, fails here: {failure}.")
         routes = [web.post(SCORE, self._score), web.get(SCORE, self._ready)]
         self._server = TokenServer(self.endpoint, self.token, routes, longest_request=0)

@@ -21,16 +21,38 @@ _ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 _ROOT = re.compile(r"([√∛∜])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(-?\d+(?:\.\d+)?|[^\W\d_]))")
 """A root, with its number, letter or bracket."""
 _GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
-    "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau",
-    "φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda",
+    "α": (
+        "alpha"
+    ), "β": (
+        "beta"
+    ), "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
+    "κ": (
+        "kappa"
+    ), "λ": (
+        "lambda"
+    ), "μ": "mu", "ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau",
+    "φ": (
+        "phi"
+    ), "χ": (
+        "chi"
+    ), "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda",
     "Π": "Pi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi", "Ω": "Omega",
 }  # fmt: skip
 _COMMANDS = {
-    "∞": "infty", "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "±": "pm", "∓": "mp",
-    "≤": "le", "≦": "le", "⩽": "le", "≥": "ge", "≧": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "≡": "equiv",
-    "∪": "cup", "∩": "cap", "∈": "in", "∉": "notin", "⊂": "subset", "⊆": "subseteq", "∅": "emptyset",
-    "∖": "setminus", "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "⟨": "langle", "⟩": "rangle",
+    "∞": (
+        "infty"
+    ), "×": "times", "·": "cdot", "⋅": "cdot", "∙": "cdot", "÷": "div", "±": "pm", "∓": "mp",
+    "≤": (
+        "le"
+    ), "≦": (
+        "le"
+    ), "⩽": "le", "≥": "ge", "≧": "ge", "⩾": "ge", "≠": "ne", "≈": "approx", "≡": "equiv",
+    "∪": (
+        "cup"
+    ), "∩": "cap", "∈": "in", "∉": "notin", "⊂": "subset", "⊆": "subseteq", "∅": "emptyset",
+    "∖": (
+        "setminus"
+    ), "⌊": "lfloor", "⌋": "rfloor", "⌈": "lceil", "⌉": "rceil", "⟨": "langle", "⟩": "rangle",
     "∑": "sum", "∏": "prod", "∫": "int", "∠": "angle", "→": "to",
 }  # fmt: skip
 _CHARACTERS = str.maketrans(

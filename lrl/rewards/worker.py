@@ -1,7 +1,9 @@
-"""Code of a reward worker: calls the rewards on plain strings, and checks the values that they return.
+"""Code of a reward worker: calls the rewards on plain strings, and checks the values that they
+return.
 
-An exception fails one response. A worker that runs out of memory exits, since its memory may stay full and fail the
-next responses. Neither this module nor its imports import torch, so a worker starts in a fraction of a second.
+An exception fails one response. A worker that runs out of memory exits, since its memory may stay
+full and fail the next responses. Neither this module nor its imports import torch, so a worker
+starts in a fraction of a second.
 """
 
 import asyncio
@@ -35,17 +37,22 @@ _NOT_THE_USERS = (
 """Where the files of lrl and of libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
-_job_states: Sequence[JobState] = ()  # shared with the trainer; job n uses number n modulo their length
+_job_states: Sequence[
+    JobState
+] = ()  # shared with the trainer; job n uses number n modulo their length
 # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a factory
 # it is not also the thread's current loop, which a plain reward may use as its own.
 _runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
 
-def initialise(rewards: bytes, trainer: int, memory_gib: float | None, job_states: Sequence[JobState]) -> None:
-    """Prepares a new worker of the process `trainer`: loads the pickled list of rewards, then limits the memory.
+def initialise(
+    rewards: bytes, trainer: int, memory_gib: float | None, job_states: Sequence[JobState]
+) -> None:
+    """Prepares a new worker of the process `trainer`: loads the pickled list of rewards, then
+    limits the memory.
 
-    If the rewards cannot be loaded, every later call says so. pebble makes workers ignore SIGINT: Ctrl-C reaches all
-    processes, but the trainer decides.
+    If the rewards cannot be loaded, every later call says so. pebble makes workers ignore SIGINT:
+    Ctrl-C reaches all processes, but the trainer decides.
     """
     global _rewards, _job_states
     _job_states = job_states
@@ -55,7 +62,9 @@ def initialise(rewards: bytes, trainer: int, memory_gib: float | None, job_state
     try:
         _rewards = pickle.loads(rewards)
     except Exception as error:
-        _rewards = f"a reward cannot be loaded in a reward worker: {_message(error)}{_where_raised(error)}"
+        _rewards = (
+            f"a reward cannot be loaded in a reward worker: {_message(error)}{_where_raised(error)}"
+        )
     _limit_memory(memory_gib)
 
 
@@ -78,17 +87,25 @@ def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
     state.begin(number)
     try:
         prompt, responses = pickle.loads(packed)
-        outcomes = _score_all(_rewards, state, prompt, responses, budget_s)
+        outcomes = _score_all(
+            _rewards, state, prompt=prompt, responses=responses, budget_s=budget_s
+        )
         state.end()
         return outcomes
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
-        return [f"exception: the row cannot be loaded in a reward worker: {_message(error)}"] * count
+        return [
+            f"exception: the row cannot be loaded in a reward worker: {_message(error)}"
+        ] * count
 
 
 def _score_all(
-    rewards: list[Reward], state: JobState, prompt: str, responses: list[tuple[str, dict[str, Any]]], budget_s: float
+    rewards: list[Reward],
+    state: JobState,
+    prompt: str,
+    responses: list[tuple[str, dict[str, Any]]],
+    budget_s: float,
 ) -> list[Outcome]:
     # No event loop runs while a plain reward is called: it may run one of its own (`asyncio.run`).
     clock = ResponseClock(os.getpid())
@@ -114,9 +131,14 @@ def _score_all(
 
 
 def _call(
-    rewards: list[Reward], state: JobState, index: int, texts: tuple[str, str], columns: dict[str, Any]
+    rewards: list[Reward],
+    state: JobState,
+    index: int,
+    texts: tuple[str, str],
+    columns: dict[str, Any],
 ) -> list[Any] | str:
-    """Returns what the rewards return for a response, awaitables included; or why one has failed."""
+    """Returns what the rewards return for a response, awaitables included; or why one has
+    failed."""
     values: list[Any] = []
     for number, reward in enumerate(rewards):
         state.running(index, number)
@@ -125,7 +147,9 @@ def _call(
             # not see that.
             value = reward(*texts, **copy.deepcopy(columns))
             values.append(value if inspect.isawaitable(value) else _found(reward, value))
-        except BaseException as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
+        except (
+            BaseException
+        ) as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
             for value in filter(inspect.iscoroutine, values):
                 value.close()
             return _failure(state, reward, error)
@@ -149,7 +173,9 @@ async def _await_all(
     return {index: task.result() for task, index in tasks.items() if task not in late}
 
 
-async def _await_one(rewards: list[Reward], state: JobState, index: int, values: list[Any]) -> Outcome:
+async def _await_one(
+    rewards: list[Reward], state: JobState, index: int, values: list[Any]
+) -> Outcome:
     found: list[_Found] = []
     outcome: Outcome = None
     for number, (reward, value) in enumerate(zip(rewards, values, strict=True)):
@@ -202,14 +228,15 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
         message += _where_raised(error)
     if isinstance(error, RuntimeError) and "event loop" in message and "running" in message:
         message += (
-            ". An event loop runs an `async def` reward: write `await f()` there for `asyncio.run(f())`, "
-            "or define the reward with `def`"
+            ". An event loop runs an `async def` reward: write `await f()` there for "
+            "`asyncio.run(f())`, or define the reward with `def`"
         )
     return message
 
 
 class BadValueError(Exception):
-    """A reward returned a value that is no reward. `kind` is one of `lrl.rewards.failure_stats.KINDS`."""
+    """A reward returned a value that is no reward. `kind` is one of
+    `lrl.rewards.failure_stats.KINDS`."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -217,7 +244,8 @@ class BadValueError(Exception):
 
 
 def parts_of(name: str, value: Any) -> dict[str, float]:
-    """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part": number}` for a dict.
+    """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part":
+    number}` for a dict.
 
     Raises BadValueError of kind `nan`, `wrong_type` or `wrong_shape`.
     """
@@ -226,18 +254,27 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
     if not value:
         raise BadValueError("wrong_shape", "an empty dict; give at least one part")
     if unnamed := [part for part in value if not isinstance(part, str)]:
-        raise BadValueError("wrong_type", f"a dict with the key {shortened(unnamed[0])}; name the parts with strings")
+        raise BadValueError(
+            "wrong_type",
+            f"a dict with the key {shortened(unnamed[0])}; name the parts with strings",
+        )
     return {f"{name}/{part}": _number(part, number) for part, number in value.items()}
 
 
 def _number(part: str, value: Any) -> float:
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # one number, wrapped by numpy or torch
+    if getattr(value, "shape", None) == () and hasattr(
+        value, "item"
+    ):  # one number, wrapped by numpy or torch
         value = value.item()
     given = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
         if hasattr(value, "__len__") and not isinstance(value, str | bytes):
-            raise BadValueError("wrong_shape", f"{given}; a reward is one number, or a dict of numbers by name")
-        raise BadValueError("wrong_type", f"{given}; a reward is a float: write float(...) if that is what you mean")
+            raise BadValueError(
+                "wrong_shape", f"{given}; a reward is one number, or a dict of numbers by name"
+            )
+        raise BadValueError(
+            "wrong_type", f"{given}; a reward is a float: write float(...) if that is what you mean"
+        )
     try:
         number = float(value)
     except OverflowError:
@@ -257,17 +294,19 @@ def _message(error: BaseException) -> str:
 
 
 def _where_raised(error: BaseException) -> str:
-    """Returns the last line of the user's code in the traceback, in brackets; empty if there is none."""
+    """Returns the last line of the user's code in the traceback, in brackets; empty if there is
+    none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def _limit_memory(gib: float | None) -> None:
-    """Limits writable private memory (RLIMIT_DATA), counted from what is allocated when the rewards are loaded.
+    """Limits writable private memory (RLIMIT_DATA), counted from what is allocated when the rewards
+    are loaded.
 
-    RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc arena for each thread
-    reserve many GiB and use none of it.
+    RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc
+    arena for each thread reserve many GiB and use none of it.
     """
     if gib is None or sys.platform != "linux":
         return

@@ -1,13 +1,15 @@
-"""Bin packing: which sequences share a micro-batch, and which a row. It reads only their lengths and groups.
+"""Bin packing: which sequences share a micro-batch, and which a row. It reads only their lengths
+and groups.
 
-A row is as long as the longest sequence of its round, and shorter sequences share rows by best-fit decreasing; a model
-in which the sequences of one row would see each other gets one row a sequence. A round is a micro-batch for each rank.
-It is made as soon as the waiting sequences fill the token budgets of all ranks; it takes the longest ones, and leaves
-the shortest, which fit anywhere, for later. With whole groups a round takes as many groups as fit the budgets, and at
-least one.
+A row is as long as the longest sequence of its round, and shorter sequences share rows by best-fit
+decreasing; a model in which the sequences of one row would see each other gets one row a sequence.
+A round is a micro-batch for each rank. It is made as soon as the waiting sequences fill the token
+budgets of all ranks; it takes the longest ones, and leaves the shortest, which fit anywhere, for
+later. With whole groups a round takes as many groups as fit the budgets, and at least one.
 
-Ranks work at the same time and wait for one another at the end of a step, so they get equal work: none has more rows of
-a round than an equal share, rounded up, and the sums of squared lengths, which are the cost of attention, become equal.
+Ranks work at the same time and wait for one another at the end of a step, so they get equal work:
+none has more rows of a round than an equal share, rounded up, and the sums of squared lengths,
+which are the cost of attention, become equal.
 """
 
 from bisect import bisect_left, insort
@@ -34,8 +36,8 @@ class BinPacker(Generic[P]):
     """Sequences that wait to become micro-batches.
 
     Args:
-        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single longer sequence gets
-            a micro-batch of its own.
+        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single
+            longer sequence gets a micro-batch of its own.
         whole_groups: Whether all sequences of a group go into one micro-batch, whatever its size.
         ranks: Micro-batches that are trained at the same time.
         share_rows: Whether several sequences may lie in one row.
@@ -45,11 +47,19 @@ class BinPacker(Generic[P]):
     """
 
     def __init__(
-        self, micro_batch_tokens: int, whole_groups: bool = False, ranks: int = 1, share_rows: bool = True
+        self,
+        micro_batch_tokens: int,
+        whole_groups: bool = False,
+        ranks: int = 1,
+        share_rows: bool = True,
     ) -> None:
         if micro_batch_tokens < 1:
-            raise ValueError(f"micro_batch_tokens={micro_batch_tokens}: the budget must be at least 1 token")
-        self.micro_batch_tokens, self.whole_groups, self.share_rows = micro_batch_tokens, whole_groups, share_rows
+            raise ValueError(
+                f"micro_batch_tokens={micro_batch_tokens}: the budget must be at least 1 token"
+            )
+        self.micro_batch_tokens = micro_batch_tokens
+        self.whole_groups = whole_groups
+        self.share_rows = share_rows
         self.squares = [0] * ranks
         """Sum of the squared lengths of each rank's sequences so far."""
         self._waiting: list[P] = []
@@ -84,7 +94,8 @@ class BinPacker(Generic[P]):
         return self._divide(rows, most=-(-len(rows) // len(self.squares)))
 
     def _divide(self, parts: list[list[P]], most: int) -> list[list[list[P]]]:
-        """Divides `parts` among the ranks, at most `most` each: the heaviest first, to the rank with the least work."""
+        """Divides `parts` among the ranks, at most `most` each: the heaviest first, to the rank
+        with the least work."""
         shares: list[list[list[P]]] = [[] for _ in self.squares]
         for part in sorted(parts, key=_squares, reverse=True):
             free = [rank for rank, share in enumerate(shares) if len(share) < most]
@@ -106,11 +117,14 @@ class BinPacker(Generic[P]):
             if chosen and tokens > self.budget:
                 break
             chosen.append(members)
-        self._waiting = [sequence for members in list(groups.values())[len(chosen) :] for sequence in members]
+        self._waiting = [
+            sequence for members in list(groups.values())[len(chosen) :] for sequence in members
+        ]
         return chosen
 
     def _fit(self, sequences: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:
-        """Returns at most `max_rows` rows as long as the longest sequence, and the sequences that did not fit."""
+        """Returns at most `max_rows` rows as long as the longest sequence, and the sequences that
+        did not fit."""
         ordered = sorted(sequences, key=len, reverse=True)
         if self.share_rows and ordered:
             return _best_fit(ordered, max_rows)
@@ -122,10 +136,13 @@ def _squares(sequences: list[P]) -> int:
 
 
 def _best_fit(ordered: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:
-    """Packs by best-fit decreasing into at most `max_rows` rows as long as the first sequence, the longest."""
+    """Packs by best-fit decreasing into at most `max_rows` rows as long as the first sequence, the
+    longest."""
     length = len(ordered[0])
     rows: Rows[P] = []
-    free: list[tuple[int, int]] = []  # (free tokens, row), sorted: the first that is large enough fits best
+    free: list[
+        tuple[int, int]
+    ] = []  # (free tokens, row), sorted: the first that is large enough fits best
     left = []
     for sequence in ordered:
         best = bisect_left(free, (len(sequence), 0))

@@ -1,7 +1,8 @@
 """Tokens of a prompt: a chat through the tokenizer's chat template, or a plain text.
 
-A chat template is a program of the model's authors, and may leave out what it does not know: a system message, tools.
-Nothing of a prompt is lost silently, so a chat of which a part does not reach the text is refused.
+A chat template is a program of the model's authors, and may leave out what it does not know: a
+system message, tools. Nothing of a prompt is lost silently, so a chat of which a part does not
+reach the text is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
         ConfigError: The tokenizer refuses the text.
     """
     with _named_errors(Chat([{"role": "user", "content": text}]), where):
-        return with_beginning(tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False))
+        return with_beginning(
+            tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+        )
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> list[int]:
@@ -67,10 +70,12 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> l
 
 
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
-    """Returns the tokens of a plain prompt: the text's, behind what the tokenizer puts before every text (BOS).
+    """Returns the tokens of a plain prompt: the text's, behind what the tokenizer puts before every
+    text (BOS).
 
-    A text that begins so already, such as a rendered chat, does not get it twice. What the tokenizer puts behind every
-    text (EOS) is left out: the response would be written behind its own end.
+    A text that begins so already, such as a rendered chat, does not get it twice. What the
+    tokenizer puts behind every text (EOS) is left out: the response would be written behind its own
+    end.
 
     Args:
         added: Tokens of the text with the tokenizer's special tokens.
@@ -94,9 +99,13 @@ def check_variables(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) 
     ours = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"documents"}
     for name in chat.variables:
         if name in ours:
-            raise ConfigError(f"{where}: lrl sets {name!r} of a chat template itself. Leave it out.")
+            raise ConfigError(
+                f"{where}: lrl sets {name!r} of a chat template itself. Leave it out."
+            )
         if not re.search(rf"\b{re.escape(name)}\b", template):
-            raise ConfigError(f"{where}: the tokenizer's chat template has no variable {name!r}. Leave it out.")
+            raise ConfigError(
+                f"{where}: the tokenizer's chat template has no variable {name!r}. Leave it out."
+            )
 
 
 def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
@@ -105,20 +114,30 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> N
         text = _apply(tokenizer, chat, tokenize=False)
         for part, remedy, changed in _with_one_change(chat):
             if _apply(tokenizer, changed, tokenize=False) == text:
-                raise ConfigError(f"{where}: the tokenizer's chat template leaves out {part}. {remedy}")
+                raise ConfigError(
+                    f"{where}: the tokenizer's chat template leaves out {part}. {remedy}"
+                )
 
 
 def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
-    """Yields a part of the chat, what helps if it is left out, and the chat with another such part, for each part."""
+    """Yields a part of the chat, what helps if it is left out, and the chat with another such part,
+    for each part."""
     for place, message in enumerate(chat.messages):
         remedy = "Change the message, or the chat template of the tokenizer."
         if message["role"] == "system":
             remedy = "Leave out `system_prompt` or the message, and put its words into `template`."
         for key, changed in _with_one_part_changed(message):
             messages = [*chat.messages[:place], changed, *chat.messages[place + 1 :]]
-            yield f"the {key} of the {message['role']} message", remedy, chat._replace(messages=messages)
+            yield (
+                f"the {key} of the {message['role']} message",
+                remedy,
+                chat._replace(messages=messages),
+            )
     if chat.tools:
-        remedy = "Name {tools} in `template`, set chat=false, or rename the column if only the rewards read it."
+        remedy = (
+            "Name {tools} in `template`, set chat=false, or rename the column if only the rewards "
+            "read it."
+        )
         yield "the column 'tools'", remedy, chat._replace(tools=())
 
 
@@ -150,20 +169,26 @@ def _named_errors(chat: Chat, where: str) -> Iterator[None]:
         roles = ", ".join(str(message["role"]) for message in chat.messages)
         tools = " and the column 'tools'" if chat.tools else ""
         raise ConfigError(
-            f"{where}: the tokenizer's chat template refuses messages with the roles {roles}{tools}: {error}. "
-            "Change them (or leave out `system_prompt`), or set `chat=false`."
+            f"{where}: the tokenizer's chat template refuses messages with the roles "
+            f"{roles}{tools}: {error}. Change them (or leave out `system_prompt`), or set "
+            "`chat=false`."
         ) from error
     except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise ConfigError(
-            f"{where}: the tokenizer cannot encode it, {_unwritable(chat.messages) or reason}. Mend it."
+            f"{where}: the tokenizer cannot encode it, {_unwritable(chat.messages) or reason}. "
+            "Mend it."
         ) from error
 
 
 def _unwritable(messages: Sequence[Message]) -> str:
-    """Describes the first character that is not Unicode text: no tokenizer accepts JSON's \\ud800."""
+    """Describes the first character that is not Unicode text: no tokenizer accepts JSON's
+    \\ud800."""
     for message in messages:
         for place, letter in enumerate(message.get("content", "")):
             if "\ud800" <= letter <= "\udfff":
-                return f"character {place} of the {message['role']} message is {letter!a}, half of a surrogate pair"
+                return (
+                    f"character {place} of the {message['role']} message is {letter!a}, half of a "
+                    "surrogate pair"
+                )
     return ""

@@ -1,17 +1,20 @@
-"""The controller: the loop from a prompt to a finished group (admit -> generate -> score -> ledger).
+"""The controller: the loop from a prompt to a finished group (admit -> generate -> score ->
+ledger).
 
-Pure asyncio, and every wait uses the loop's clock: the same code runs on a thread of rank 0 against vLLM and on a
-virtual clock against a model of a fleet. It knows neither HTTP nor processes nor torch.
+Pure asyncio, and every wait uses the loop's clock: the same code runs on a thread of rank 0 against
+vLLM and on a virtual clock against a model of a fleet. It knows neither HTTP nor processes nor
+torch.
 
     new_version  waits for nothing     admits the groups that may start now, by pacing
     _run         one task per group    waits for a generator, then for the rewards; puts the group into the ledger
     next_group   the trainer's end     waits for a group that the ledger may hand to the step
 
-A checkpoint has the open groups, with the responses written so far (`Ledger`). A resumed run hands out the finished
-groups and continues the others, the oldest first.
+A checkpoint has the open groups, with the responses written so far (`Ledger`). A resumed run hands
+out the finished groups and continues the others, the oldest first.
 
-A group whose responses all have the same reward has advantages of 0 under a group baseline. It may be skipped as soon
-as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO, 2503.14476, section 3.2).
+A group whose responses all have the same reward has advantages of 0 under a group baseline. It may
+be skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO,
+2503.14476, section 3.2).
 """
 
 import asyncio
@@ -31,13 +34,20 @@ class ResponseWriter(Protocol):
     """Writer of responses: a `GeneratorPool`, or a model of one."""
 
     async def generate(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        due: int,
+        deadline_s: float,
     ) -> None:
         """Writes every unfinished rollout to its end, in place.
 
-        Tokens, behaviour log-probs and versions grow as they are streamed, and `finish_reason` is set at the end. A
-        rollout that has tokens is continued. `len(rollouts) == sampling.n`. Older groups have a lower `priority`; `due`
-        is the step that trains the group.
+        Tokens, behaviour log-probs and versions grow as they are streamed, and `finish_reason` is
+        set at the end. A rollout that has tokens is continued. `len(rollouts) == sampling.n`. Older
+        groups have a lower `priority`; `due` is the step that trains the group.
         """
 
 
@@ -65,7 +75,8 @@ class Controller:
         sampling: Settings of a request; `n` is the size of a group.
         decode: Turns token ids into text.
         deadline_s: Most seconds for a response.
-        max_skipped: Most groups with equal rewards that are skipped under one version; the others are trained.
+        max_skipped: Most groups with equal rewards that are skipped under one version; the others
+            are trained.
         min_rollouts: Scored responses below which a group's rewards do not count as equal.
     """
 
@@ -81,29 +92,39 @@ class Controller:
         max_skipped: int = 0,
         min_rollouts: int = 2,
     ) -> None:
-        self.prompts, self.fleet, self.rewards, self.ledger = prompts, fleet, rewards, ledger
-        self.sampling, self.decode, self.deadline_s = sampling, decode, deadline_s
-        self.max_skipped, self.min_rollouts = max_skipped, min_rollouts
+        self.prompts = prompts
+        self.fleet = fleet
+        self.rewards = rewards
+        self.ledger = ledger
+        self.sampling = sampling
+        self.decode = decode
+        self.deadline_s = deadline_s
+        self.max_skipped = max_skipped
+        self.min_rollouts = min_rollouts
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
         self._version = 0  # of the generators
         self._skips_left = 0  # under that version
         self._warned = False
-        self._resuming: list[Group] = []  # groups that ran in the checkpoint, until the first version
+        self._resuming: list[
+            Group
+        ] = []  # groups that ran in the checkpoint, until the first version
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None
 
     async def new_version(self, version: int) -> None:
         """Admits the groups that may start now that the generators hold `version`."""
-        self._version, self._skips_left = version, self.max_skipped
+        self._version = version
+        self._skips_left = self.max_skipped
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()
 
     def next_prompts(self) -> list[Prompt]:
-        """Returns the prompts of the next two steps, if no open group begins anew. Call it on the loop."""
+        """Returns the prompts of the next two steps, if no open group begins anew. Call it on the
+        loop."""
         first, count = self.ledger.next_index, 2 * self.ledger.pacing.groups_per_step
         return [self.prompts[index] for index in range(first, first + count)]
 
@@ -111,7 +132,11 @@ class Controller:
         self._start(self.ledger.admit(self._version, self._fresh_group))
 
     def _fresh_group(self, index: int) -> Group:
-        return Group(index=index, prompt=self.prompts[index], rollouts=[Rollout() for _ in range(self.sampling.n)])
+        return Group(
+            index=index,
+            prompt=self.prompts[index],
+            rollouts=[Rollout() for _ in range(self.sampling.n)],
+        )
 
     def _start(self, groups: list[Group]) -> None:
         for group in groups:
@@ -175,9 +200,10 @@ class Controller:
         if self.max_skipped and not self._warned:
             self._warned = True
             log.warning(
-                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups with equal rewards are "
-                "trained; against the mean of their own group they teach nothing. Raise it, or take prompts that are "
-                "neither too easy nor too hard for the policy. (Said once.)",
+                "All %d skips of version %d are used up (data.max_skipped_per_step), so groups "
+                "with equal rewards are trained; against the mean of their own group they teach "
+                "nothing. Raise it, or take prompts that are neither too easy nor too hard for "
+                "the policy. (Said once.)",
                 self.max_skipped,
                 self._version,
             )
@@ -186,18 +212,21 @@ class Controller:
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """Returns the ledger after `steps_done` steps, and the settings of its open groups.
 
-        Call it on the loop, or when the loop has ended: between two waits of its tasks every response is consistent.
+        Call it on the loop, or when the loop has ended: between two waits of its tasks every
+        response is consistent.
         """
         return self.ledger.state_dict(steps_done) | {"sampling": self._settings()}
 
     def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
         """Restores `state`; call it before the first version.
 
-        Groups of other settings are generated anew; of other rewards, or to changed rows, they are scored again.
+        Groups of other settings are generated anew; of other rewards, or to changed rows, they are
+        scored again.
 
         Args:
             state: The result of `state_dict`.
-            other_rewards: What has changed in the rewards since then, for the log; empty if nothing has.
+            other_rewards: What has changed in the rewards since then, for the log; empty if nothing
+                has.
 
         Raises:
             ValueError: `state` belongs to a run with other steps or other prompts.
@@ -207,12 +236,18 @@ class Controller:
             groups = [*self.ledger.finished.values(), *self.ledger.running.values()]
             self.ledger.restart(groups)
             if groups:
-                log.warning("%d open groups of the checkpoint are generated anew: %s.", len(groups), why)
+                log.warning(
+                    "%d open groups of the checkpoint are generated anew: %s.", len(groups), why
+                )
         elif unscored:
             why = other_rewards or "the columns of their rows have changed"
             log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)
-        self._resuming = sorted(self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index))
-        self.resumed = Resumed.of(state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished))
+        self._resuming = sorted(
+            self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index)
+        )
+        self.resumed = Resumed.of(
+            state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished)
+        )
 
     def _settings(self) -> Settings:
         """Returns the settings that all responses of one run must share."""
@@ -225,11 +260,14 @@ class Controller:
 
 
 def has_equal_rewards(group: Group, min_rollouts: int) -> bool:
-    """Returns whether a group has at least `min_rollouts` scored responses, all with the same reward."""
+    """Returns whether a group has at least `min_rollouts` scored responses, all with the same
+    reward."""
     return len(group.rewards) >= min_rollouts and len(set(group.rewards)) == 1
 
 
-async def score(prompt: Prompt, rollouts: list[Rollout], decode: Callable[[list[int]], str], rewards: Scorer) -> None:
+async def score(
+    prompt: Prompt, rollouts: list[Rollout], decode: Callable[[list[int]], str], rewards: Scorer
+) -> None:
     """Decodes and scores the responses of a generator."""
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids)

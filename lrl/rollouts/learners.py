@@ -1,7 +1,9 @@
-"""The parts of a run that learn from whole steps: the baseline, the replay buffer and the length predictor.
+"""The parts of a run that learn from whole steps: the baseline, the replay buffer and the length
+predictor.
 
-A checkpoint has what each of them has learnt, with the settings on which that depends. Under other settings a part
-begins anew: a mean of other rewards, or responses sampled at another temperature, would be wrong without a word.
+A checkpoint has what each of them has learnt, with the settings on which that depends. Under other
+settings a part begins anew: a mean of other rewards, or responses sampled at another temperature,
+would be wrong without a word.
 """
 
 import copy
@@ -31,7 +33,8 @@ class Dependencies:
     rewards: Settings
     """The rewards of these responses (`settings_of`)."""
     kl_in_the_reward: Sequence[Any] = ()
-    """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty without one."""
+    """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty
+    without one."""
 
     @property
     def of_lengths(self) -> Settings:
@@ -45,7 +48,12 @@ class Dependencies:
 class Learners:
     """The parts that learn from whole steps; None for one that the run has not."""
 
-    def __init__(self, advantages: Advantages, replay: Replay | None, length_predictor: LengthPredictor | None) -> None:
+    def __init__(
+        self,
+        advantages: Advantages,
+        replay: Replay | None,
+        length_predictor: LengthPredictor | None,
+    ) -> None:
         self.advantages = advantages
         self.replay = replay
         self.length_predictor = length_predictor
@@ -54,21 +62,30 @@ class Learners:
     @property
     def _parts(self) -> dict[str, Any]:
         """The parts of this run, by their name in a checkpoint."""
-        parts = {"advantages": self.advantages, "replay": self.replay, "length_predictor": self.length_predictor}
+        parts = {
+            "advantages": self.advantages,
+            "replay": self.replay,
+            "length_predictor": self.length_predictor,
+        }
         return {name: part for name, part in parts.items() if part is not None}
 
     def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Learns from the fresh groups of a step, once its optimizer step is done."""
-        self.advantages.end_step(rewards_of([rollout for group in groups for rollout in group.rollouts]))
+        self.advantages.end_step(
+            rewards_of([rollout for group in groups for rollout in group.rollouts])
+        )
         if self.replay is not None:
             self.replay.add(step, groups)
         if self.length_predictor is not None:
             self.length_predictor.end_step(groups)
 
     def begin_anew(self) -> None:
-        """Forgets what an earlier fit in this process has taught them, perhaps with another policy."""
+        """Forgets what an earlier fit in this process has taught them, perhaps with another
+        policy."""
         if self._first_states is None:
-            self._first_states = {name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()}
+            self._first_states = {
+                name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
+            }
             return
         for name, state in self._first_states.items():
             if name == "replay":
@@ -77,27 +94,35 @@ class Learners:
                 self._parts[name].load_state_dict(state)
 
     def state_dict(self, dependencies: Dependencies) -> dict[str, Any]:
-        """Returns what each part has learnt, in plain types and tensors, with the settings on which it depends."""
+        """Returns what each part has learnt, in plain types and tensors, with the settings on which
+        it depends."""
         return {
             name: {"made_with": self._made_with(name, dependencies), "state": part.state_dict()}
             for name, part in self._parts.items()
         }
 
     def load_state_dict(
-        self, saved: dict[str, Any], dependencies: Dependencies, prompt_at: Callable[[int], Prompt] | None
+        self,
+        saved: dict[str, Any],
+        dependencies: Dependencies,
+        prompt_at: Callable[[int], Prompt] | None,
     ) -> None:
-        """Restores the parts that are in `saved` and were made with the settings of this run; logs which were not.
+        """Restores the parts that are in `saved` and were made with the settings of this run; logs
+        which were not.
 
         Args:
             saved: The result of `state_dict`; it may have more.
             dependencies: The settings of this run.
-            prompt_at: Returns the run's prompt at an index; None where there are none, and nothing is replayed.
+            prompt_at: Returns the run's prompt at an index; None where there are none, and nothing
+                is replayed.
         """
         for name, part in self._parts.items():
             if not saved.get(name, {}).get("state") or (name == "replay" and prompt_at is None):
                 continue
             if why := changes(saved[name].get("made_with"), self._made_with(name, dependencies)):
-                rank_zero_only(log.warning)("data.%s begins anew, without its state in the checkpoint: %s.", name, why)
+                rank_zero_only(log.warning)(
+                    "data.%s begins anew, without its state in the checkpoint: %s.", name, why
+                )
             elif name == "replay":
                 part.load_state_dict(saved[name]["state"], prompt_at)
             else:
@@ -123,4 +148,6 @@ def settings_of(rewards: Sequence[Reward]) -> Settings:
 
     Call it when they are imported: their files may change while the run goes on.
     """
-    return {f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards}
+    return {
+        f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards
+    }

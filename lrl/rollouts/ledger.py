@@ -4,17 +4,20 @@
        ▲           ├──────▶ skipped
        └───────────┴────────────┘  restarted
 
-A group that was handed out is not trained yet: its step may never end. Therefore the number of steps done decides, when
-the state is saved, which groups count as trained. The others are open, and their responses are saved as far as they are
-written: a resumed run hands out finished groups again and continues the running ones.
+A group that was handed out is not trained yet: its step may never end. Therefore the number of
+steps done decides, when the state is saved, which groups count as trained. The others are open, and
+their responses are saved as far as they are written: a resumed run hands out finished groups again
+and continues the running ones.
 
-Each open group keeps the version that admitted it. So a resumed run holds the same groups in the same order as the run
-that saved the state, and the bound on lag holds across the resume (`lrl.rollouts.pacing`).
+Each open group keeps the version that admitted it. So a resumed run holds the same groups in the
+same order as the run that saved the state, and the bound on lag holds across the resume
+(`lrl.rollouts.pacing`).
 
-A skipped group is done without a step: it is never trained and never admitted again, and another group may start in its
-place. So every prompt of the row is trained once, or is listed as given up or as skipped. The steps of an epoch train
-as many groups as the data set has prompts; with skipping they consume more of the row than that, and continue into the
-next epoch's shuffle. An epoch of Lightning is then more than one pass over the data set.
+A skipped group is done without a step: it is never trained and never admitted again, and another
+group may start in its place. So every prompt of the row is trained once, or is listed as given up
+or as skipped. The steps of an epoch train as many groups as the data set has prompts; with skipping
+they consume more of the row than that, and continue into the next epoch's shuffle. An epoch of
+Lightning is then more than one pass over the data set.
 """
 
 import logging
@@ -48,12 +51,16 @@ class Ledger:
         self.finished: dict[int, Group] = {}  # in order of arrival
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
-        self._ready: dict[int, dict[int, Group]] = {}  # version at admission -> its finished groups, in that order
+        self._ready: dict[
+            int, dict[int, Group]
+        ] = {}  # version at admission -> its finished groups, in that order
         self._handed: dict[int, Group] = {}  # groups of the newest step
         self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
-        self._steps: dict[int, int] = {}  # index -> its step, for the groups handed out from there on; DONE without one
+        self._steps: dict[
+            int, int
+        ] = {}  # index -> its step, for the groups handed out from there on; DONE without one
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
     def admit(self, generator_version: int, open_group: Callable[[int], Group]) -> list[Group]:
@@ -66,7 +73,9 @@ class Ledger:
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
         while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
-            if not any(self.next_index in book for book in (self._steps, self.running, self.finished)):
+            if not any(
+                self.next_index in book for book in (self._steps, self.running, self.finished)
+            ):
                 group = open_group(self.next_index)
                 group.admitted_by = generator_version
                 group.due = self.pacing.step_of(self._started - len(self.skipped))
@@ -93,8 +102,9 @@ class Ledger:
     def take(self, step: int) -> Group | None:
         """Hands the next group to `step`; returns None if the step has to wait for one.
 
-        Groups that an older version admitted go first, and the trainer waits for them: that bounds the lag. Among them,
-        and among all groups when stragglers are masked, the first to finish goes first.
+        Groups that an older version admitted go first, and the trainer waits for them: that bounds
+        the lag. Among them, and among all groups when stragglers are masked, the first to finish
+        goes first.
         """
         if step > self._handed_to:
             self._handed_to = step
@@ -114,7 +124,8 @@ class Ledger:
         self.given_up[group.index] = group.prompt.id
 
     def restart(self, groups: list[Group]) -> None:
-        """Moves running and finished groups, which no generator writes, back to waiting: they are generated anew."""
+        """Moves running and finished groups, which no generator writes, back to waiting: they are
+        generated anew."""
         for group in groups:
             if group.index in self.running:
                 self._close(self.running.pop(group.index))
@@ -140,7 +151,8 @@ class Ledger:
         self._open += Counter()  # drops the versions that have no group left
 
     def _settle(self, steps_done: int) -> None:
-        """Forgets the done groups that precede all open ones, so that the ledger does not grow with the steps."""
+        """Forgets the done groups that precede all open ones, so that the ledger does not grow with
+        the steps."""
         while self._steps.get(self._done_through, steps_done) < steps_done:
             del self._steps[self._done_through]
             self._done_through += 1
@@ -148,20 +160,30 @@ class Ledger:
     def state_dict(self, steps_done: int) -> dict[str, Any]:
         """Returns the state of a checkpoint after `steps_done` steps, in plain types and tensors.
 
-        Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open. Each has at most
-        `rollouts_per_group * max_response_tokens` tokens, of 8 bytes and their text.
+        Pacing bounds its size: at most `(max_lag + 1) * groups_per_step` groups are open. Each has
+        at most `rollouts_per_group * max_response_tokens` tokens, of 8 bytes and their text.
         """
         self._settle(steps_done)
         # A group that an unfinished step gave up is handed out again, and is listed then.
-        given_up = {index: id for index, id in self.given_up.items() if self._steps.get(index, DONE) < steps_done}
-        handed = [group for index, group in self._handed.items() if self._steps.get(index, DONE) >= steps_done]
+        given_up = {
+            index: id
+            for index, id in self.given_up.items()
+            if self._steps.get(index, DONE) < steps_done
+        }
+        handed = [
+            group
+            for index, group in self._handed.items()
+            if self._steps.get(index, DONE) >= steps_done
+        ]
         return {
             "steps_done": steps_done,
             "done_through": self._done_through,
             "done_ahead": sorted(index for index, step in self._steps.items() if step < steps_done),
             "given_up": given_up,
             "skipped": dict(self.skipped),
-            "finished": [save_group(group, scored=True) for group in [*handed, *self.finished.values()]],
+            "finished": [
+                save_group(group, scored=True) for group in [*handed, *self.finished.values()]
+            ],
             "running": [save_group(group, scored=False) for group in self.running.values()],
         }
 
@@ -176,24 +198,27 @@ class Ledger:
             same_rewards: Whether the rewards in it are those of this run.
 
         Returns:
-            Finished groups that are running again, whole, because they have to be scored again: `same_rewards` is
+            Finished groups that are running again, whole, because they have to be scored again:
+                `same_rewards` is
             false, or the row has other columns.
 
         Raises:
-            ValueError: `state` belongs to a run with other steps, whose groups would be trained too late, twice or
-                never; or to a run with other prompts.
+            ValueError: `state` belongs to a run with other steps, whose groups would be trained too
+                late, twice or never; or to a run with other prompts.
         """
         done, steps_done = state["done_through"] + len(state["done_ahead"]), state["steps_done"]
         trained, expected = done - len(state["skipped"]), self.pacing.groups_before(steps_done)
         if trained != expected:
             groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
             raise ValueError(
-                f"The checkpoint has trained {trained} groups in {steps_done} steps. With {prompts} prompts "
-                f"and data.groups_per_step {groups} it would be {expected}: resume with the ones it was made with."
+                f"The checkpoint has trained {trained} groups in {steps_done} steps. With "
+                f"{prompts} prompts and data.groups_per_step {groups} it would be {expected}: "
+                "resume with the ones it was made with."
             )
         self._done_through = self.next_index = state["done_through"]
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
-        self.given_up, self.skipped = dict(state["given_up"]), dict(state["skipped"])
+        self.given_up = dict(state["given_up"])
+        self.skipped = dict(state["skipped"])
         finished, running, unscored = list[Group](), list[Group](), 0
         for saved in state["finished"]:
             prompt = prompt_at(saved["index"])
@@ -217,7 +242,8 @@ class Ledger:
         return sorted(groups, key=lambda group: (group.admitted_by, group.index))
 
     def _restart_late_groups(self, trained: int) -> None:
-        """Restarts the groups that would be trained too late: a resumed run may have a lower `max_lag`."""
+        """Restarts the groups that would be trained too late: a resumed run may have a lower
+        `max_lag`."""
         if not self.pacing.wait_for_stragglers:
             return
         late = []
@@ -229,8 +255,8 @@ class Ledger:
         self.restart(late)
         if late:
             log.warning(
-                "%d open groups of the checkpoint are generated anew: with data.max_lag %d and data.stragglers wait "
-                "they would be trained too late.",
+                "%d open groups of the checkpoint are generated anew: with data.max_lag %d and "
+                "data.stragglers wait they would be trained too late.",
                 len(late),
                 self.pacing.max_lag,
             )

@@ -1,10 +1,11 @@
 """Packing of groups into micro-batches by token budget, while groups are still arriving.
 
-Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be padding. Only lengths
-decide which rollouts share a micro-batch (`lrl.rollouts.bin_packing`), but an objective may ask for whole groups.
+Responses differ tenfold in length, so a fixed number of them per micro-batch would mostly be
+padding. Only lengths decide which rollouts share a micro-batch (`lrl.rollouts.bin_packing`), but an
+objective may ask for whole groups.
 
-Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient, under other objectives
-they may.
+Rollouts with an advantage of exactly 0 are packed like others. Under AIPO they have no gradient,
+under other objectives they may.
 """
 
 from collections.abc import Iterator
@@ -15,24 +16,28 @@ from lrl.training.collate import TrainingSample, blank, fill_rows
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
-"""Micro-batches that train at the same time: one for each rank, None or a blank for a rank that gets none."""
+"""Micro-batches that train at the same time: one for each rank, None or a blank for a rank that
+gets none."""
 
 
 class Packer:
     """Packs the groups of one step; its counts are the step's.
 
     Args:
-        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single longer rollout gets a
-            micro-batch of its own.
+        micro_batch_tokens: Budget of a micro-batch: rows x row length, padding included. A single
+            longer rollout gets a micro-batch of its own.
         advantages: The group baseline.
         temperature: Sampling temperature of the responses.
-        oldest_version: Tokens written by an older version are masked out of the loss (trainer version - max_lag);
-            None trains every token.
-        whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its size.
-        mask_truncated: Whether responses that were cut at the token limit have no token in the loss; the baseline
-            still counts them (overlong filtering: DAPO, 2503.14476, section 3.4).
+        oldest_version: Tokens written by an older version are masked out of the loss (trainer
+            version - max_lag); None trains every token.
+        whole_groups: Whether all trained rollouts of a group go into one micro-batch, whatever its
+            size.
+        mask_truncated: Whether responses that were cut at the token limit have no token in the
+            loss; the baseline still counts them (overlong filtering: DAPO, 2503.14476, section
+            3.4).
         data_parallel_size: Micro-batches of a round, of equal work.
-        share_rows: Whether several responses may lie in one row; not with a model in which they would see each other.
+        share_rows: Whether several responses may lie in one row; not with a model in which they
+            would see each other.
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
 
     Raises:
@@ -52,16 +57,22 @@ class Packer:
         blanks: bool = False,
     ) -> None:
         if not temperature > 0:
-            raise ValueError(f"temperature={temperature}: greedy responses have no log-prob to learn from; use 1.0")
-        self.advantages, self.temperature = advantages, temperature
-        self.oldest_version, self.mask_truncated = oldest_version, mask_truncated
+            raise ValueError(
+                f"temperature={temperature}: greedy responses have no log-prob to learn from; use "
+                "1.0"
+            )
+        self.advantages = advantages
+        self.temperature = temperature
+        self.oldest_version = oldest_version
+        self.mask_truncated = mask_truncated
         self._blanks = blanks
         self.tokens = 0
         """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
         """Responses with at least one token in the loss so far."""
         self.masked_tokens = 0
-        """Response tokens left out of the loss because they were too old or their response was cut."""
+        """Response tokens left out of the loss because they were too old or their response was
+        cut."""
         self.cut_rollouts = 0
         """Responses without a token in the loss because they were cut."""
         self.old_rollouts = 0
@@ -71,7 +82,9 @@ class Packer:
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
         self._slots = self._padded = 0
-        self._bins = BinPacker[TrainingSample](micro_batch_tokens, whole_groups, data_parallel_size, share_rows)
+        self._bins = BinPacker[TrainingSample](
+            micro_batch_tokens, whole_groups, data_parallel_size, share_rows
+        )
 
     @property
     def budget(self) -> int:
@@ -86,8 +99,8 @@ class Packer:
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
         """Adds a finished group, and returns an iterator over the rounds that are full by now.
 
-        Rounds that are not taken from the iterator stay for the next `add` or `flush`. The tokens of a replayed group
-        are trained whatever their age.
+        Rounds that are not taken from the iterator stay for the next `add` or `flush`. The tokens
+        of a replayed group are trained whatever their age.
         """
         scored = group.scored
         self.discarded_rollouts += len(group.rollouts) - len(scored)
@@ -101,7 +114,15 @@ class Packer:
             self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
                 self.sequences += 1
-                self._bins.add(TrainingSample(group.index, group.prompt.token_ids, rollout, advantages, trained))
+                self._bins.add(
+                    TrainingSample(
+                        group.index,
+                        group.prompt.token_ids,
+                        rollout=rollout,
+                        advantages=advantages,
+                        trained=trained,
+                    )
+                )
             elif self._is_cut(rollout):
                 self.cut_rollouts += 1
             elif any(rollout.mask):
@@ -115,7 +136,8 @@ class Packer:
     def why_empty(self) -> str:
         """Returns why no token is in the loss, in the words of the settings."""
         causes = {
-            "were cut at data.max_response_tokens, and data.mask_truncated leaves those out": self.cut_rollouts,
+            "were cut at data.max_response_tokens, and data.mask_truncated "
+            "leaves those out": self.cut_rollouts,
             "have no reward, or too few of their group have one": self.discarded_rollouts,
             "are older than data.max_lag (data.stragglers: mask)": self.old_rollouts,
         }
@@ -134,7 +156,8 @@ class Packer:
         return [blank() if micro is None and self._blanks else micro for micro in filled]
 
     def _trained(self, rollout: Rollout, oldest_version: int | None) -> list[bool]:
-        """Returns for each token of a rollout whether it is in the loss; an environment's never is."""
+        """Returns for each token of a rollout whether it is in the loss; an environment's never
+        is."""
         if self._is_cut(rollout):
             return [False] * len(rollout.versions)
         oldest = ENVIRONMENT + 1 if oldest_version is None else oldest_version

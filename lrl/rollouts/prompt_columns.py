@@ -1,7 +1,8 @@
-"""Columns of a row that make its prompt: text or messages, `template`, and those that TRL's data sets know.
+"""Columns of a row that make its prompt: text or messages, `template`, and those that TRL's data
+sets know.
 
-Those are `tools` and `chat_template_kwargs`, which a chat template reads, and `image` and `images`, which no prompt of
-text can show.
+Those are `tools` and `chat_template_kwargs`, which a chat template reads, and `image` and `images`,
+which no prompt of text can show.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ TOOLS, VARIABLES, IMAGES = "tools", "chat_template_kwargs", ("image", "images")
 
 
 class Template(string.Formatter):
-    """Fills a format string with a row's columns; a column without a value is an error, not the word "None"."""
+    """Fills a format string with a row's columns; a column without a value is an error, not the
+    word "None"."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Returns the value of a field such as `hint` or `meta[hint]`, and its column."""
@@ -45,34 +47,52 @@ def template_fields(template: str) -> set[str]:
     """Returns the columns that a template names."""
     remedy = "Name a column in braces, and write a brace that is only text twice: \\boxed{{}}."
     try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+        fields = [
+            field for _, field, _, _ in string.Formatter().parse(template) if field is not None
+        ]
     except ValueError as error:
         raise ConfigError(f"`template={template!r}`: {error}. {remedy}") from error
     if not fields or any(not field or field.isdigit() for field in fields):
-        raise ConfigError(f"`template={template!r}`: there must be fields, each with a column's name. {remedy}")
+        raise ConfigError(
+            f"`template={template!r}`: there must be fields, each with a column's name. {remedy}"
+        )
     return {re.split(r"[.\[]", field)[0] for field in fields}
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
     """Returns a column's value as chat messages; a string becomes one user message."""
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ConfigError(f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}.")
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and "role" in m for m in messages
+    ):
+        raise ConfigError(
+            f"{where}: a prompt is a string or a list of chat messages, not {value!r:.100}."
+        )
     messages = _without_nulls(messages)
     questions = [message.get("content") for message in messages if message["role"] == "user"]
-    if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
-        raise ConfigError(f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row.")
+    if not questions or not all(
+        isinstance(question, str) and question.strip() for question in questions
+    ):
+        raise ConfigError(
+            f"{where}: the prompt is empty or not text ({value!r:.100}). Remove or mend the row."
+        )
     for message in messages:
         content = message.get("content", "")
         if not isinstance(content, str):
-            raise ConfigError(f"{where}: the {message['role']} message is not text ({content!r:.100}). Mend it.")
+            raise ConfigError(
+                f"{where}: the {message['role']} message is not text ({content!r:.100}). Mend it."
+            )
     if messages[-1]["role"] == "assistant":
-        raise ConfigError(f"{where}: the last message is the assistant's, which the policy is to write. Remove it.")
+        raise ConfigError(
+            f"{where}: the last message is the assistant's, which the policy is to write. Remove "
+            "it."
+        )
     return messages
 
 
 def tools_of(row: Row, where: str) -> list[dict[str, Any]]:
-    """Returns the tools in the column `tools`: JSON schemas, or their JSON text; empty if it has none."""
+    """Returns the tools in the column `tools`: JSON schemas, or their JSON text; empty if it has
+    none."""
     value = row.get(TOOLS)
     try:
         tools = json.loads(value) if isinstance(value, str) and value.strip() else value
@@ -82,8 +102,8 @@ def tools_of(row: Row, where: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ConfigError(
-            f"{where}, column {TOOLS!r}: {value!r:.100} is no list of JSON schemas, which a chat template renders. "
-            "Mend it, or rename the column if only the rewards read it."
+            f"{where}, column {TOOLS!r}: {value!r:.100} is no list of JSON schemas, which a chat "
+            "template renders. Mend it, or rename the column if only the rewards read it."
         )
     return _without_nulls(tools)
 
@@ -103,8 +123,8 @@ def refuse_images(row: Row, where: str) -> None:
         if value is None or (isinstance(value, list) and not value):
             continue
         raise ConfigError(
-            f"{where}, column {column!r}: lrl trains on text alone, so the policy would not see the image. Give rows "
-            "without it, from a file or a function (module:function)."
+            f"{where}, column {column!r}: lrl trains on text alone, so the policy would not see "
+            "the image. Give rows without it, from a file or a function (module:function)."
         )
 
 

@@ -1,8 +1,10 @@
-"""Data set of prompts with an exact position: one integer tells the past prompts of a run from the next ones.
+"""Data set of prompts with an exact position: one integer tells the past prompts of a run from the
+next ones.
 
-All rows are read, checked and tokenised before the first step, so a prompt that is too long or a misspelt column ends a
-run in its first minute and not in its tenth hour. The order of an epoch follows from (seed, epoch) alone, and is not
-saved. Text is never cut: half a question has no right answer.
+All rows are read, checked and tokenised before the first step, so a prompt that is too long or a
+misspelt column ends a run in its first minute and not in its tenth hour. The order of an epoch
+follows from (seed, epoch) alone, and is not saved. Text is never cut: half a question has no right
+answer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.errors import ConfigError
-from lrl.rollouts.chat_template import Chat, Message, check_variables, check_whole, encode_chat, encode_text
+from lrl.rollouts.chat_template import (
+    Chat,
+    Message,
+    check_variables,
+    check_whole,
+    encode_chat,
+    encode_text,
+)
 from lrl.rollouts.prompt_columns import (
     TOOLS,
     VARIABLES,
@@ -47,20 +56,24 @@ class Prompts:
     Iteration gives every prompt once, in file order.
 
     Args:
-        source: Short name (gsm8k, math, math500), hub name, file (.jsonl, .json, .csv, .tsv, .parquet or .txt, text
-            also compressed as .gz, .zst or .bz2), folder saved by datasets, `module:function` (called without
-            arguments, returns rows), or a Python list of rows.
+        source: Short name (gsm8k, math, math500), hub name, file (.jsonl, .json, .csv, .tsv,
+            .parquet or .txt, text also compressed as .gz, .zst or .bz2), folder saved by datasets,
+            `module:function` (called without arguments, returns rows), or a Python list of rows.
         subset: The hub data set's configuration.
-        split: Split of a hub data set or folder; by default the short name's, else "train". A file has only one.
-        prompt_column: Column with a string or a list of chat messages; by default the short name's, else "prompt".
-        template: Format string for the prompt (for messages: the last user message) with columns as fields, such as
-            "{question} Answer in \\boxed{{}}."; by default the unchanged column.
+        split: Split of a hub data set or folder; by default the short name's, else "train". A file
+            has only one.
+        prompt_column: Column with a string or a list of chat messages; by default the short name's,
+            else "prompt".
+        template: Format string for the prompt (for messages: the last user message) with columns as
+            fields, such as "{question} Answer in \\boxed{{}}."; by default the unchanged column.
         system_prompt: System message before the chat.
-        chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or never.
+        chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or
+            never.
         shuffle: Whether every epoch has a new order; false keeps file order.
         seed: Seed of the order.
         limit: Number of rows to use, from the first; by default all.
-        too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and count them.
+        too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and
+            count them.
         name: Name in metrics and logs; by default the last part of `source`.
 
     Raises:
@@ -84,15 +97,24 @@ class Prompts:
         name: str | None = None,
     ) -> None:
         if limit is not None and limit < 1:
-            fault(f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for all rows.")
+            fault(
+                f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for "
+                "all rows."
+            )
         if seed < 0:
             fault(f"`seed={seed}` of prompts cannot be negative.")
         known = known_source(source)
-        self.source, self.name = known.source, name or short_name(source)
-        self.subset, self.split = subset or known.subset, split or known.split
+        self.source = known.source
+        self.name = name or short_name(source)
+        self.subset = subset or known.subset
+        self.split = split or known.split
         self.prompt_column = prompt_column or known.prompt_column
-        self.template, self.system_prompt, self.chat = template, system_prompt, chat
-        self.shuffle, self.seed, self.too_long = shuffle, seed, too_long
+        self.template = template
+        self.system_prompt = system_prompt
+        self.chat = chat
+        self.shuffle = shuffle
+        self.seed = seed
+        self.too_long = too_long
         self.limit = limit if limit is None or limit > 0 else None
         self.columns: list[str] = []
         """Names of the columns that a `Prompt.columns` may have; known after `load`."""
@@ -109,7 +131,9 @@ class Prompts:
         self._fingerprint = ""
 
     @classmethod
-    def coerce(cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None) -> Prompts:
+    def coerce(
+        cls, value: Prompts | str | list[dict[str, Any]], *, split: str | None = None
+    ) -> Prompts:
         """Returns `value` if it is `Prompts`, else the prompts of a source."""
         return value if isinstance(value, Prompts) else cls(value, split=split)
 
@@ -120,11 +144,16 @@ class Prompts:
 
     @property
     def form(self) -> dict[str, Any]:
-        """The settings by which a row becomes a prompt, in plain types; with the same ones `lrl chat` asks a policy."""
-        return {name: getattr(self, name) for name in ("prompt_column", "template", "system_prompt", "chat")}
+        """The settings by which a row becomes a prompt, in plain types; with the same ones `lrl
+        chat` asks a policy."""
+        return {
+            name: getattr(self, name)
+            for name in ("prompt_column", "template", "system_prompt", "chat")
+        }
 
     def typed(self, prompt: Prompt) -> str | None:
-        """Returns the text that becomes `prompt` by `form`; None if other columns, or several messages, do."""
+        """Returns the text that becomes `prompt` by `form`; None if other columns, or several
+        messages, do."""
         value = self.rows[prompt.id][self.prompt_column]
         if isinstance(value, list) and len(value) == 1:
             value = value[0].get("content")
@@ -143,7 +172,8 @@ class Prompts:
             self.rows = rows
 
     def load(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
-        """Reads, checks and tokenises every row; does nothing if the arguments are the same as before.
+        """Reads, checks and tokenises every row; does nothing if the arguments are the same as
+        before.
 
         Args:
             tokenizer: The policy's tokenizer.
@@ -151,7 +181,8 @@ class Prompts:
 
         Raises:
             FileNotFoundError: No such file.
-            ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that cannot be used.
+            ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that
+                cannot be used.
         """
         if self._loaded_with == (tokenizer, max_prompt_tokens):
             return
@@ -159,15 +190,23 @@ class Prompts:
         prompts = self._tokenise(tokenizer)
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
-        self._report_too_long([p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens)
+        self._report_too_long(
+            [p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens
+        )
         if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
-            log.warning("%d of the %d prompts of %s repeat another one.", twins, len(self._prompts), self.name)
+            log.warning(
+                "%d of the %d prompts of %s repeat another one.",
+                twins,
+                len(self._prompts),
+                self.name,
+            )
         self._loaded_with = (tokenizer, max_prompt_tokens)
         self._fingerprint = ""
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes with the row of prompts: with ids, tokens, their order, `shuffle` and `seed`."""
+        """A text that changes with the row of prompts: with ids, tokens, their order, `shuffle` and
+        `seed`."""
         if not self._fingerprint:
             code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
             for prompt in self:
@@ -178,13 +217,19 @@ class Prompts:
     def __len__(self) -> int:
         """Returns the number of prompts in one epoch."""
         if not self._prompts:
-            raise RuntimeError(f"The prompts of {self.name} are not loaded: call `load(tokenizer, max_prompt_tokens)`.")
+            raise RuntimeError(
+                f"The prompts of {self.name} are not loaded: call `load(tokenizer, "
+                "max_prompt_tokens)`."
+            )
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
-        """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position `index % len`."""
+        """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position
+        `index % len`."""
         if index < 0:
-            raise IndexError(f"Prompts are counted from 0 and have no end, so there is no index {index}.")
+            raise IndexError(
+                f"Prompts are counted from 0 and have no end, so there is no index {index}."
+            )
         epoch, position = divmod(index, len(self))
         return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
 
@@ -193,44 +238,55 @@ class Prompts:
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order[0] != epoch:
-            # A run may resume on another numpy, which guarantees the same raw bits for ever, but not `permutation`.
+            # A run may resume on another numpy, which guarantees the same raw bits for ever, but
+            # not `permutation`.
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(len(self))
             self._order = (epoch, np.argsort(bits, kind="stable").tolist())
         return self._order[1]
 
     def _check(self, rows: list[Row]) -> None:
         if not rows:
-            raise ConfigError(f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}).")
+            raise ConfigError(
+                f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r})."
+            )
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value.")
+                raise ConfigError(
+                    f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value."
+                )
         columns = list(dict.fromkeys(column for row in rows for column in row))
         if self.prompt_column not in columns:
             raise ConfigError(
-                f"The data set {self.name} has no column {self.prompt_column!r}. Its columns: {', '.join(columns)}.\n"
-                f"Set `prompt_column` to the one with the question."
+                f"The data set {self.name} has no column {self.prompt_column!r}. Its columns: "
+                f"{', '.join(columns)}.\nSet `prompt_column` to the one with the question."
             )
         if unknown := sorted(self._fields - set(columns)):
             raise ConfigError(
-                f"`template` names {', '.join(unknown)}, but {self.name} has the columns {', '.join(columns)}.\n"
-                f"Name one of them, or write a brace that is only text twice: {{{{ and }}}}."
+                f"`template` names {', '.join(unknown)}, but {self.name} has the columns "
+                f"{', '.join(columns)}.\nName one of them, or write a brace that is only text "
+                f"twice: {{{{ and }}}}."
             )
         self.columns = [column for column in columns if column != self.prompt_column]
 
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-        """Returns all rows as prompts; the error names the first wrong row and counts the others."""
+        """Returns all rows as prompts; the error names the first wrong row and counts the
+        others."""
         chat = self._uses_chat_template(tokenizer)
         self._whole_forms.clear()
         prompts, wrong = [], []
         few = len(self.rows) <= LONG
-        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)  # None: no terminal
+        bar = tqdm(
+            self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None
+        )  # None: no terminal
         for row_id, row in enumerate(bar):
             try:
                 prompts.append(self._prompt(row_id, row, tokenizer, chat))
             except ValueError as error:
                 wrong.append(str(error))
         if wrong:
-            others = f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
+            others = (
+                f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
+            )
             raise ConfigError(wrong[0] + others)
         return prompts
 
@@ -239,30 +295,46 @@ class Prompts:
         if self.chat is True and not has_template:
             raise ConfigError(
                 f"`chat=true`, but the tokenizer {tokenizer.name_or_path!r} has no chat template.\n"
-                f"Take an instruction-tuned model, set `tokenizer.chat_template`, or use `chat=auto`."
+                "Take an instruction-tuned model, set `tokenizer.chat_template`, or use "
+                "`chat=auto`."
             )
         chat = has_template and self.chat is not False
         if self.system_prompt and not chat:
-            raise ConfigError("`system_prompt` needs a chat template; for plain text put its words into `template`.")
+            raise ConfigError(
+                "`system_prompt` needs a chat template; for plain text put its words into "
+                "`template`."
+            )
         return chat
 
-    def _prompt(self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool) -> Prompt:
+    def _prompt(
+        self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool
+    ) -> Prompt:
         where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
         refuse_images(row, f"Row {row_id} of {self.name}")
         messages = messages_of(row.get(self.prompt_column), where)
         if not chat and not isinstance(row[self.prompt_column], str):
-            raise ConfigError(f"{where}: chat messages need a tokenizer with a chat template (`chat={self.chat}`).")
+            raise ConfigError(
+                f"{where}: chat messages need a tokenizer with a chat template "
+                f"(`chat={self.chat}`)."
+            )
         asked = [message for message in messages if message["role"] == "user"][-1]
         if self.template is not None:
             if lacking := self._fields - row.keys():
-                raise ConfigError(f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` names.")
-            asked["content"] = fill_template(self.template, row | {self.prompt_column: asked["content"]}, where)
+                raise ConfigError(
+                    f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` "
+                    "names."
+                )
+            asked["content"] = fill_template(
+                self.template, row | {self.prompt_column: asked["content"]}, where
+            )
         if chat:
             token_ids = self._encode_chat(row, messages, tokenizer, f"Row {row_id} of {self.name}")
         else:
             self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
             token_ids = encode_text(tokenizer, asked["content"], where)
-        columns = {column: content for column, content in row.items() if column != self.prompt_column}
+        columns = {
+            column: content for column, content in row.items() if column != self.prompt_column
+        }
         return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
 
     def _encode_chat(
@@ -271,9 +343,14 @@ class Prompts:
         where_text = f"{where}, column {self.prompt_column!r}"
         if self.system_prompt:
             if messages[0]["role"] == "system":
-                raise ConfigError(f"{where_text}: the row has a system message of its own. Leave `system_prompt` out.")
+                raise ConfigError(
+                    f"{where_text}: the row has a system message of its own. Leave `system_prompt` "
+                    "out."
+                )
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        tools = [] if TOOLS in self._fields else tools_of(row, where)  # `template` has rendered them
+        tools = (
+            [] if TOOLS in self._fields else tools_of(row, where)
+        )  # `template` has rendered them
         chat = Chat(messages, tools, variables_of(row, where))
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
@@ -283,14 +360,16 @@ class Prompts:
         return encode_chat(tokenizer, chat, where_text)
 
     def _refuse_lost_columns(self, row: Row, where: str) -> None:
-        """Raises a ConfigError if a plain prompt lacks what only a chat template renders, and nobody asked for that."""
+        """Raises a ConfigError if a plain prompt lacks what only a chat template renders, and
+        nobody asked for that."""
         if self.chat is False:
             return
         for column in (TOOLS, VARIABLES):
             if row.get(column) and column not in self._fields:
                 raise ConfigError(
-                    f"{where}, column {column!r}: the tokenizer has no chat template, which would render it. Take an "
-                    "instruction-tuned model, or set chat=false for prompts without it."
+                    f"{where}, column {column!r}: the tokenizer has no chat template, which would "
+                    "render it. Take an instruction-tuned model, or set chat=false for prompts "
+                    "without it."
                 )
 
     def _report_too_long(self, long: list[Prompt], limit: int) -> None:
@@ -298,8 +377,14 @@ class Prompts:
         if not long:
             return
         rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
-        found = f"{len(long)} prompts of {self.name} are longer than max_prompt_tokens={limit}: rows {rows}."
+        found = (
+            f"{len(long)} prompts of {self.name} are longer than max_prompt_tokens={limit}: rows "
+            f"{rows}."
+        )
         if self.too_long == "refuse" or not self._prompts:
             longest = max(len(prompt.token_ids) for prompt in long)
-            raise ConfigError(f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use `too_long=skip`.")
+            raise ConfigError(
+                f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use "
+                "`too_long=skip`."
+            )
         log.warning("%s They are skipped.", found)

@@ -1,7 +1,8 @@
 """The replay buffer: trained groups that later steps train again, beside their fresh groups.
 
-Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to the step's own: they change
-neither pacing nor the rule that every prompt is trained once an epoch, and have a separate bound on their lag.
+Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to the
+step's own: they change neither pacing nor the rule that every prompt is trained once an epoch, and
+have a separate bound on their lag.
 """
 
 import logging
@@ -19,15 +20,17 @@ log = logging.getLogger(__name__)
 
 
 class Replay:
-    """Mixes the newest groups with groups of high reward, as TBA does with single responses (2503.18929, section 4).
+    """Mixes the newest groups with groups of high reward, as TBA does with single responses
+    (2503.18929, section 4).
 
-    With probability `newest_share`, a draw is a uniform choice among the groups of the step before; otherwise a choice
-    among all groups, with probabilities in proportion to exp(`reward_weight` * mean reward). No group is drawn twice in
-    a step.
+    With probability `newest_share`, a draw is a uniform choice among the groups of the step before;
+    otherwise a choice among all groups, with probabilities in proportion to exp(`reward_weight` *
+    mean reward). No group is drawn twice in a step.
 
     Args:
         groups_per_step: Most groups that a step trains again.
-        max_lag: Most versions between a group's oldest token and the step that trains it again; older groups leave.
+        max_lag: Most versions between a group's oldest token and the step that trains it again;
+            older groups leave.
         newest_share: Probability that a draw is among the newest groups; in [0, 1].
         reward_weight: 0 draws the others uniformly; a larger weight favours high rewards.
         seed: Seed of the draws. A step's draws do not depend on interruptions of the run.
@@ -37,29 +40,42 @@ class Replay:
     """
 
     def __init__(
-        self, groups_per_step: int, max_lag: int, newest_share: float = 0.5, reward_weight: float = 1.0, seed: int = 0
+        self,
+        groups_per_step: int,
+        max_lag: int,
+        newest_share: float = 0.5,
+        reward_weight: float = 1.0,
+        seed: int = 0,
     ) -> None:
         if groups_per_step < 1 or max_lag < 1:
             fault(
-                f"data.replay: groups_per_step is {groups_per_step} and max_lag is {max_lag}; both must be at least 1, "
-                "or set data.replay to null."
+                f"data.replay: groups_per_step is {groups_per_step} and max_lag is {max_lag}; both "
+                "must be at least 1, or set data.replay to null."
             )
         if not 0 <= newest_share <= 1:
             fault(f"data.replay.newest_share is {newest_share}; it must be in [0, 1].")
-        self.groups_per_step, self.max_lag, self.seed = groups_per_step, max_lag, seed
-        self.newest_share, self.reward_weight = newest_share, reward_weight
+        self.groups_per_step = groups_per_step
+        self.max_lag = max_lag
+        self.seed = seed
+        self.newest_share = newest_share
+        self.reward_weight = reward_weight
         self._groups: list[tuple[int, Group]] = []  # (step that first trained it, group)
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
-        """Adds the fresh groups that `step` has trained, except those without a trained response."""
-        self._groups += [(step, group) for group in groups if len(group.scored) > 1 and group.has_tokens]
+        """Adds the fresh groups that `step` has trained, except those without a trained
+        response."""
+        self._groups += [
+            (step, group) for group in groups if len(group.scored) > 1 and group.has_tokens
+        ]
 
     def draw(self, step: int) -> list[Group]:
         """Returns the groups that `step` trains again; drops groups that are too old for it."""
-        self._groups = [(at, group) for at, group in self._groups if step - group.oldest_version <= self.max_lag]
+        self._groups = [
+            (at, group) for at, group in self._groups if step - group.oldest_version <= self.max_lag
+        ]
         rng = random.Random(f"{self.seed}-{step}")
         left = list(self._groups)
         drawn: list[Group] = []
@@ -70,16 +86,20 @@ class Replay:
             else:
                 logits = [self.reward_weight * fmean(group.rewards) for _, group in left]
                 highest = max(logits)
-                place = rng.choices(range(len(left)), [math.exp(logit - highest) for logit in logits])[0]
+                place = rng.choices(
+                    range(len(left)), [math.exp(logit - highest) for logit in logits]
+                )[0]
             drawn.append(left.pop(place)[1])
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffer in primitives and tensors; without the prompts, and what `PolicyModule.prepare` adds."""
+        """Returns the buffer in primitives and tensors; without the prompts, and what
+        `PolicyModule.prepare` adds."""
         return {"groups": [(at, save_group(group, scored=True)) for at, group in self._groups]}
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
-        """Restores the buffer, without the groups whose rows have other columns than when they were scored.
+        """Restores the buffer, without the groups whose rows have other columns than when they were
+        scored.
 
         Args:
             state: The result of `state_dict`.
@@ -90,7 +110,12 @@ class Replay:
         """
         found = [(at, saved, prompt_at(saved["index"])) for at, saved in state["groups"]]
         self._groups = [
-            (at, load_group(saved, prompt)) for at, saved, prompt in found if has_same_columns(saved, prompt)
+            (at, load_group(saved, prompt))
+            for at, saved, prompt in found
+            if has_same_columns(saved, prompt)
         ]
         if dropped := len(found) - len(self._groups):
-            log.warning("%d groups are not replayed any longer: the columns of their rows have changed.", dropped)
+            log.warning(
+                "%d groups are not replayed any longer: the columns of their rows have changed.",
+                dropped,
+            )

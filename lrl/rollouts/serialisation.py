@@ -1,8 +1,9 @@
 """Serialisation of open groups in a checkpoint: responses as flat tensors, with their rewards.
 
-The prompt is not saved, because its index finds it again; its id and a digest of its tokens show whether it is still
-the same, and a fingerprint whether its other columns are, which rewards read. (A column may hold any Python object, and
-a checkpoint may not.) `PolicyModule.prepare` computes its additions again.
+The prompt is not saved, because its index finds it again; its id and a digest of its tokens show
+whether it is still the same, and a fingerprint whether its other columns are, which rewards read.
+(A column may hold any Python object, and a checkpoint may not.) `PolicyModule.prepare` computes its
+additions again.
 """
 
 from __future__ import annotations
@@ -34,8 +35,14 @@ class Resumed:
     def of(cls, step: int, running: list[Group], finished_groups: int) -> Resumed:
         """Counts the half-written responses of the `running` groups."""
         rollouts = [rollout for group in running for rollout in group.rollouts]
-        lengths = [len(rollout.token_ids) for rollout in rollouts if rollout.token_ids and not rollout.finished]
-        return cls(step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups)
+        lengths = [
+            len(rollout.token_ids)
+            for rollout in rollouts
+            if rollout.token_ids and not rollout.finished
+        ]
+        return cls(
+            step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups
+        )
 
     def __bool__(self) -> bool:
         return bool(self.responses or self.finished_groups)
@@ -48,18 +55,22 @@ class Resumed:
 
 
 def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
-    """Returns a group in plain types and tensors, which `torch.load` accepts with `weights_only=True`.
+    """Returns a group in plain types and tensors, which `torch.load` accepts with
+    `weights_only=True`.
 
     Args:
         group: T tokens over all of its responses, in S runs of one version.
         scored: Whether the group was scored; then its rewards and texts are saved, too.
 
     Returns:
-        `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S] (tokens of each run),
+        `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S]
+            (tokens of each run),
         and plain numbers and strings: 8 bytes a token, and the text if it is scored.
     """
     rollouts = group.rollouts
-    versions = torch.tensor([version for rollout in rollouts for version in rollout.versions], dtype=torch.int32)
+    versions = torch.tensor(
+        [version for rollout in rollouts for version in rollout.versions], dtype=torch.int32
+    )
     versions, spans = torch.unique_consecutive(versions, return_counts=True)
     fields = ("text", "reward", "reward_parts", "reward_failure") if scored else ()
     return {
@@ -68,8 +79,12 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         "prompt_id": group.prompt.id,
         "prompt_digest": _digest(group.prompt),
         "columns": fingerprint(group.prompt.columns),
-        "token_ids": torch.tensor([token for rollout in rollouts for token in rollout.token_ids], dtype=torch.int32),
-        "logprobs": torch.tensor([logp for rollout in rollouts for logp in rollout.logprobs], dtype=torch.float32),
+        "token_ids": torch.tensor(
+            [token for rollout in rollouts for token in rollout.token_ids], dtype=torch.int32
+        ),
+        "logprobs": torch.tensor(
+            [logp for rollout in rollouts for logp in rollout.logprobs], dtype=torch.float32
+        ),
         "versions": versions,
         "spans": spans,
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
@@ -97,21 +112,29 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
         what = "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
         raise ValueError(
-            f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place {saved['index']} of "
-            f"the run, and the prompt there {what}: data.prompts has changed (rows, seed, template or tokenizer). "
-            "Resume with the data set it was made with."
+            f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place "
+            f"{saved['index']} of the run, and the prompt there {what}: data.prompts has changed "
+            "(rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
     judgements = saved["judgements"] if scored else [{} for _ in lengths]
     rollouts = [
-        Rollout(token_ids=ids.tolist(), logprobs=logps.tolist(), versions=by.tolist(), finish_reason=reason, **given)
+        Rollout(
+            token_ids=ids.tolist(),
+            logprobs=logps.tolist(),
+            versions=by.tolist(),
+            finish_reason=reason,
+            **given,
+        )
         for ids, logps, by, reason, given in zip(
             token_ids, logprobs, versions, saved["finish_reasons"], judgements, strict=True
         )
     ]
-    return Group(index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"])
+    return Group(
+        index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"]
+    )
 
 
 def _digest(prompt: Prompt) -> int:

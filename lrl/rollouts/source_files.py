@@ -1,7 +1,7 @@
 """Rows of a text file: JSON, CSV or plain lines, compressed or not.
 
-Values are what the file says. A CSV file has no types, so all its values are text: whoever guesses makes 7 of "007",
-and nothing of the answer "NA".
+Values are what the file says. A CSV file has no types, so all its values are text: whoever guesses
+makes 7 of "007", and nothing of the answer "NA".
 """
 
 import csv
@@ -23,7 +23,8 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 def text_format(name: str) -> str:
-    """Returns the ending of a text file's name, such as `.jsonl` for `a.jsonl.gz`; empty for other files."""
+    """Returns the ending of a text file's name, such as `.jsonl` for `a.jsonl.gz`; empty for other
+    files."""
     path = Path(name.lower())
     inner = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     return inner.suffix if inner.suffix in READERS else ""
@@ -45,7 +46,9 @@ def read_text_file(path: Path) -> list[Row]:
         with pyarrow.input_stream(str(path), COMPRESSIONS.get(path.suffix.lower())) as stream:
             text = stream.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}. Give a readable file of UTF-8 text.") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error}. Give a readable file of UTF-8 text."
+        ) from error
     return READERS[text_format(path.name)](path, text)
 
 
@@ -74,7 +77,8 @@ def _json_lines(path: Path, text: str) -> list[Row]:
 
 def _no_json(path: Path, line: int, error: json.JSONDecodeError) -> ConfigError:
     return ConfigError(
-        f"{path}, line {line}, column {error.colno}: {error.msg}. Give a list of objects, or one object in every line."
+        f"{path}, line {line}, column {error.colno}: {error.msg}. Give a list of objects, or one "
+        "object in every line."
     )
 
 
@@ -102,8 +106,9 @@ def _table(path: Path, text: str, delimiter: str) -> list[Row]:
                 continue
             if len(fields) != len(columns):
                 raise ConfigError(
-                    f"{path}, line {lines.line_num}: the row has {len(fields)} fields, and the first line names "
-                    f"{len(columns)} columns. Put fields with {delimiter!r} or line ends in them into quotes."
+                    f"{path}, line {lines.line_num}: the row has {len(fields)} fields, and the "
+                    f"first line names {len(columns)} columns. Put fields with {delimiter!r} or "
+                    "line ends in them into quotes."
                 )
             rows.append(dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
@@ -113,7 +118,9 @@ def _table(path: Path, text: str, delimiter: str) -> list[Row]:
 
 def _check_names(path: Path, columns: list[str]) -> None:
     if twice := [name for name in columns if columns.count(name) > 1]:
-        raise ConfigError(f"{path}: the first line names the column {twice[0]!r} twice. Rename one.")
+        raise ConfigError(
+            f"{path}: the first line names the column {twice[0]!r} twice. Rename one."
+        )
 
 
 def _plain_lines(path: Path, text: str) -> list[Row]:

@@ -1,8 +1,9 @@
 """Sources of a data set's rows: the hub, a file, a folder, a Python function or a Python list.
 
-Rows from Python and from text files keep their values. `datasets` would turn a column of ISO dates into datetimes, make
-1 into 1.0 where another row has 2.5, and drop a column that the first row lacks; rewards compare with such values. The
-hub, Parquet and saved folders have a schema, and `datasets` reads them.
+Rows from Python and from text files keep their values. `datasets` would turn a column of ISO dates
+into datetimes, make 1 into 1.0 where another row has 2.5, and drop a column that the first row
+lacks; rewards compare with such values. The hub, Parquet and saved folders have a schema, and
+`datasets` reads them.
 """
 
 import re
@@ -20,8 +21,8 @@ from lrl.system.import_by_name import function, is_name
 
 FILES = (*READERS, ".parquet")
 FORMS = (
-    f"Give a hub name (owner/name), a file ({', '.join(FILES)}; text also as {', '.join(COMPRESSIONS)}), a folder from "
-    "datasets, or module:function."
+    f"Give a hub name (owner/name), a file ({', '.join(FILES)}; text also as "
+    f"{', '.join(COMPRESSIONS)}), a folder from datasets, or module:function."
 )
 
 
@@ -43,11 +44,14 @@ KNOWN = {
 
 def known_source(source: str | list[Row]) -> Known:
     """Returns the defaults of `source`, a short name or a hub name."""
-    return next((known for short, known in KNOWN.items() if source in (short, known.source)), Known(source))
+    return next(
+        (known for short, known in KNOWN.items() if source in (short, known.source)), Known(source)
+    )
 
 
 def short_name(source: str | list[Row]) -> str:
-    """Returns the name of a source in metrics and logs: its short name, or the last part of its path."""
+    """Returns the name of a source in metrics and logs: its short name, or the last part of its
+    path."""
     if not isinstance(source, str):
         return "prompts"
     short = next((short for short, known in KNOWN.items() if source == known.source), source)
@@ -66,7 +70,9 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
         return source
     path = Path(source).expanduser()
     if (_is_file_name(source) or source.startswith((".", "/", "~"))) and not path.exists():
-        raise FileNotFoundError(f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}")
+        raise FileNotFoundError(
+            f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}"
+        )
     if text_format(path.name):
         return read_text_file(path)
     if path.is_file() and path.suffix.lower() != ".parquet":
@@ -103,7 +109,9 @@ def _function_rows(source: str) -> Iterator[Row]:
         raise ConfigError(
             f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function."
         ) from error
-    raise ConfigError(f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict.")
+    raise ConfigError(
+        f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict."
+    )
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:

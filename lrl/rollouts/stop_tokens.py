@@ -1,6 +1,8 @@
-"""The tokens at which a response ends: one rule for generators, rewards, `lrl chat` and the checks of a policy.
+"""The tokens at which a response ends: one rule for generators, rewards, `lrl chat` and the checks
+of a policy.
 
-It is the rule by which vLLM serves an exported policy. A request names these tokens, and vLLM adds none of its own.
+It is the rule by which vLLM serves an exported policy. A request names these tokens, and vLLM adds
+none of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ if TYPE_CHECKING:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    """Returns the tokenizer's end, and those that generation_config.json names; without that file, config.json's.
+    """Returns the tokenizer's end, and those that generation_config.json names; without that file,
+    config.json's.
 
     Args:
         tokenizer: The policy's tokenizer.
         folder: Folder or hub name of the policy.
 
     Raises:
-        ConfigError: transformers does not open the folder's generation_config.json, and neither would a generator.
+        ConfigError: transformers does not open the folder's generation_config.json, and neither
+            would a generator.
     """
     named: Any = _generation(folder).eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
@@ -37,6 +41,7 @@ def _generation(folder: str) -> GenerationConfig:
         return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"model={folder!r}: generation_config.json cannot be opened: {' '.join(str(error).split()):.300}. Mend "
-            "it, or remove it: lrl reads nothing of it but eos_token_id."
+            f"model={folder!r}: generation_config.json cannot be opened: "
+            f"{' '.join(str(error).split()):.300}. Mend it, or remove it: lrl reads nothing of it "
+            "but eos_token_id."
         ) from error

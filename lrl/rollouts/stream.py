@@ -1,7 +1,9 @@
-"""The step stream: the items of the trainer's loader. One item is one optimizer step, a lazy row of micro-batches.
+"""The step stream: the items of the trainer's loader. One item is one optimizer step, a lazy row of
+micro-batches.
 
-A step's micro-batches train as soon as the finished groups fill one for every rank. Rank 0 waits and packs inside the
-iteration, and scatters the micro-batches to the other ranks; the stopwatch records its waits by their reason.
+A step's micro-batches train as soon as the finished groups fill one for every rank. Rank 0 waits
+and packs inside the iteration, and scatters the micro-batches to the other ranks; the stopwatch
+records its waits by their reason.
 """
 
 import logging
@@ -44,7 +46,8 @@ class RunParts:
     check: Callable[[], None] = lambda: None
     """Raises if the run was stopped; called before each round, when the other ranks listen."""
     ranks: Ranks = field(default_factory=Ranks)
-    """The ranks that train; the packer makes a micro-batch for each, or for each `tensor_parallel_size` of them."""
+    """The ranks that train; the packer makes a micro-batch for each, or for each
+    `tensor_parallel_size` of them."""
     tensor_parallel_size: int = 1
     """Ranks, neighbours, that compute one micro-batch together."""
 
@@ -57,17 +60,24 @@ class StepStream:
         groups: Number of groups that the step trains.
         packer: Makes micro-batches of groups; its counts are the step's.
         run: The parts of the run.
-        replayed: Groups that the step trains again; they come first, while fresh ones are still being written.
+        replayed: Groups that the step trains again; they come first, while fresh ones are still
+            being written.
     """
 
-    def __init__(self, step: int, groups: int, packer: Packer, run: RunParts, replayed: Sequence[Group] = ()) -> None:
-        self.step, self.packer, self.replayed = step, packer, replayed
-        self._expected, self._run = groups, run
+    def __init__(
+        self, step: int, groups: int, packer: Packer, run: RunParts, replayed: Sequence[Group] = ()
+    ) -> None:
+        self.step = step
+        self.packer = packer
+        self.replayed = replayed
+        self._expected = groups
+        self._run = run
         self.groups: list[Group] = []
         self.waits: list[float] = []
         """Seconds of waiting for each of `groups`, without those for its rewards."""
         self.passes: list[tuple[float, list[int]]] = []
-        """Each forward and backward pass of this rank: its seconds, and the tokens of each of its sequences."""
+        """Each forward and backward pass of this rank: its seconds, and the tokens of each of its
+        sequences."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         stopwatch, ranks = self._run.stopwatch, self._run.ranks
@@ -76,7 +86,9 @@ class StepStream:
         for each in self._rounds():
             self._run.check()
             if (
-                micro := ranks.scatter([micro for micro in each for _ in range(self._run.tensor_parallel_size)])
+                micro := ranks.scatter(
+                    [micro for micro in each for _ in range(self._run.tensor_parallel_size)]
+                )
             ) is None:
                 continue
             stopwatch.enter("train")
@@ -113,13 +125,21 @@ class StepStream:
     def finish(self) -> None:
         """Reports the trained groups, see `Step`."""
         self._run.ranks.listening = True
-        # Not earlier: a step that an error ends is trained again after a resume, and would count twice.
+        # Not earlier: a step that an error ends is trained again after a resume, and would count
+        # twice.
         self._run.end_step(self.step, self.groups)
 
     def _wait(self) -> Group:
-        """Waits for the next group; records the part of the wait that its rewards took as `wait_reward`."""
+        """Waits for the next group; records the part of the wait that its rewards took as
+        `wait_reward`."""
         number, stopwatch = len(self.groups), self._run.stopwatch
-        state = "wait_first" if number == 0 else "wait_last" if number == self._expected - 1 else "wait_next"
+        state = (
+            "wait_first"
+            if number == 0
+            else "wait_last"
+            if number == self._expected - 1
+            else "wait_next"
+        )
         before = stopwatch.seconds(state)
         stopwatch.enter(state)
         group = self._run.next_group(self.step)
@@ -133,17 +153,20 @@ class StepStream:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens in the loss of the whole step: its denominator. Right once the iteration has ended."""
+        """Response tokens in the loss of the whole step: its denominator. Right once the iteration
+        has ended."""
         return self.packer.tokens
 
     @property
     def num_sequences(self) -> int:
-        """Responses with a token in the loss of the whole step; right once the iteration has ended."""
+        """Responses with a token in the loss of the whole step; right once the iteration has
+        ended."""
         return self.packer.sequences
 
 
 class RankStream:
-    """One optimizer step on any other rank: the micro-batches that rank 0 scatters, and its commands in between.
+    """One optimizer step on any other rank: the micro-batches that rank 0 scatters, and its
+    commands in between.
 
     Args:
         policy: The policy; its ranks are those that train.
@@ -151,7 +174,9 @@ class RankStream:
 
     def __init__(self, policy: HasRanks) -> None:
         self._policy = policy
-        self.num_tokens, self.num_sequences = 0, 0  # see `StepStream`
+        # see `StepStream`
+        self.num_tokens = 0
+        self.num_sequences = 0
 
     def __iter__(self) -> Iterator[MicroBatch]:
         while not isinstance(given := self._policy.ranks.receive(), StepCounts):

@@ -1,10 +1,12 @@
 """Length prediction: expected lengths of responses, learnt from the responses of every step.
 
-A prompt that was answered before is expected to get responses of the same length again; for other prompts a ranker
-guesses (`lrl.routing.rankers`). Both numbers are relative to the mean length at that time, because the policy changes:
-when all responses grow, the lengths of an epoch ago still rank right.
+A prompt that was answered before is expected to get responses of the same length again; for other
+prompts a ranker guesses (`lrl.routing.rankers`). Both numbers are relative to the mean length at
+that time, because the policy changes: when all responses grow, the lengths of an epoch ago still
+rank right.
 
-Only dispatch, migration and the log read it, so a wrong guess costs time and never changes the training.
+Only dispatch, migration and the log read it, so a wrong guess costs time and never changes the
+training.
 """
 
 import math
@@ -29,34 +31,47 @@ TAILS = (20, 10, 5)
 
 
 class LengthPredictor:
-    """Predicts the lengths of responses from earlier ones. One thread learns; another may predict meanwhile.
+    """Predicts the lengths of responses from earlier ones. One thread learns; another may predict
+    meanwhile.
 
     Args:
         newest_weight: Weight of a prompt's newest responses against the older ones, in (0, 1].
-        seen_prompts: The newest prompts, whose lengths are remembered; 12 bytes each in a checkpoint.
+        seen_prompts: The newest prompts, whose lengths are remembered; 12 bytes each in a
+            checkpoint.
         ranker: Guesses from the prompt alone; default `lrl.routing.rankers.NgramRanker`.
 
     Raises:
         ValueError: A setting is outside its range.
     """
 
-    def __init__(self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None) -> None:
+    def __init__(
+        self, newest_weight: float = 0.5, seen_prompts: int = 100_000, ranker: Ranker | None = None
+    ) -> None:
         if not 0 < newest_weight <= 1:
-            fault(f"data.length_predictor.newest_weight is {newest_weight}; it must be above 0 and at most 1.")
+            fault(
+                f"data.length_predictor.newest_weight is {newest_weight}; it must be above 0 and "
+                "at most 1."
+            )
         at_least(1, "data.length_predictor", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
         self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # moving average of the mean log length of a step
-        self._seen: dict[int, float] = {}  # prompt id -> log length less the level, least recently seen first
+        self._seen: dict[
+            int, float
+        ] = {}  # prompt id -> log length less the level, least recently seen first
         self._recent = np.empty(0)  # tokens of single responses, ascending, replaced as a whole
         self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in order of arrival
-        self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)  # (expected, found) of groups, log tokens
+        self._guesses = deque[tuple[float, float]](
+            maxlen=RECENT_GROUPS
+        )  # (expected, found) of groups, log tokens
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the expected tokens of a whole response, more than `written`; 1 more before anything was seen.
+        """Returns the expected tokens of a whole response, more than `written`; 1 more before
+        anything was seen.
 
-        A response that has reached its expected length is expected to become as long as the mean of all longer ones.
+        A response that has reached its expected length is expected to become as long as the mean of
+        all longer ones.
         """
         if self._level is None:
             return written + 1.0
@@ -67,12 +82,14 @@ class LengthPredictor:
         return float(longer.mean()) if len(longer) else written + 1.0
 
     def quantile(self, share: float) -> float:
-        """Returns the length in tokens that `share` of the recent responses does not exceed; 1 before the first."""
+        """Returns the length in tokens that `share` of the recent responses does not exceed; 1
+        before the first."""
         recent = self._recent
         return float(recent[math.ceil(share * len(recent)) - 1]) if len(recent) else 1.0
 
     def end_step(self, groups: Sequence[Group]) -> None:
-        """Learns from the responses of a step; first notes how well they were predicted, for `recall`."""
+        """Learns from the responses of a step; first notes how well they were predicted, for
+        `recall`."""
         groups = [group for group in groups if group.has_tokens]
         if not groups:
             return
@@ -85,22 +102,28 @@ class LengthPredictor:
         for group, log_length in zip(groups, found, strict=True):
             self._note(group.prompt.id, log_length - self._level)
         self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
-        self._responses.extend(len(rollout.token_ids) for group in groups for rollout in group.rollouts)
+        self._responses.extend(
+            len(rollout.token_ids) for group in groups for rollout in group.rollouts
+        )
         self._recent = np.sort(self._responses)
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Announces prompts that start soon to the ranker. Call it on the thread that calls `expected`."""
+        """Announces prompts that start soon to the ranker. Call it on the thread that calls
+        `expected`."""
         self.ranker.look_ahead([prompt for prompt in prompts if prompt.id not in self._seen])
 
     def recall(self) -> dict[str, float]:
-        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to be among them.
+        """Returns the share of the longest 20, 10 and 5 % of the last groups that was predicted to
+        be among them.
 
         Empty until 5 % are at least one group. By chance it would be 0.2, 0.1 and 0.05.
         """
         if len(self._guesses) * min(TAILS) < 100:
             return {}
         expected, found = np.array(self._guesses).T
-        return {f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS}
+        return {
+            f"length_predictor/recall_{tail}": recall(expected, found, tail / 100) for tail in TAILS
+        }
 
     def metrics(self) -> dict[str, float]:
         """Returns recall and the ranker's metrics."""
@@ -112,10 +135,17 @@ class LengthPredictor:
         return self._level + (self.ranker.guess(prompt) if known is None else known)
 
     def _mean_length(self, group: Group) -> float:
-        """Returns the mean tokens of a group's responses; a cut response counts with at least its expected length."""
+        """Returns the mean tokens of a group's responses; a cut response counts with at least its
+        expected length."""
         least = 0.0 if self._level is None else math.exp(self._log_length(group.prompt))
-        lengths = [(len(rollout.token_ids), rollout.finish_reason == "length") for rollout in group.rollouts]
-        return max(1.0, sum(max(tokens, least) if cut else tokens for tokens, cut in lengths) / len(lengths))
+        lengths = [
+            (len(rollout.token_ids), rollout.finish_reason == "length")
+            for rollout in group.rollouts
+        ]
+        return max(
+            1.0,
+            sum(max(tokens, least) if cut else tokens for tokens, cut in lengths) / len(lengths),
+        )
 
     def _note(self, prompt_id: int, relative: float) -> None:
         before = self._seen.pop(prompt_id, None)
@@ -141,8 +171,12 @@ class LengthPredictor:
         """Restores the state that `state_dict` returned."""
         self._level = state["level"]
         seen = list(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
-        self._seen = dict(seen[-self.seen_prompts :])  # the run that saved them may have remembered more
-        if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:  # else it begins anew
+        self._seen = dict(
+            seen[-self.seen_prompts :]
+        )  # the run that saved them may have remembered more
+        if (
+            learnt := state["rankers"].get(type(self.ranker).__name__)
+        ) is not None:  # else it begins anew
             self.ranker.load_state_dict(learnt)
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
         self._recent = np.sort(self._responses)
@@ -150,6 +184,7 @@ class LengthPredictor:
 
 
 def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:
-    """Returns how much of the largest `share` of `found` [n], at least one, is among the largest of `expected` [n]."""
+    """Returns how much of the largest `share` of `found` [n], at least one, is among the largest of
+    `expected` [n]."""
     count = max(1, round(share * len(found)))
     return len(set(np.argsort(-expected)[:count]) & set(np.argsort(-found)[:count])) / count

@@ -17,7 +17,8 @@ from lrl.types import Rollout
 
 
 class Slots(ABC):
-    """Base class of a generator: its slots for responses, which the request queue reserves and frees.
+    """Base class of a generator: its slots for responses, which the request queue reserves and
+    frees.
 
     Args:
         capacity: Responses it writes at once.
@@ -31,7 +32,8 @@ class Slots(ABC):
         self.in_flight = 0
         """Rollout responses that it writes or is about to write."""
         self.load: dict[Request, Sequence[Rollout]] = {}
-        """The requests that hold its slots, each with its responses, of which some may have ended."""
+        """The requests that hold its slots, each with its responses, of which some may have
+        ended."""
         self._slots: dict[Request, int] = {}
         self.passed_over = False
         """Whether requests wait that dispatch has not sent here."""
@@ -48,14 +50,16 @@ class Slots(ABC):
 
     @abstractmethod
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
-        """Stops writing `rollouts`, which keep their tokens; returns whether any was being written."""
+        """Stops writing `rollouts`, which keep their tokens; returns whether any was being
+        written."""
 
     def note_waiting(self, waiting: bool) -> None:
         """Notes whether requests wait that dispatch has not sent."""
         self.passed_over = waiting
 
     def reserve(self, request: Request, rollouts: Sequence[Rollout]) -> None:
-        """Reserves a slot for each response of `request`, until it ends (`release`) or until `free`."""
+        """Reserves a slot for each response of `request`, until it ends (`release`) or until
+        `free`."""
         self.in_flight += request.responses
         self.load[request], self._slots[request] = rollouts, request.responses
 
@@ -93,14 +97,22 @@ class RequestQueue(Generic[G]):
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
-        self._moved_at: dict[Request, int] = {}  # the version at which a request moved to its generator
+        self._moved_at: dict[
+            Request, int
+        ] = {}  # the version at which a request moved to its generator
 
-    def use(self, dispatch: DispatchPolicy, migration: Migration | None, lengths: ExpectedLengths | None) -> None:
-        """Sets the policies of the queue and the expected lengths that both read; call it while no request waits."""
-        self.dispatch, self.migration = dispatch, migration
+    def use(
+        self, dispatch: DispatchPolicy, migration: Migration | None, lengths: ExpectedLengths | None
+    ) -> None:
+        """Sets the policies of the queue and the expected lengths that both read; call it while no
+        request waits."""
+        self.dispatch = dispatch
+        self.migration = migration
         dispatch.lengths = lengths
 
-    async def enter(self, request: Request, rollouts: Sequence[Rollout], target: G | None = None) -> G:
+    async def enter(
+        self, request: Request, rollouts: Sequence[Rollout], target: G | None = None
+    ) -> G:
         """Waits for a generator and reserves its slots, until `leave`.
 
         Args:
@@ -133,7 +145,8 @@ class RequestQueue(Generic[G]):
 
     def release(self, generator: G, request: Request) -> None:
         """Frees the slot of a response that has ended."""
-        # The slot does not wait for the longest response of its group: with long tails most slots would.
+        # The slot does not wait for the longest response of its group: with long tails most slots
+        # would.
         generator.release(request)
         if self._waiting:
             self.send_soon()
@@ -147,17 +160,22 @@ class RequestQueue(Generic[G]):
         return self._targets.pop(request, None)
 
     def send_soon(self) -> None:
-        """Sends requests in the next turn of the loop. Call it when a generator has begun to serve."""
+        """Sends requests in the next turn of the loop. Call it when a generator has begun to
+        serve."""
         # Not at once: dispatch then knows all requests of a step before it sends the first one.
         if not self._sending:
             self._sending = True
             asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        """Sends all requests that dispatch lets go; raises an error of the policy where the requests wait."""
+        """Sends all requests that dispatch lets go; raises an error of the policy where the
+        requests wait."""
         self._sending = False
         try:
-            while self._waiting and (chosen := self.dispatch.send(serving := self._serving())) is not None:
+            while (
+                self._waiting
+                and (chosen := self.dispatch.send(serving := self._serving())) is not None
+            ):
                 request, position = chosen
                 rollouts, sent = self._waiting.pop(request)
                 if not sent.cancelled():
@@ -174,12 +192,15 @@ class RequestQueue(Generic[G]):
                 generator.note_waiting(self.has_waiting)
 
     def _migrate(self) -> None:
-        """Interrupts half-written requests that gain from an idle generator; none twice under one version."""
+        """Interrupts half-written requests that gain from an idle generator; none twice under one
+        version."""
         serving, lengths = self._serving(), self.dispatch.lengths
         if self.migration is None or lengths is None or self._waiting or self._targets:
             return
         version = max((generator.version for generator in serving), default=0)
-        fixed = {request: moved_at for request, moved_at in self._moved_at.items() if moved_at == version}
+        fixed = {
+            request: moved_at for request, moved_at in self._moved_at.items() if moved_at == version
+        }
         for request, source, target in list(self.migration.plan(serving, lengths, fixed)):
             if serving[source].interrupt(serving[source].load[request]):
                 self._targets[request] = serving[target]

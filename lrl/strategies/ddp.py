@@ -1,7 +1,9 @@
-"""Data parallel training: every rank has the whole policy and trains its share of a step's micro-batches.
+"""Data parallel training: every rank has the whole policy and trains its share of a step's
+micro-batches.
 
-Gradients are averaged once, after the last micro-batch (`lrl.training.gradients`). Torch's DistributedDataParallel is
-not used: it averages in every backward pass, and would need equally many on all ranks.
+Gradients are averaged once, after the last micro-batch (`lrl.training.gradients`). Torch's
+DistributedDataParallel is not used: it averages in every backward pass, and would need equally many
+on all ranks.
 """
 
 import inspect
@@ -15,17 +17,24 @@ from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.config_errors import fault
 
 OF_THE_WRAPPER = {
-    **dict.fromkeys(("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")),
-    **{name: each.default for name, each in inspect.signature(DistributedDataParallel).parameters.items()},
+    **dict.fromkeys(
+        ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+    ),
+    **{
+        name: each.default
+        for name, each in inspect.signature(DistributedDataParallel).parameters.items()
+    },
 }
-"""Settings that Lightning passes on to torch's wrapper, with their defaults, which the command line always gives."""
+"""Settings that Lightning passes on to torch's wrapper, with their defaults, which the command line
+always gives."""
 
 
 class AsyncDDP(SeveralRanks, DDPStrategy):
     """Several trainer processes, each with the whole policy; see `SeveralRanks`.
 
     Args:
-        **kwargs: See `SeveralRanks`, and Lightning's DDPStrategy without the settings of torch's wrapper.
+        **kwargs: See `SeveralRanks`, and Lightning's DDPStrategy without the settings of torch's
+            wrapper.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -33,8 +42,9 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
         for name, default in OF_THE_WRAPPER.items():
             if kwargs.get(name, default) != default:
                 fault(
-                    f"strategy.{name} is {kwargs[name]}. It is for torch's DistributedDataParallel; lrl.AsyncDDP does "
-                    "without that: it averages gradients once a step. Leave it out."
+                    f"strategy.{name} is {kwargs[name]}. It is for torch's "
+                    "DistributedDataParallel; lrl.AsyncDDP does without that: it averages "
+                    "gradients once a step. Leave it out."
                 )
 
     def setup_distributed(self) -> None:

@@ -1,8 +1,10 @@
-"""Sharded training (FSDP2): every rank has a part of every weight, and of the optimizer's state for it.
+"""Sharded training (FSDP2): every rank has a part of every weight, and of the optimizer's state for
+it.
 
-A layer's weights are gathered for its forward and its backward pass, and its gradient is averaged over the ranks. So
-all ranks do as many passes: one without a micro-batch in a round trains a blank (`lrl.training.collate.blank`). Reads
-of whole weights are collectives that rank 0 leads (`lrl.distributed.collective`).
+A layer's weights are gathered for its forward and its backward pass, and its gradient is averaged
+over the ranks. So all ranks do as many passes: one without a micro-batch in a round trains a blank
+(`lrl.training.collate.blank`). Reads of whole weights are collectives that rank 0 leads
+(`lrl.distributed.collective`).
 """
 
 from typing import Any, Literal, get_args
@@ -24,21 +26,25 @@ from lrl.training.sharding import ReduceGradients, Sharding
 class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
     """Several trainer processes, each with a share of every weight; see `SeveralRanks`.
 
-    With `trainer.precision: bf16-mixed` the passes and their traffic are in bfloat16, the weights, the average of the
-    gradients and the optimizer in float32.
+    With `trainer.precision: bf16-mixed` the passes and their traffic are in bfloat16, the weights,
+    the average of the gradients and the optimizer in float32.
 
     Args:
-        replicas: Copies of the policy. The ranks of a copy are neighbours and share its weights, and gradients are
-            averaged over the copies: as many as nodes keeps the weights' traffic within a node (hybrid sharding).
-        tensor_parallel_size: Ranks, neighbours, that also divide the computation of each layer, by the plan that
-            transformers has for the model; they train one micro-batch together.
-        reduce_gradients: `each` averages the gradients in each backward pass. `once` does so at the end of the step, in
-            one pass more: less traffic, and each rank keeps a whole gradient in float32.
-        cpu_offload: Keep weights, gradients and optimizer state in the memory of the CPU, and bring a layer to the GPU
-            for its passes (not run on a GPU yet).
-        save_distributed_checkpoint: A checkpoint is a folder into which each rank writes its share. Otherwise rank 0
-            gathers all and writes one file. A run with another number of ranks resumes from either.
-        **kwargs: See `SeveralRanks`, and Lightning's ModelParallelStrategy without the sizes of its meshes.
+        replicas: Copies of the policy. The ranks of a copy are neighbours and share its weights,
+            and gradients are averaged over the copies: as many as nodes keeps the weights' traffic
+            within a node (hybrid sharding).
+        tensor_parallel_size: Ranks, neighbours, that also divide the computation of each layer, by
+            the plan that transformers has for the model; they train one micro-batch together.
+        reduce_gradients: `each` averages the gradients in each backward pass. `once` does so at the
+            end of the step, in one pass more: less traffic, and each rank keeps a whole gradient in
+            float32.
+        cpu_offload: Keep weights, gradients and optimizer state in the memory of the CPU, and bring
+            a layer to the GPU for its passes (not run on a GPU yet).
+        save_distributed_checkpoint: A checkpoint is a folder into which each rank writes its share.
+            Otherwise rank 0 gathers all and writes one file. A run with another number of ranks
+            resumes from either.
+        **kwargs: See `SeveralRanks`, and Lightning's ModelParallelStrategy without the sizes of its
+            meshes.
     """
 
     resumes_parts = True
@@ -59,14 +65,16 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         )
         if kwargs.get("data_parallel_size", "auto") != "auto":
             fault(
-                f"strategy.data_parallel_size is {kwargs['data_parallel_size']}. It follows from the other sizes: the "
-                "ranks over strategy.tensor_parallel_size. Leave it out."
+                f"strategy.data_parallel_size is {kwargs['data_parallel_size']}. It follows from "
+                "the other sizes: the ranks over strategy.tensor_parallel_size. Leave it out."
             )
         at_least(1, "strategy", replicas=replicas, tensor_parallel_size=tensor_parallel_size)
         if reduce_gradients not in get_args(ReduceGradients):
             fault(f"strategy.reduce_gradients is {reduce_gradients!r}; choose each or once.")
-        self.replicas, self.tensor_parallel_size = replicas, tensor_parallel_size
-        self.reduce_gradients, self.cpu_offload = reduce_gradients, cpu_offload
+        self.replicas = replicas
+        self.tensor_parallel_size = tensor_parallel_size
+        self.reduce_gradients = reduce_gradients
+        self.cpu_offload = cpu_offload
 
     @property
     def saves_parts(self) -> bool:  # type: ignore[override]
@@ -84,23 +92,32 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         ranks = self.num_processes * self.num_nodes
         if ranks % self.tensor_parallel_size or ranks // self.tensor_parallel_size < 2:
             fault(
-                f"strategy.tensor_parallel_size is {self.tensor_parallel_size} and there are {ranks} trainer ranks "
-                "(trainer.devices less strategy.generator_devices, times trainer.num_nodes): it must divide them, with "
-                "two or more such groups. Change it or trainer.devices."
+                f"strategy.tensor_parallel_size is {self.tensor_parallel_size} and there are "
+                f"{ranks} trainer ranks (trainer.devices less strategy.generator_devices, times "
+                "trainer.num_nodes): it must divide them, with two or more such groups. Change it "
+                "or trainer.devices."
             )
-        elif ranks % (self.replicas * self.tensor_parallel_size) or self.shards < 2 <= self.replicas:
+        elif (
+            ranks % (self.replicas * self.tensor_parallel_size) or self.shards < 2 <= self.replicas
+        ):
             fault(
-                f"strategy.replicas is {self.replicas} and there are {ranks} trainer ranks (trainer.devices less "
-                "strategy.generator_devices, times trainer.num_nodes): each copy needs as many, and two or more. Lower "
-                "it to a divisor of the ranks, raise trainer.devices, or train whole copies with lrl.AsyncDDP."
+                f"strategy.replicas is {self.replicas} and there are {ranks} trainer ranks "
+                "(trainer.devices less strategy.generator_devices, times trainer.num_nodes): each "
+                "copy needs as many, and two or more. Lower it to a divisor of the ranks, raise "
+                "trainer.devices, or train whole copies with lrl.AsyncDDP."
             )
-        if self._save_distributed_checkpoint and not isinstance(self.checkpoint_io, CheckpointFolder):
+        if self._save_distributed_checkpoint and not isinstance(
+            self.checkpoint_io, CheckpointFolder
+        ):
             fault(
-                f"trainer.plugins has {type(self.checkpoint_io).__name__}, which writes a checkpoint on one rank, and "
-                "strategy.save_distributed_checkpoint writes one on all. Remove it, or set that to false."
+                f"trainer.plugins has {type(self.checkpoint_io).__name__}, which writes a "
+                "checkpoint on one rank, and strategy.save_distributed_checkpoint writes one on "
+                "all. Remove it, or set that to false."
             )
         if self.cpu_offload and self.root_device.type == "cpu":
-            fault("strategy.cpu_offload is set, and the trainer is on the CPU already. Leave it out.")
+            fault(
+                "strategy.cpu_offload is set, and the trainer is on the CPU already. Leave it out."
+            )
 
     def setup_environment(self) -> None:
         """Connects the ranks, and decides how they share the weights."""
@@ -120,7 +137,8 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
-        """`CheckpointFolder`, or `CheckpointFile` for whole checkpoints, unless the user has set another one."""
+        """`CheckpointFolder`, or `CheckpointFile` for whole checkpoints, unless the user has set
+        another one."""
         if self._checkpoint_io is None and self._save_distributed_checkpoint:
             self._checkpoint_io = CheckpointFolder()
         return super().checkpoint_io
@@ -129,7 +147,9 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
         """Saves a checkpoint; a collective of all ranks."""
         path = self.broadcast(filepath)
         if self._save_distributed_checkpoint:
@@ -149,7 +169,9 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         sizes = {"replicas": self.replicas, "shards": self.shards // self.tensor_parallel_size}
         sizes["tensor"] = self.tensor_parallel_size
         used = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
-        mesh = init_device_mesh(self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+        mesh = init_device_mesh(
+            self.root_device.type, tuple(used.values()), mesh_dim_names=tuple(used)
+        )
         for group in mesh.get_all_groups():  # torch gives new ones its own timeout, of minutes
             if self._timeout is not None:
                 _set_pg_timeout(self._timeout, group)

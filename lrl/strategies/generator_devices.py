@@ -1,14 +1,16 @@
 """The division of a job's devices: the first ones train, the last ones generate.
 
-`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to agree. On a CPU a
-device is a process: `devices: 2, generator_devices: 1` is one trainer and one generator. With `generator_devices: 0`
-one generator shares the trainer's device.
+`trainer.devices` is the whole job and `generator_devices` its division, so no two settings have to
+agree. On a CPU a device is a process: `devices: 2, generator_devices: 1` is one trainer and one
+generator. With `generator_devices: 0` one generator shares the trainer's device.
 
-`placement: shared` is the synchronous design that lrl is measured against: both sides take turns, each with the whole
-machine. A step waits for all of its groups, then trains, and nothing is written meanwhile.
+`placement: shared` is the synchronous design that lrl is measured against: both sides take turns,
+each with the whole machine. A step waits for all of its groups, then trains, and nothing is written
+meanwhile.
 
-Generators start in `setup`, after model and data have loaded, so that an error in those comes before a server starts.
-They stop in `teardown`, which Lightning calls at every end that it survives; the supervisor covers the other ends.
+Generators start in `setup`, after model and data have loaded, so that an error in those comes
+before a server starts. They stop in `teardown`, which Lightning calls at every end that it
+survives; the supervisor covers the other ends.
 """
 
 from __future__ import annotations
@@ -56,19 +58,25 @@ class GeneratorDevices(GracefulShutdown):
     """Mixin for a Lightning strategy: reserves devices for generators, and owns the generators.
 
     Args:
-        generator_devices: How many of the job's devices on each node generate, counted from the last; 0 lets one
-            generator share the device of rank 0.
-        placement: `split` has both sides work at once, each on its own devices or its half of the CPU's cores.
-            `shared` has them take turns with all of them; it needs `data.max_lag: 0`, and `generator_devices: 0` on
-            GPUs.
-        evaluation_generators: Generators that serve evaluations only, each evaluation at one version.
-        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds for that token;
-            without it the generator is replaced. Also the silence that ends a connection between two ranks.
-        generator_timeout_s: Seconds that a run without any generator waits for a replacement, before it ends.
-        weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one shared GPU), `nccl`
-            or `pull` (other machines without nccl). `auto` takes one that reaches other machines if `server.host` does.
-        launcher: What starts the generators elsewhere (`lrl.members.launchers`); null starts them on these devices.
-        join_port: Port of `server.host` at which other processes join (`lrl join`); 0 for a free one.
+        generator_devices: How many of the job's devices on each node generate, counted from the
+            last; 0 lets one generator share the device of rank 0.
+        placement: `split` has both sides work at once, each on its own devices or its half of the
+            CPU's cores. `shared` has them take turns with all of them; it needs `data.max_lag: 0`,
+            and `generator_devices: 0` on GPUs.
+        evaluation_generators: Generators that serve evaluations only, each evaluation at one
+            version.
+        heartbeat_s: Seconds of silence after which a generator is asked for a token, and seconds
+            for that token; without it the generator is replaced. Also the silence that ends a
+            connection between two ranks.
+        generator_timeout_s: Seconds that a run without any generator waits for a replacement,
+            before it ends.
+        weight_transfer: The transport of weights: `auto`, `shared_memory` (any machine), `ipc` (one
+            shared GPU), `nccl` or `pull` (other machines without nccl). `auto` takes one that
+            reaches other machines if `server.host` does.
+        launcher: What starts the generators elsewhere (`lrl.members.launchers`); null starts them
+            on these devices.
+        join_port: Port of `server.host` at which other processes join (`lrl join`); 0 for a free
+            one.
         server: Settings of the vLLM servers.
         **kwargs: The base strategy's own.
     """
@@ -94,7 +102,9 @@ class GeneratorDevices(GracefulShutdown):
         **kwargs: Any,
     ) -> None:
         if generator_devices < 0:
-            fault(f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more.")
+            fault(
+                f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more."
+            )
         at_least(0, "strategy", evaluation_generators=evaluation_generators)
         if launcher is not None:
             check_launcher(launcher, generator_devices, evaluation_generators, placement)
@@ -102,10 +112,14 @@ class GeneratorDevices(GracefulShutdown):
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
         self.placement = placement
-        self.heartbeat_s, self.generator_timeout_s = heartbeat_s, generator_timeout_s
+        self.heartbeat_s = heartbeat_s
+        self.generator_timeout_s = generator_timeout_s
         self.weight_transfer = weight_transfer
         if not 0 <= join_port < 2**16:
-            fault(f"strategy.join_port is {join_port}: give a port between 1 and 65535, or 0 for a free one.")
+            fault(
+                f"strategy.join_port is {join_port}: give a port between 1 and 65535, or 0 for a "
+                "free one."
+            )
         self.join_port = join_port
         self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
@@ -143,12 +157,13 @@ class GeneratorDevices(GracefulShutdown):
             return
         if kept >= len(devices):
             raise ConfigError(
-                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no device is left to "
-                f"train. trainer.devices counts the whole job: set it to at least {kept + 1}, or generator_devices to "
-                "0 to share."
+                f"strategy.generator_devices is {kept} and trainer.devices is {len(devices)}: no "
+                "device is left to train. trainer.devices counts the whole job: set it to at least "
+                f"{kept + 1}, or generator_devices to 0 to share."
             )
         split = len(devices) - kept
-        self._parallel_devices, self.generator_devices = devices[:split], devices[split:]
+        self._parallel_devices = devices[:split]
+        self.generator_devices = devices[split:]
 
     def check(self) -> None:
         """Notes faults of settings that only this strategy has; part of the checks before a run."""
@@ -189,10 +204,14 @@ class GeneratorDevices(GracefulShutdown):
         return not self.generator_devices and self.generator_launcher is None
 
     def start_generators(self, trainer: L.Trainer) -> None:
-        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices, or the launcher."""
+        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices, or
+        the launcher."""
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
-        on_cuda, threads = self.root_device.type == "cuda", [server.settings.threads for server in servers]
+        on_cuda, threads = (
+            self.root_device.type == "cuda",
+            [server.settings.threads for server in servers],
+        )
         settings = self._settings(trainer)
         fleet = self.fleet = Fleet(
             servers,
@@ -209,19 +228,29 @@ class GeneratorDevices(GracefulShutdown):
             raise_if_stopped(trainer)
             members.raise_if_all_failed(Kind.SCORER)
 
-        server = members.open(self._terms(trainer, settings, len(servers)), self.token, self.join_port)
+        server = members.open(
+            self._terms(trainer, settings, len(servers)), self.token, self.join_port
+        )
         self.start_on_other_nodes(server)
         if self.generator_launcher is None:
-            usual = "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
+            usual = (
+                "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
+            )
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
         fleet.start(stopped)
         members.admit(self.generators_of_other_nodes, stopped)
 
-    def _make_members(self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings) -> RunMembers:
-        """Returns the members of a run. No scorer may join one that does not train: rank 0 scores its evaluations."""
+    def _make_members(
+        self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings
+    ) -> RunMembers:
+        """Returns the members of a run. No scorer may join one that does not train: rank 0 scores
+        its evaluations."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         trains = trainer.state.fn == "fit"
-        launchers = {Kind.GENERATOR: self.generator_launcher, Kind.SCORER: data.reward_launcher if trains else None}
+        launchers = {
+            Kind.GENERATOR: self.generator_launcher,
+            Kind.SCORER: data.reward_launcher if trains else None,
+        }
         wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
         return RunMembers(
             fleet,
@@ -245,16 +274,19 @@ class GeneratorDevices(GracefulShutdown):
                 self.generator_launcher.close()
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
-        """Returns the transport and the CUDA indices of each generator; raises ConfigError if the devices do not allow
-        it."""
+        """Returns the transport and the CUDA indices of each generator; raises ConfigError if the
+        devices do not allow it."""
         return self.choose_transport(), self._enough(self.placements())
 
     def choose_transport(self) -> type[Transport]:
-        """Returns the transport on these devices; raises ConfigError if they, or the servers' settings, do not allow
-        `weight_transfer`."""
+        """Returns the transport on these devices; raises ConfigError if they, or the servers'
+        settings, do not allow `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
         ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
-        shares_device, is_open = on_cuda and self.shares_device, not is_loopback(self.server_settings.host)
+        shares_device, is_open = (
+            on_cuda and self.shares_device,
+            not is_loopback(self.server_settings.host),
+        )
         adapters = getattr(self.lightning_module, "lora", None) is not None
         machine = Machine(on_cuda, shares_device, is_open, ranks, adapters)
         chosen = choose_transport(self.weight_transfer, machine)
@@ -263,22 +295,32 @@ class GeneratorDevices(GracefulShutdown):
         return chosen
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
-        """Makes one server, not started, for each list of CUDA indices; their logs go to the run's folder."""
+        """Makes one server, not started, for each list of CUDA indices; their logs go to the run's
+        folder."""
         policy: Any = trainer.lightning_module
         folder, settings = run_folder(trainer), self._settings(trainer)
         transport = self.transport
         assert transport is not None, "chosen before the servers are made"
         return [
             Server(
-                *(policy.policy_folder, settings, transport.backend, devices, folder, number, self.run_id, self.token),
-                *(transport.server_environment(number, os.environ), transport.middleware),
+                policy.policy_folder,
+                settings,
+                backend=transport.backend,
+                devices=devices,
+                folder=folder,
+                number=number,
+                run_id=self.run_id,
+                token=self.token,
+                transport_environment=transport.server_environment(number, os.environ),
+                middleware=transport.middleware,
                 seed=_seed(trainer),
             )
             for number, devices in enumerate(placements)
         ]
 
     def _settings(self, trainer: L.Trainer) -> ServerSettings:
-        """Returns the servers' settings, completed from policy and data: no two settings have to agree."""
+        """Returns the servers' settings, completed from policy and data: no two settings have to
+        agree."""
         asked: Any = self.server_settings
         policy: Any = trainer.lightning_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -308,7 +350,8 @@ class GeneratorDevices(GracefulShutdown):
         )
 
     def placements(self) -> list[list[int]]:
-        """Returns the CUDA indices of each generator of this node; an empty list is a generator on the CPU.
+        """Returns the CUDA indices of each generator of this node; an empty list is a generator on
+        the CPU.
 
         Raises:
             ConfigError: `server.tensor_parallel_size` does not divide them.
@@ -322,21 +365,23 @@ class GeneratorDevices(GracefulShutdown):
         size = self.server_settings.tensor_parallel_size
         if len(indices) % size:
             raise ConfigError(
-                f"strategy.server.tensor_parallel_size is {size}, which does not divide the {len(indices)} "
-                "generator devices."
+                f"strategy.server.tensor_parallel_size is {size}, which does not divide the "
+                f"{len(indices)} generator devices."
             )
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
     def _enough(self, placements: list[list[int]]) -> list[list[int]]:
         if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
             raise ConfigError(
-                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are {len(placements)} "
-                "generators: none is left for rollouts. Lower it, or raise generator_devices and trainer.devices."
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
+                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
+                "generator_devices and trainer.devices."
             )
         return placements
 
     def on_train_start(self) -> None:
-        """Excludes all objects made so far from garbage collection; most belong to libraries and stay."""
+        """Excludes all objects made so far from garbage collection; most belong to libraries and
+        stay."""
         super().on_train_start()
         gc.collect()  # a full one took 0.3 s with all threads stopped, and came so rarely that garbage lay for minutes
         gc.freeze()
@@ -365,23 +410,29 @@ def raise_if_stopped(trainer: L.Trainer) -> None:
         trainer.strategy.signals.check()
 
 
-def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int, placement: str) -> None:
+def check_launcher(
+    launcher: Launcher, generator_devices: int, evaluation_generators: int, placement: str
+) -> None:
     """Notes settings that cannot work with a launcher."""
     if generator_devices:
         fault(
-            f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the generators on "
-            "other devices than the trainer's: set generator_devices to 0."
+            f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
+            "generators on other devices than the trainer's: set generator_devices to 0."
         )
     if not launcher.starts and not os.environ.get(TOKEN_VARIABLE):
         fault(
-            f"strategy.launcher is {type(launcher).__name__}, and {TOKEN_VARIABLE} is not set: whoever starts the "
-            f"generators needs the run's token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 or "
-            "more characters by chance (openssl rand -hex 32)."
+            f"strategy.launcher is {type(launcher).__name__}, and {TOKEN_VARIABLE} is not set: "
+            "whoever starts the generators needs the run's token. Type here and there: export "
+            f"{TOKEN_VARIABLE}=..., the same 32 or more characters by chance (openssl rand -hex "
+            "32)."
         )
     if evaluation_generators:
         fault(
-            f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators all write "
-            "rollouts. Set it to 0, or leave strategy.launcher out."
+            f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "
+            "all write rollouts. Set it to 0, or leave strategy.launcher out."
         )
     if placement == "shared":
-        fault("strategy.placement is shared, and strategy.launcher starts generators elsewhere: leave one out.")
+        fault(
+            "strategy.placement is shared, and strategy.launcher starts generators elsewhere: "
+            "leave one out."
+        )

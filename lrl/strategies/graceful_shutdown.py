@@ -1,6 +1,7 @@
 """Strategy hooks for a graceful shutdown at SIGINT and SIGTERM, with the right exit status.
 
-A strategy's hooks are the first and the last of a run, so a signal also stops generators that are still starting.
+A strategy's hooks are the first and the last of a run, so a signal also stops generators that are
+still starting.
 """
 
 from typing import Any
@@ -15,7 +16,8 @@ from lrl.system.signals import Signals, exit_status
 
 
 class GracefulShutdown(Strategy):
-    """Mixin for a Lightning strategy: the first SIGINT or SIGTERM ends the run between two optimizer steps.
+    """Mixin for a Lightning strategy: the first SIGINT or SIGTERM ends the run between two
+    optimizer steps.
 
     Args:
         **kwargs: The base strategy's own.
@@ -27,7 +29,8 @@ class GracefulShutdown(Strategy):
 
     @property
     def attached_trainer(self) -> Any:
-        """The run's trainer; None until Lightning attaches it, which is after the other ranks have started."""
+        """The run's trainer; None until Lightning attaches it, which is after the other ranks have
+        started."""
         return None if self.lightning_module is None else self.lightning_module._trainer
 
     @property
@@ -57,7 +60,8 @@ class GracefulShutdown(Strategy):
         super().pre_backward(closure_loss)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Sets the exit status of a signal that Lightning's own SIGTERM handler saw first: it would exit with 0."""
+        """Sets the exit status of a signal that Lightning's own SIGTERM handler saw first: it would
+        exit with 0."""
         self.signals.raises = False
         if isinstance(exception, SIGTERMException) and self.signals.received is not None:
             exception.code = exit_status(self.signals.received)
@@ -67,6 +71,8 @@ class GracefulShutdown(Strategy):
         """Restores the signal handlers; this is the last hook."""
         self.signals.raises = False
         super().teardown()
-        if self.attached_trainer is not None:  # else Lightning would install ours again, as those it found
+        if (
+            self.attached_trainer is not None
+        ):  # else Lightning would install ours again, as those it found
             self.attached_trainer._signal_connector.teardown()
         self.signals.put_back()

@@ -1,14 +1,17 @@
-"""Several trainer processes, the ranks of a run: how they start, meet, notice that one is lost, and end.
+"""Several trainer processes, the ranks of a run: how they start, meet, notice that one is lost, and
+end.
 
 Rank 0 has the fleet, the data module's state and all of lrl's callbacks; the other ranks compute
 (`lrl.distributed.ranks`).
 
-After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks have met there is no
-connection whose end they could notice. Until then the kernel ends a rank together with the rank 0 that has started it,
-and the first signal ends any rank at once: there is nothing to save, and no Python handler runs while it waits.
+After an error rank 0 calls no collective and kills the ranks that it has started. Before the ranks
+have met there is no connection whose end they could notice. Until then the kernel ends a rank
+together with the rank 0 that has started it, and the first signal ends any rank at once: there is
+nothing to save, and no Python handler runs while it waits.
 
-Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous that says who is
-missing and why (`lrl.distributed.rendezvous`); and when rank 0 has made its checks, in the process group.
+Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous
+that says who is missing and why (`lrl.distributed.rendezvous`); and when rank 0 has made its
+checks, in the process group.
 """
 
 from __future__ import annotations
@@ -52,22 +55,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MEETING = timedelta(minutes=30)
-"""Longest wait for the process group, rank 0's checks included; on one machine another rank's failure is not seen until
-then."""
+"""Longest wait for the process group, rank 0's checks included; on one machine another rank's
+failure is not seen until then."""
 
 CONNECTING = timedelta(minutes=5)
-"""Longest wait for the process group of several machines, whose ranks are all there and can connect."""
+"""Longest wait for the process group of several machines, whose ranks are all there and can
+connect."""
 
 RANK_TIMEOUT = timedelta(hours=6)
-"""Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of their own. An ended
-rank is noticed by its closed connection, and a vanished machine after `strategy.heartbeat_s`."""
+"""Longest wait of one rank for another that hangs; rank 0's waits for responses have deadlines of
+their own. An ended rank is noticed by its closed connection, and a vanished machine after
+`strategy.heartbeat_s`."""
 
 STARTED_BY = "LRL_STARTED_BY"
 """The environment variable with the process id of the rank 0 that has started a rank."""
 
 
 class SeveralRanks(GeneratorDevices, ParallelStrategy):
-    """Mixin for a Lightning strategy of several processes, one a device; the rest of the job's devices generate.
+    """Mixin for a Lightning strategy of several processes, one a device; the rest of the job's
+    devices generate.
 
     `trainer.devices` minus `generator_devices` processes train.
 
@@ -83,9 +89,14 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     _timeout: timedelta | None
 
     def __init__(
-        self, timeout: timedelta | None = RANK_TIMEOUT, meeting_timeout_s: float = 600.0, **kwargs: Any
+        self,
+        timeout: timedelta | None = RANK_TIMEOUT,
+        meeting_timeout_s: float = 600.0,
+        **kwargs: Any,
     ) -> None:
-        if rank_0 := os.environ.pop(STARTED_BY, None):  # removed: the children of this rank must not inherit it
+        if rank_0 := os.environ.pop(
+            STARTED_BY, None
+        ):  # removed: the children of this rank must not inherit it
             die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
@@ -96,11 +107,14 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None, "Lightning's connector sets it"
         processes = len(self.parallel_devices or ())
-        self._launcher = RankLauncher(self.cluster_environment, processes, self.num_nodes, rendezvous=self.rendezvous)
+        self._launcher = RankLauncher(
+            self.cluster_environment, processes, self.num_nodes, rendezvous=self.rendezvous
+        )
 
     @contextmanager
     def rendezvous(self) -> Iterator[None]:
-        """Has the ranks of several machines meet; one that fails before they have a process group ends them all.
+        """Has the ranks of several machines meet; one that fails before they have a process group
+        ends them all.
 
         Raises:
             ConfigError: The network of this machine is set wrongly; see `Rendezvous.meet`.
@@ -114,7 +128,11 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         self.set_world_ranks()  # type: ignore[attr-defined]
         of_node = len(self.parallel_devices or ())
         with Rendezvous(
-            *(cluster.main_address, cluster.main_port, self.global_rank, of_node * self.num_nodes, of_node),
+            cluster.main_address,
+            cluster.main_port,
+            rank=self.global_rank,
+            ranks=of_node * self.num_nodes,
+            of_node=of_node,
             hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
             timeout_s=self.meeting_timeout_s,
             silence_s=self.heartbeat_s,
@@ -123,7 +141,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             yield
 
     def setup_environment(self) -> None:
-        """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others with it."""
+        """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others
+        with it."""
         super().setup_environment()
         policy: Any = self.lightning_module
         # Lightning's handler would call a collective wherever the signal finds this rank.
@@ -135,7 +154,9 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         unbind_from_parent()  # the ranks have met; at a normal end rank 0 may be done first
         policy.policy_folder = self.broadcast(policy.policy_folder if self.is_global_zero else None)
         if self.num_nodes > 1 and self.saves_parts and policy.trainer.checkpoint_callbacks:
-            check_writes(self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else [])
+            check_writes(
+                self.ranks, checkpoint_folders(policy.trainer) if self.is_global_zero else []
+            )
 
     def setup(self, trainer: L.Trainer) -> None:
         """Sets up training; then each node starts its generators."""
@@ -169,10 +190,11 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         host = self.server_settings.host
         if self.generators_of_other_nodes and is_loopback(host):
             fault(
-                f"strategy.server.host is {host}, which the generators of the other nodes do not reach "
-                f"(trainer.num_nodes is {self.num_nodes}, strategy.generator_devices {self.num_generator_devices}): "
-                "give rank 0's address in the network of the nodes, with server.tls_cert and tls_key, or "
-                "server.insecure if nobody else is on it."
+                f"strategy.server.host is {host}, which the generators of the other nodes do not "
+                f"reach (trainer.num_nodes is {self.num_nodes}, strategy.generator_devices "
+                f"{self.num_generator_devices}): give rank 0's address in the network of the "
+                "nodes, with server.tls_cert and tls_key, or server.insecure if nobody else is on "
+                "it."
             )
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -191,17 +213,22 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         timeout, self._timeout = self._timeout, MEETING if self._rendezvous is None else CONNECTING
         try:
             if self._rendezvous is not None:
-                checks_s = self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
-                self._rendezvous.wait_all("ready", None, checks_s)  # rank 0 comes last, from its checks
+                checks_s = (
+                    self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
+                )
+                self._rendezvous.wait_all(
+                    "ready", None, checks_s
+                )  # rank 0 comes last, from its checks
             with self.signals.at_once():
                 yield
             if self._rendezvous is not None:
                 self._rendezvous.end()
         except dist.DistError as error:
             raise RuntimeError(
-                f"The {self.world_size} ranks did not meet ({error}). This is what rank {self.global_rank} saw, "
-                f"which waits {self._timeout} at most. Look for another rank's error; ranks on several machines need "
-                "the address and a free port of rank 0's machine, MASTER_ADDR and MASTER_PORT."
+                f"The {self.world_size} ranks did not meet ({error}). This is what rank "
+                f"{self.global_rank} saw, which waits {self._timeout} at most. Look for another "
+                "rank's error; ranks on several machines need the address and a free port of rank "
+                "0's machine, MASTER_ADDR and MASTER_PORT."
             ) from error
         finally:
             self._timeout = timeout
@@ -236,12 +263,15 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
 
 def checkpoint_folders(trainer: Any) -> list[Path]:
     """Returns where the run's callbacks will save."""
-    given = [Path(one.dirpath) for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)]
+    given = [
+        Path(one.dirpath) for one in trainer.checkpoint_callbacks if getattr(one, "dirpath", None)
+    ]
     return given or [run_folder(trainer)]
 
 
 class RankLauncher(_SubprocessScriptLauncher):
-    """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one of them fails.
+    """Starts the other ranks without Lightning's observer, which would kill rank 0 as soon as one
+    of them fails.
 
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
@@ -250,13 +280,17 @@ class RankLauncher(_SubprocessScriptLauncher):
         super().__init__(*args)
         self._rendezvous = rendezvous
 
-    def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+    def launch(
+        self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
+    ) -> Any:
         """Starts the ranks, unless torchrun or SLURM does, and calls `function`.
 
         Raises:
             ConfigError: They cannot run this program, because it is in no file.
         """
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        self.cluster_environment.validate_settings(
+            num_devices=self.num_processes, num_nodes=self.num_nodes
+        )
         if not self.cluster_environment.creates_processes_externally:
             check_program(self.num_processes)
             os.environ[STARTED_BY] = str(os.getpid())
@@ -264,11 +298,15 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        with self._rendezvous(), explain_broken_collective():  # wherever Lightning or torch calls one
+        with (
+            self._rendezvous(),
+            explain_broken_collective(),
+        ):  # wherever Lightning or torch calls one
             return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:
-        """Sends a signal to the ranks that it has started; the next run of this process starts its own."""
+        """Sends a signal to the ranks that it has started; the next run of this process starts its
+        own."""
         super().kill(signum)
         forget_place(self)
 
@@ -276,21 +314,23 @@ class RankLauncher(_SubprocessScriptLauncher):
 def check_program(ranks: int) -> None:
     """Raises ConfigError if other ranks are to start with this program, and it is in no file.
 
-    Lightning would start `python ./-c`, which ends at once, and rank 0 would wait for it for `MEETING`.
+    Lightning would start `python ./-c`, which ends at once, and rank 0 would wait for it for
+    `MEETING`.
     """
     main = sys.modules["__main__"]
     if ranks > 1 and getattr(main, "__spec__", None) is None and not Path(sys.argv[0]).is_file():
         raise ConfigError(
-            f"{ranks} ranks are to train, each in a process that runs this program again, and the program is "
-            f"{sys.argv[0]!r}, which is no file: write it to a file, such as train.py, and run that."
+            f"{ranks} ranks are to train, each in a process that runs this program again, and the "
+            f"program is {sys.argv[0]!r}, which is no file: write it to a file, such as train.py, "
+            "and run that."
         )
 
 
 def forget_place(launcher: _SubprocessScriptLauncher) -> None:
     """Removes Lightning's variable from this process when the ranks that it has started are killed.
 
-    With it the next run took itself for a rank that another process had started, started none, and waited for them for
-    `MEETING`.
+    With it the next run took itself for a rank that another process had started, started none, and
+    waited for them for `MEETING`.
     """
     if launcher.procs:
         os.environ.pop("LOCAL_RANK", None)

@@ -18,7 +18,8 @@ SEEN_S = 5.0
 
 
 def check_writes(ranks: Ranks, folders: list[Path]) -> None:
-    """Checks that all ranks see the folders of rank 0 into which each writes its part of a checkpoint.
+    """Checks that all ranks see the folders of rank 0 into which each writes its part of a
+    checkpoint.
 
     Raises:
         ConfigError: On all ranks, if one does not see them.
@@ -27,28 +28,32 @@ def check_writes(ranks: Ranks, folders: list[Path]) -> None:
         lost = unseen(ranks, ranks.share(marks))
     if lost:
         raise ConfigError(
-            f"strategy.save_distributed_checkpoint is true, so each rank writes its part of a checkpoint, and {lost}. "
-            "Put it on a file system that all nodes have (trainer.default_root_dir, the logger's save_dir, or "
-            "ModelCheckpoint.dirpath), or set strategy.save_distributed_checkpoint to false: rank 0 then writes one "
-            "file."
+            "strategy.save_distributed_checkpoint is true, so each rank writes its part of a "
+            f"checkpoint, and {lost}. Put it on a file system that all nodes have "
+            "(trainer.default_root_dir, the logger's save_dir, or ModelCheckpoint.dirpath), or set "
+            "strategy.save_distributed_checkpoint to false: rank 0 then writes one file."
         )
 
 
 def check_reads(ranks: Ranks, checkpoint: str) -> None:
-    """Checks that all ranks see the checkpoint from which rank 0 resumes; raises ConfigError on all ranks if not."""
+    """Checks that all ranks see the checkpoint from which rank 0 resumes; raises ConfigError on all
+    ranks if not."""
     wanted = ranks.share(described(Path(checkpoint)))
     own = described(Path(checkpoint))
-    seen = ranks.gather(f"{checkpoint} on {socket.gethostname()} {own or 'is not there'}" if own != wanted else None)
+    seen = ranks.gather(
+        f"{checkpoint} on {socket.gethostname()} {own or 'is not there'}" if own != wanted else None
+    )
     if lost := ranks.share([f"rank {rank}: {what}" for rank, what in enumerate(seen) if what]):
         raise ConfigError(
-            f"The run resumes from {checkpoint!r}, which each rank reads, and not all see the one of rank 0 {wanted} "
-            f"({'; '.join(lost[:3])}). Put it on a file system that all nodes have, or copy it to the same path on "
-            "each."
+            f"The run resumes from {checkpoint!r}, which each rank reads, and not all see the one "
+            f"of rank 0 {wanted} ({'; '.join(lost[:3])}). Put it on a file system that all nodes "
+            "have, or copy it to the same path on each."
         )
 
 
 def described(path: Path) -> str | None:
-    """Returns what tells a checkpoint from others: its name and size in bytes; None if it is not there."""
+    """Returns what tells a checkpoint from others: its name and size in bytes; None if it is not
+    there."""
     if path.is_dir():
         return f"({path.name}, a folder)"
     return f"({path.name}, {path.stat().st_size} bytes)" if path.exists() else None
@@ -69,12 +74,15 @@ def marked(folders: list[Path]) -> Iterator[list[Path]]:
 
 
 def unseen(ranks: Ranks, marks: list[Path]) -> str:
-    """Returns, on all ranks, who does not see which of rank 0's files within `SEEN_S`; nothing if all do."""
+    """Returns, on all ranks, who does not see which of rank 0's files within `SEEN_S`; nothing if
+    all do."""
     end, missing = time.monotonic() + SEEN_S, list(marks)
     while (missing := [mark for mark in missing if not mark.exists()]) and time.monotonic() < end:
         time.sleep(0.2)
     found = ranks.gather([socket.gethostname(), *(str(mark.parent) for mark in missing)])
     lost = [
-        f"rank {rank} on {host} does not see {folders[0]}" for rank, (host, *folders) in enumerate(found) if folders
+        f"rank {rank} on {host} does not see {folders[0]}"
+        for rank, (host, *folders) in enumerate(found)
+        if folders
     ]
     return ranks.share("; ".join(lost[:3]))

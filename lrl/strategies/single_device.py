@@ -8,7 +8,8 @@ from lrl.strategies.generator_devices import GeneratorDevices
 
 
 class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
-    """One trainer process on one device, and the rest of the job's devices for generators; see `GeneratorDevices`."""
+    """One trainer process on one device, and the rest of the job's devices for generators; see
+    `GeneratorDevices`."""
 
     @property
     def root_device(self) -> torch.device:
@@ -21,7 +22,8 @@ class AsyncSingleDevice(GeneratorDevices, SingleDeviceStrategy):
         GeneratorDevices.parallel_devices.fset(self, devices)  # type: ignore[attr-defined]
         if self._parallel_devices and len(self._parallel_devices) > 1:
             raise ConfigError(
-                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} minus "
-                f"strategy.generator_devices {self.num_generator_devices} leaves {len(self._parallel_devices)}. "
-                "Raise generator_devices, lower devices, or train on all of them with lrl.AsyncDDP."
+                f"AsyncSingleDevice trains on one device, but trainer.devices {len(devices or [])} "
+                f"minus strategy.generator_devices {self.num_generator_devices} leaves "
+                f"{len(self._parallel_devices)}. Raise generator_devices, lower devices, or train "
+                "on all of them with lrl.AsyncDDP."
             )

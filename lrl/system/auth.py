@@ -1,9 +1,10 @@
 """Authentication of a generator's callers: every route but /health needs the run's token.
 
-vLLM's own `--api-key` leaves the RL routes open: with a key set, /pause, /update_weights, /collective_rpc and the like
-still answer without it, so anyone with access to the port can stop a run or replace its weights. This middleware stands
-in front of all of vLLM's routes. The token comes by the environment, which only the same user can read: other users can
-read a command line and a log.
+vLLM's own `--api-key` leaves the RL routes open: with a key set, /pause, /update_weights,
+/collective_rpc and the like still answer without it, so anyone with access to the port can stop a
+run or replace its weights. This middleware stands in front of all of vLLM's routes. The token comes
+by the environment, which only the same user can read: other users can read a command line and a
+log.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ REJECTION = b'{"error": "This generator belongs to a run of lrl and answers only
 
 
 class TokenMiddleware:
-    """ASGI middleware, given to vLLM by its class path; raises RuntimeError if the environment has no token."""
+    """ASGI middleware, given to vLLM by its class path; raises RuntimeError if the environment has
+    no token."""
 
     def __init__(self, app: ASGIApp) -> None:
         token = os.environ.get(TOKEN_VARIABLE)
         if not token:
-            raise RuntimeError(f"{TOKEN_VARIABLE} is not set: the generator would answer requests from anyone.")
+            raise RuntimeError(
+                f"{TOKEN_VARIABLE} is not set: the generator would answer requests from anyone."
+            )
         self.app = app
         self._token = token
 

@@ -1,4 +1,5 @@
-"""Best-effort writes: logs, responses and pictures beside the checkpoints. A full disk costs a warning, not the run.
+"""Best-effort writes: logs, responses and pictures beside the checkpoints. A full disk costs a
+warning, not the run.
 
 Only an OSError is caught: any other error is a fault of the program.
 """
@@ -16,7 +17,8 @@ _warned: WeakSet[Any] = WeakSet()
 
 
 def os_error(error: BaseException | None) -> OSError | None:
-    """Returns `error` or the OSError that caused it: torch and TensorBoardLogger raise other errors from one."""
+    """Returns `error` or the OSError that caused it: torch and TensorBoardLogger raise other errors
+    from one."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error
@@ -33,7 +35,8 @@ def best_effort(what: str, path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def may_not_log(logger: Any) -> Iterator[None]:
-    """Suppresses the OSErrors of a Lightning logger in the block; logs only the first of each logger."""
+    """Suppresses the OSErrors of a Lightning logger in the block; logs only the first of each
+    logger."""
     try:
         yield
     except Exception as error:
@@ -42,4 +45,9 @@ def may_not_log(logger: Any) -> Iterator[None]:
         if logger not in _warned:
             _warned.add(logger)
             name, place = type(logger).__name__, getattr(logger, "log_dir", None) or logger.save_dir
-            log.warning("%s cannot write to %s: %s. The run goes on, with gaps in its log.", name, place, reason)
+            log.warning(
+                "%s cannot write to %s: %s. The run goes on, with gaps in its log.",
+                name,
+                place,
+                reason,
+            )

@@ -1,8 +1,8 @@
 """Configuration errors: raised one by one, or collected and reported together.
 
-A constructor that finds a wrong setting calls `fault`. In a script that raises at once. The command line and the
-preflight checks open `collected` first: then the fault is only noted, building continues with the wrong value, and one
-error at the end names all faults.
+A constructor that finds a wrong setting calls `fault`. In a script that raises at once. The command
+line and the preflight checks open `collected` first: then the fault is only noted, building
+continues with the wrong value, and one error at the end names all faults.
 """
 
 import operator
@@ -26,7 +26,8 @@ _noted: ContextVar[list[str] | None] = ContextVar("lrl_faults", default=None)
 
 
 def fault(text: str) -> None:
-    """Raises ConfigError with `text` (setting, value, remedy), or notes it while faults are being collected."""
+    """Raises ConfigError with `text` (setting, value, remedy), or notes it while faults are being
+    collected."""
     noted = _noted.get()
     if noted is None:
         raise ConfigError(text)
@@ -40,7 +41,8 @@ def any_noted() -> bool:
 
 @contextmanager
 def noting() -> Iterator[None]:
-    """Turns an expected error in the block into a fault, so that the code after the block still runs."""
+    """Turns an expected error in the block into a fault, so that the code after the block still
+    runs."""
     try:
         yield
     except EXPECTED as error:
@@ -53,12 +55,12 @@ def noting() -> Iterator[None]:
 def collected() -> Iterator[None]:
     """Collects the faults in the block and raises them together at its end.
 
-    The end of a nested block ends the collection of the outer one too: it reports the faults of both, and a fault after
-    it is raised at once.
+    The end of a nested block ends the collection of the outer one too: it reports the faults of
+    both, and a fault after it is raised at once.
 
     Raises:
-        ConfigError: Names every fault. It replaces any other exception in the block if there was a fault, since
-            building continued with a wrong value.
+        ConfigError: Names every fault. It replaces any other exception in the block if there was a
+            fault, since building continued with a wrong value.
     """
     outer = _noted.get()
     noted: list[str] = [] if outer is None else outer
@@ -88,14 +90,16 @@ def _joined(faults: list[str]) -> str:
 
 
 def at_least(least: float, where: str, **values: float | None) -> None:
-    """Calls `fault` for each of these settings of `where` that is below `least`, NaN, or no number; None passes."""
+    """Calls `fault` for each of these settings of `where` that is below `least`, NaN, or no number;
+    None passes."""
     for name, value in values.items():
         if value is not None and not _holds(operator.ge, value, least):
             fault(f"{where}.{name} is {value!r}; it must be at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
-    """Calls `fault` for each of these settings of `where` that is not above `least`, or no number; None passes."""
+    """Calls `fault` for each of these settings of `where` that is not above `least`, or no number;
+    None passes."""
     for name, value in values.items():
         if value is not None and not _holds(operator.gt, value, least):
             fault(f"{where}.{name} is {value!r}; it must be above {least}.")
@@ -111,12 +115,17 @@ def _holds(compare: Callable[[Any, Any], bool], value: object, least: float) -> 
 def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
     """Calls `fault` for each of these settings of `where` that is not of its class; None passes.
 
-    A script may give a class, or its name, in the place of an object: the command line makes one of either.
+    A script may give a class, or its name, in the place of an object: the command line makes one of
+    either.
     """
     for name, (kind, value) in kinds_and_values.items():
         if value is None or isinstance(value, kind):
             continue
-        example = f"{value.__name__}()" if isinstance(value, type) else f"an object of the class {kind.__name__}"
+        example = (
+            f"{value.__name__}()"
+            if isinstance(value, type)
+            else f"an object of the class {kind.__name__}"
+        )
         fault(f"{where}.{name} is {value!r}; give {example}.")
 
 

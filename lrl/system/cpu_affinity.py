@@ -11,7 +11,8 @@ log = logging.getLogger(__name__)
 
 
 def usable_cores() -> int:
-    """Returns the number of cores for the work of this process: a SLURM step may have fewer than it could use."""
+    """Returns the number of cores for the work of this process: a SLURM step may have fewer than it
+    could use."""
     return int(os.environ.get("SLURM_CPUS_PER_TASK", 0)) or len(_cores())
 
 
@@ -21,16 +22,22 @@ def half_of_the_cores() -> int:
 
 
 def trainer_has_all_cores() -> bool:
-    """Whether the trainer may have a thread per core: only if waiting threads sleep (`OMP_WAIT_POLICY=passive`)."""
-    return "OMP_NUM_THREADS" not in os.environ and os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    """Whether the trainer may have a thread per core: only if waiting threads sleep
+    (`OMP_WAIT_POLICY=passive`)."""
+    return (
+        "OMP_NUM_THREADS" not in os.environ
+        and os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+    )
 
 
 def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
-    """Returns the cores to pin generators, and the thread that reads their streams, to; empty for no pinning.
+    """Returns the cores to pin generators, and the thread that reads their streams, to; empty for
+    no pinning.
 
-    Beside a trainer with half of the cores they are the other half, if the generators' threads fit there. A trainer
-    with one of two cores was preempted 1,400 times a step while generators were not pinned, and 150 times when they
-    were; a step took 0.95 times as long. `threads` are those of each generator, None for half of the cores.
+    Beside a trainer with half of the cores they are the other half, if the generators' threads fit
+    there. A trainer with one of two cores was preempted 1,400 times a step while generators were
+    not pinned, and 150 times when they were; a step took 0.95 times as long. `threads` are those of
+    each generator, None for half of the cores.
     """
     # The trainer's threads are not pinned: the processes that they start would inherit it.
     others = _cores()[half_of_the_cores() :]
@@ -40,11 +47,13 @@ def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
 
 
 def share_cores(ranks: int = 1) -> None:
-    """Sets torch's threads: all cores if waiting threads sleep (`OMP_WAIT_POLICY=passive`, as in `lrl fit`), else half.
+    """Sets torch's threads: all cores if waiting threads sleep (`OMP_WAIT_POLICY=passive`, as in
+    `lrl fit`), else half.
 
-    The generators have half of them (`lrl.generators.cpu_backend`), and are idle now and then. But spinning threads
-    take the cores from the threads that they wait for: with all cores on both sides a step of the quickstart took 5.8 s
-    instead of 1.9 s on two. `OMP_NUM_THREADS` overrides this. The `ranks` on this machine divide those cores.
+    The generators have half of them (`lrl.generators.cpu_backend`), and are idle now and then. But
+    spinning threads take the cores from the threads that they wait for: with all cores on both
+    sides a step of the quickstart took 5.8 s instead of 1.9 s on two. `OMP_NUM_THREADS` overrides
+    this. The `ranks` on this machine divide those cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
@@ -59,11 +68,12 @@ def _cores() -> list[int]:
 
 
 class CpuPinning:
-    """Pins generators, and one `thread` of this process (native id), to `cores` while the trainer computes, and unpins
-    them while it waits. Without cores it does nothing."""
+    """Pins generators, and one `thread` of this process (native id), to `cores` while the trainer
+    computes, and unpins them while it waits. Without cores it does nothing."""
 
     def __init__(self, cores: Collection[int], thread: int) -> None:
-        self.cores, self._all_cores = set(cores), os.sched_getaffinity(os.getpid())
+        self.cores = set(cores)
+        self._all_cores = os.sched_getaffinity(os.getpid())
         self._thread = thread
         self._processes: dict[int, list[psutil.Process]] = {}
 
@@ -77,7 +87,8 @@ class CpuPinning:
 
     @contextmanager
     def unpinned(self) -> Iterator[None]:
-        """Lets all threads use all cores within the block. Generators on one of two cores took 1.4 times as long."""
+        """Lets all threads use all cores within the block. Generators on one of two cores took 1.4
+        times as long."""
         self._bind(self._all_cores)
         try:
             yield
@@ -92,11 +103,18 @@ class CpuPinning:
                 with suppress(ProcessLookupError):  # it has just ended
                     os.sched_setaffinity(thread, cores)
         except OSError as error:
-            log.warning("Generators cannot be pinned to the cores %s and use all cores: %s", sorted(self.cores), error)
+            log.warning(
+                "Generators cannot be pinned to the cores %s and use all cores: %s",
+                sorted(self.cores),
+                error,
+            )
             self.cores = set()
 
     def _threads(self) -> Iterator[int]:
-        # Linux binds threads, not processes. A thread or process started later inherits the binding of its parent.
+        # Linux binds threads, not processes. A thread or process started later inherits the binding
+        # of its parent.
         for process in (one for processes in self._processes.values() for one in processes):
             with suppress(FileNotFoundError, ProcessLookupError):
-                yield from map(int, os.listdir(f"/proc/{process.pid}/task") if process.is_running() else ())
+                yield from map(
+                    int, os.listdir(f"/proc/{process.pid}/task") if process.is_running() else ()
+                )

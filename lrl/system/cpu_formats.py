@@ -1,4 +1,5 @@
-"""Whether the CPU computes in a number format of 16 bits, or converts each number to and from float32."""
+"""Whether the CPU computes in a number format of 16 bits, or converts each number to and from
+float32."""
 
 import torch
 
@@ -6,8 +7,9 @@ import torch
 def computes_in(dtype: str) -> bool:
     """Whether this machine's CPU has fast products of matrices in a number format.
 
-    On an AMD EPYC without AVX-512 one core had 1.4 to 2.1 GFLOP/s in bfloat16 and 61 in float32 (torch 2.13). There
-    vLLM's engine wrote 650 instead of 2,200 tokens a second of a policy of 5 million parameters.
+    On an AMD EPYC without AVX-512 one core had 1.4 to 2.1 GFLOP/s in bfloat16 and 61 in float32
+    (torch 2.13). There vLLM's engine wrote 650 instead of 2,200 tokens a second of a policy of 5
+    million parameters.
 
     Args:
         dtype: Its name in torch.

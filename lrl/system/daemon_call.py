@@ -11,7 +11,8 @@ T = TypeVar("T")
 def start_daemon_call(work: Callable[[], T], name: str) -> Future[T]:
     """Runs `work` on a daemon thread and returns its future.
 
-    Not on a `ThreadPoolExecutor`: Python joins the threads of one at its end, and would wait for ever with them.
+    Not on a `ThreadPoolExecutor`: Python joins the threads of one at its end, and would wait for
+    ever with them.
     """
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()

@@ -1,8 +1,8 @@
 """Network endpoint of a generator: address, port and TLS, for the server and for its clients.
 
-The default is plain HTTP on loopback. On an address that other machines reach, plain HTTP would show the token to the
-whole network; such an address needs TLS or the setting `insecure`. A handshake in memory checks the certificate before
-a server starts.
+The default is plain HTTP on loopback. On an address that other machines reach, plain HTTP would
+show the token to the whole network; such an address needs TLS or the setting `insecure`. A
+handshake in memory checks the certificate before a server starts.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from lrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 OPEN_TO_A_NETWORK = (
-    "strategy.server.insecure: the generators listen on {host!r} in plain HTTP. Anyone able to read that network sees "
-    "every prompt, every response and the run's token; with the token one can stop the run, replace its weights and "
-    "call any method of vLLM's worker as your user. Use it only if nobody else is on that network; otherwise set "
-    "tls_cert and tls_key."
+    "strategy.server.insecure: the generators listen on {host!r} in plain HTTP. Anyone able to "
+    "read that network sees every prompt, every response and the run's token; with the token one "
+    "can stop the run, replace its weights and call any method of vLLM's worker as your user. Use "
+    "it only if nobody else is on that network; otherwise set tls_cert and tls_key."
 )
 READABLE_KEY = (
-    "strategy.server.tls_key={key!r} can be read by other users of this machine, who could then pose as a generator. "
-    "Type: chmod 600 {quoted}"
+    "strategy.server.tls_key={key!r} can be read by other users of this machine, who could then "
+    "pose as a generator. Type: chmod 600 {quoted}"
 )
 
 
@@ -48,12 +48,15 @@ class Location:
         """Returns the TLS context of its clients; None without TLS."""
         if self.trust == "none":
             return None
-        return ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
+        return (
+            ssl.create_default_context() if self.trust == "system" else trust_only(self.certificate)
+        )
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The address of a generator without its port; see `lrl.generators.settings.ServerSettings` for the fields."""
+    """The address of a generator without its port; see `lrl.generators.settings.ServerSettings` for
+    the fields."""
 
     host: str = LOOPBACK
     tls_cert: str | None = None
@@ -62,36 +65,52 @@ class Endpoint:
     insecure: bool = False
 
     def check(self) -> None:
-        """Raises ConfigError if others could read the token on its way, or the trainer would not trust `tls_cert`."""
+        """Raises ConfigError if others could read the token on its way, or the trainer would not
+        trust `tls_cert`."""
         if not self.host:
-            raise ConfigError("strategy.server.host is empty: give an address of this machine, or 0.0.0.0 for all.")
+            raise ConfigError(
+                "strategy.server.host is empty: give an address of this machine, or 0.0.0.0 for "
+                "all."
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
-            raise ConfigError(f"strategy.server.{lacking} is not set: a certificate and its key are given together.")
+            raise ConfigError(
+                f"strategy.server.{lacking} is not set: a certificate and its key are given "
+                "together."
+            )
         if self.tls_cert and self.insecure:
-            raise ConfigError("strategy.server.insecure is true, but tls_cert is set: leave one of the two out.")
+            raise ConfigError(
+                "strategy.server.insecure is true, but tls_cert is set: leave one of the two out."
+            )
         if self.tls_cert:
             self._check_certificate()
         elif not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
-                f"strategy.server.host is {self.host!r}, which other machines may reach: plain HTTP would show them "
-                "the run's token. Set tls_cert and tls_key (PEM files), or insecure: true if nobody else is on that "
-                "network."
+                f"strategy.server.host is {self.host!r}, which other machines may reach: plain "
+                "HTTP would show them the run's token. Set tls_cert and tls_key (PEM files), or "
+                "insecure: true if nobody else is on that network."
             )
 
     def warn(self) -> None:
-        """Warns of settings that are allowed but not safe. Python shows a warning of the same text once."""
+        """Warns of settings that are allowed but not safe. Python shows a warning of the same text
+        once."""
         if self.insecure and not is_loopback(self.host):
             warnings.warn(OPEN_TO_A_NETWORK.format(host=self.host), stacklevel=1)
         if self.tls_key and Path(self.tls_key).stat().st_mode & 0o077:
-            warnings.warn(READABLE_KEY.format(key=self.tls_key, quoted=shlex.quote(self.tls_key)), stacklevel=1)
+            warnings.warn(
+                READABLE_KEY.format(key=self.tls_key, quoted=shlex.quote(self.tls_key)),
+                stacklevel=1,
+            )
 
     def reserve_port(self, port: int = 0) -> socket.socket:
-        """Returns a socket that reserves a port of `host`, by default a free one; raises ConfigError if `host` is not
-        this machine's, or the port is taken."""
-        reservation = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
-        # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen beside it, while the kernel
-        # gives the port to no process that requests a free one. A port that was found and released is sometimes lost.
+        """Returns a socket that reserves a port of `host`, by default a free one; raises
+        ConfigError if `host` is not this machine's, or the port is taken."""
+        reservation = socket.socket(
+            socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM
+        )
+        # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen beside
+        # it, while the kernel gives the port to no process that requests a free one. A port that
+        # was found and released is sometimes lost.
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             reservation.bind((self.host, port))
@@ -99,17 +118,18 @@ class Endpoint:
             reservation.close()
             if port:
                 raise ConfigError(
-                    f"strategy.join_port is {port}, which cannot be had at strategy.server.host {self.host} ({error}): "
-                    "give another one, or 0 for a free one."
+                    f"strategy.join_port is {port}, which cannot be had at strategy.server.host "
+                    f"{self.host} ({error}): give another one, or 0 for a free one."
                 ) from error
             raise ConfigError(
-                f"strategy.server.host is {self.host!r}, and no port can be had there ({error}): give an address of "
-                "this machine (`ip address` lists them), or 0.0.0.0 for all."
+                f"strategy.server.host is {self.host!r}, and no port can be had there ({error}): "
+                "give an address of this machine (`ip address` lists them), or 0.0.0.0 for all."
             ) from error
         return reservation
 
     def url(self, port: int, address: str = "") -> str:
-        """Returns the URL of a server on `port`, for clients on this machine or for those who see it at `address`."""
+        """Returns the URL of a server on `port`, for clients on this machine or for those who see
+        it at `address`."""
         host = address or self._reached
         return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -119,16 +139,20 @@ class Endpoint:
         if not self.tls_cert:
             return Location(url)
         return Location(
-            url, self.tls_trust, first_certificate(self.tls_cert) if self.tls_trust == "certificate" else ""
+            url,
+            self.tls_trust,
+            first_certificate(self.tls_cert) if self.tls_trust == "certificate" else "",
         )
 
     def flags(self) -> dict[str, Any]:
-        """Returns vLLM's flags; None leaves one out. Paths are absolute, for readers of the command line."""
+        """Returns vLLM's flags; None leaves one out. Paths are absolute, for readers of the command
+        line."""
         cert, key = (path and os.path.abspath(path) for path in (self.tls_cert, self.tls_key))
         return {"host": self.host, "ssl-certfile": cert, "ssl-keyfile": key}
 
     def trust(self) -> ssl.SSLContext | None:
-        """Returns a client's TLS context: it trusts only the certificate, or the system's CAs; None without TLS."""
+        """Returns a client's TLS context: it trusts only the certificate, or the system's CAs; None
+        without TLS."""
         return self.location(0).context()
 
     def identity(self) -> ssl.SSLContext | None:
@@ -161,18 +185,21 @@ class Endpoint:
                 Path(path).read_bytes()
             except OSError as error:
                 remedy = "give a PEM file that this user can read"
-                raise ConfigError(f"strategy.server.{name}={path!r}: {error.strerror}; {remedy}.") from error
+                raise ConfigError(
+                    f"strategy.server.{name}={path!r}: {error.strerror}; {remedy}."
+                ) from error
         try:
             self._shake_hands()
         except ssl.SSLError as error:
             raise ConfigError(
                 f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
-                f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid for "
-                f"{self._reached!r} with its own key, not encrypted, both PEM."
+                f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
+                f"for {self._reached!r} with its own key, not encrypted, both PEM."
             ) from error
 
     def _shake_hands(self) -> None:
-        """Does a handshake in memory between the trainer's end and vLLM's; raises ssl.SSLError if it fails."""
+        """Does a handshake in memory between the trainer's end and vLLM's; raises ssl.SSLError if
+        it fails."""
         trust, context = self.trust(), self.identity()
         assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -184,7 +211,8 @@ class Endpoint:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. A name other than localhost may stand for any address."""
+    """Whether only this machine reaches `host`. A name other than localhost may stand for any
+    address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -192,20 +220,26 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address_towards(url: str) -> str:
-    """Returns this machine's address as a server at `url` sees it: loopback, if that is on this machine.
+    """Returns this machine's address as a server at `url` sees it: loopback, if that is on this
+    machine.
 
     Not run between two machines yet.
     """
     address = urlsplit(url)
-    family, kind, _, _, target = socket.getaddrinfo(address.hostname, address.port, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(
+        address.hostname, address.port, type=socket.SOCK_DGRAM
+    )[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(target)  # sends nothing; the kernel only chooses the address it would send from
+        probe.connect(
+            target
+        )  # sends nothing; the kernel only chooses the address it would send from
         own = str(probe.getsockname()[0])
     return LOOPBACK if is_loopback(own) or own == target[0] else own
 
 
 def first_certificate(path: str) -> str:
-    """Returns the text of the first certificate in a PEM file, without a private key in the same file."""
+    """Returns the text of the first certificate in a PEM file, without a private key in the same
+    file."""
     text = Path(path).read_text("ascii", errors="ignore").partition(ssl.PEM_HEADER)[2]
     return ssl.PEM_HEADER + text.partition(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER
 
@@ -226,4 +260,6 @@ def connect(url: str, trust: ssl.SSLContext | None, timeout_s: float) -> http.cl
     assert address.hostname is not None, "every generator has an address"
     if trust is None:
         return http.client.HTTPConnection(address.hostname, address.port, timeout=timeout_s)
-    return http.client.HTTPSConnection(address.hostname, address.port, timeout=timeout_s, context=trust)
+    return http.client.HTTPSConnection(
+        address.hostname, address.port, timeout=timeout_s, context=trust
+    )

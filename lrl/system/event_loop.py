@@ -45,7 +45,13 @@ class LoopThread:
         """Starts `work` on the loop; the future has its result or its exception."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
-    def wait(self, work: Coroutine[Any, Any, T], deadline_s: float, what: str, interrupted: Interrupted = None) -> T:
+    def wait(
+        self,
+        work: Coroutine[Any, Any, T],
+        deadline_s: float,
+        what: str,
+        interrupted: Interrupted = None,
+    ) -> T:
         """Runs `work` on the loop and waits for it, from another thread.
 
         Args:
@@ -59,13 +65,17 @@ class LoopThread:
         """
         return self.wait_for(self.submit(work), deadline_s, what, interrupted)
 
-    def wait_for(self, future: Future[T], deadline_s: float, what: str, interrupted: Interrupted = None) -> T:
+    def wait_for(
+        self, future: Future[T], deadline_s: float, what: str, interrupted: Interrupted = None
+    ) -> T:
         """Waits for the future of a `submit`; see `wait`."""
         end = time.monotonic() + deadline_s
         try:
             soon = wait_futures([future], min(MOMENT_S, deadline_s)).done
             with nullcontext() if soon else self.long_wait():
-                while not wait_futures([future], min(POLL_S, max(0.0, end - time.monotonic()))).done:
+                while not wait_futures(
+                    [future], min(POLL_S, max(0.0, end - time.monotonic()))
+                ).done:
                     if time.monotonic() >= end:
                         raise TimeoutError(f"{what} did not end within {deadline_s:g} s.")
                     if interrupted := interrupted or self.interrupted:

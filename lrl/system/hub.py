@@ -52,7 +52,8 @@ def offline() -> bool:
 
 
 def on_this_machine(model: str) -> Path | None:
-    """Returns the folder with a model's files: the folder itself, or that of a hub name in the hub's cache."""
+    """Returns the folder with a model's files: the folder itself, or that of a hub name in the
+    hub's cache."""
     if (folder := Path(model)).is_dir():
         return folder
     try:
@@ -63,13 +64,17 @@ def on_this_machine(model: str) -> Path | None:
 
 
 def whole_folder(model: str) -> Path:
-    """Returns the folder with all files of a model, downloaded if it is a hub name; raises ConfigError without one."""
+    """Returns the folder with all files of a model, downloaded if it is a hub name; raises
+    ConfigError without one."""
     if (folder := Path(model).expanduser()).is_dir():
         return folder
     reach()
     try:
-        return Path(snapshot_download(model, ignore_patterns=["*/*"]))  # some have the weights once more, in a folder
+        return Path(
+            snapshot_download(model, ignore_patterns=["*/*"])
+        )  # some have the weights once more, in a folder
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model={model!r}: there is no such folder, and as a name on the hub: {' '.join(str(error).split()):.300}"
+            f"model={model!r}: there is no such folder, and as a name on the hub: "
+            f"{' '.join(str(error).split()):.300}"
         ) from error

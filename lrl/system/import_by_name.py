@@ -1,9 +1,11 @@
-"""Imports of a user's functions by name: `module:function`, `module.function`, or `file.py:function`.
+"""Imports of a user's functions by name: `module:function`, `module.function`, or
+`file.py:function`.
 
-Rewards, prompt sources and model functions are all found here. The current folder is at the end of `sys.path`, and not
-in front as for `python -m`: a reward worker gets this path before it has imported anything, and a user's `lrl` or
-`datasets.py` must not take the place of what this process has imported. A file is imported under its own name with its
-folder on the path, not as an anonymous module: a reward is pickled by the name of its module.
+Rewards, prompt sources and model functions are all found here. The current folder is at the end of
+`sys.path`, and not in front as for `python -m`: a reward worker gets this path before it has
+imported anything, and a user's `lrl` or `datasets.py` must not take the place of what this process
+has imported. A file is imported under its own name with its folder on the path, not as an anonymous
+module: a reward is pickled by the name of its module.
 """
 
 import importlib
@@ -20,12 +22,14 @@ from typing import Any
 
 FORMS = "Write module:function, or file.py:function."
 LEAST_SIMILARITY = 0.75
-"""Least share of letters that a misspelt word has in common with the right one (difflib's ratio)."""
+"""Least share of letters that a misspelt word has in common with the right one (difflib's
+ratio)."""
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` has the form `module:function` or `file.py:function`; the function may not exist."""
+    """Whether `text` has the form `module:function` or `file.py:function`; the function may not
+    exist."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -36,20 +40,24 @@ def function(name: str) -> Callable[..., Any]:
         name: `module:function`, `package.module.function`, or `path/to/file.py:function`.
 
     Raises:
-        ValueError: A part of the name does not exist, its import failed, or it cannot be called. The caller adds the
-            name of the setting.
+        ValueError: A part of the name does not exist, its import failed, or it cannot be called.
+            The caller adds the name of the setting.
     """
     with_current_folder()
     if name.endswith(".py"):
         raise ValueError(f"it names a file and no function in it. Write {name}:function.")
     match = _NAME.fullmatch(name)
-    module, attribute = (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
+    module, attribute = (
+        (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
+    )
     if not module:
         raise ValueError(f"it names no module. {FORMS}")
     found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = [name for name in public_names(found) if name[0].isupper() or not part[0].isupper()]
+            known = [
+                name for name in public_names(found) if name[0].isupper() or not part[0].isupper()
+            ]
             raise ValueError(f"{_named(found, module)} has no {part!r}.{did_you_mean(part, known)}")
         found = getattr(found, part)
     if not callable(found):
@@ -64,7 +72,8 @@ def with_current_folder() -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the most similar of the `known` words; None if all are too unlike, for a wrong one would mislead.
+    """Returns the most similar of the `known` words; None if all are too unlike, for a wrong one
+    would mislead.
 
     Case does not matter.
     """
@@ -74,7 +83,8 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Returns a question for the end of a message, with the nearest of the `known` words; empty without one."""
+    """Returns a question for the end of a message, with the nearest of the `known` words; empty
+    without one."""
     near = nearest(word, known)
     return f" Did you mean {near}?" if near else ""
 
@@ -82,7 +92,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def public_names(thing: Any) -> list[str]:
     """Returns the public names in a module or a class, and the modules of a package."""
     inner = [module.name for module in pkgutil.iter_modules(getattr(thing, "__path__", ()))]
-    return [name for name in (*inner, *getattr(thing, "__all__", dir(thing))) if not name.startswith("_")]
+    return [
+        name
+        for name in (*inner, *getattr(thing, "__all__", dir(thing)))
+        if not name.startswith("_")
+    ]
 
 
 def _module_of_file(file: Path) -> ModuleType:
@@ -92,13 +106,18 @@ def _module_of_file(file: Path) -> ModuleType:
         raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).{near}")
     file = file.resolve()
     if not file.stem.isidentifier():
-        raise ValueError(f"Python cannot import a file with the name {file.name!r}: use only letters, digits and _.")
+        raise ValueError(
+            f"Python cannot import a file with the name {file.name!r}: use only letters, digits "
+            "and _."
+        )
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     module = _module(file.stem)
     if module.__file__ is None or not file.samefile(module.__file__):
         other = module.__file__ or "a part of Python"
-        raise ValueError(f"{file} cannot be imported, another module has its name ({other}): rename the file.")
+        raise ValueError(
+            f"{file} cannot be imported, another module has its name ({other}): rename the file."
+        )
     return module
 
 
@@ -121,7 +140,9 @@ def _module(name: str) -> ModuleType:
         if isinstance(error, SyntaxError):
             file, line, text = error.filename or file, error.lineno, error.msg
         kind = type(error).__name__
-        message = f"{name} cannot be imported: {kind}: {text} ({file}, line {line}). Correct the file."
+        message = (
+            f"{name} cannot be imported: {kind}: {text} ({file}, line {line}). Correct the file."
+        )
         raise ValueError(message) from error
 
 

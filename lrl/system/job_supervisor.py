@@ -115,9 +115,11 @@ class _Watch:
     """A slot, and how its jobs have fared."""
 
     def __init__(self, slot: Slot, running: bool) -> None:
-        self.slot, self.running = slot, running
+        self.slot = slot
+        self.running = running
         self.failures = 0
-        self.why, self.failed_at = "", 0.0
+        self.why = ""
+        self.failed_at = 0.0
         self._next_start = 0.0
         self._serving_since: float | None = None
         self._left = False
@@ -133,7 +135,8 @@ class _Watch:
             self._serving_since = time.monotonic()
         if state in (JobState.FAILED, JobState.LEFT):
             self.slot.end()
-            self.running, self._left = False, state is JobState.LEFT
+            self.running = False
+            self._left = state is JobState.LEFT
             if not self._left:
                 self._failed(why)
 
@@ -153,6 +156,7 @@ class _Watch:
             self.failures = 0
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2**self.failures)
         log.warning("%s is replaced in %g s: %s", self.slot.name.capitalize(), pause_s, why)
-        self.why, self.failed_at = why, now
+        self.why = why
+        self.failed_at = now
         self._next_start = now + pause_s
         self.failures += 1

@@ -1,4 +1,5 @@
-"""Silenced warnings and stale metrics of Lightning that are untrue for lrl and would mislead a user."""
+"""Silenced warnings and stale metrics of Lightning that are untrue for lrl and would mislead a
+user."""
 
 import logging
 import warnings
@@ -23,7 +24,8 @@ def silence() -> None:
 
 
 def forget_last_step(trainer: L.Trainer) -> None:
-    """Resets the metrics that the last step logged: Lightning logs them again in a step without them."""
+    """Resets the metrics that the last step logged: Lightning logs them again in a step without
+    them."""
     for metric in (trainer._results or {}).values():
         if not metric.meta.on_epoch:
             metric.reset()

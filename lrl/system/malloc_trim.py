@@ -1,4 +1,5 @@
-"""Return of freed memory to the system: fragments of large tensors between small objects that live on."""
+"""Return of freed memory to the system: fragments of large tensors between small objects that live
+on."""
 
 import ctypes
 

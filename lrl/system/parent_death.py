@@ -1,7 +1,7 @@
 """A helper process that ends with its owner, however that one ends.
 
-Only the kernel can do that for a helper that runs foreign code: a watching thread cannot run while, say, a regular
-expression holds Python's lock.
+Only the kernel can do that for a helper that runs foreign code: a watching thread cannot run while,
+say, a regular expression holds Python's lock.
 """
 
 import ctypes
@@ -28,7 +28,10 @@ def die_with(owner: int) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run")
+        raise OSError(
+            ctypes.get_errno(),
+            "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run",
+        )
     if os.getppid() != owner:  # it died before the line above
         os._exit(1)
 
@@ -44,7 +47,9 @@ def unbind_from_parent() -> None:
 
 def bound_to_this_process(words: Sequence[str]) -> list[str]:
     """Returns a command whose process ends with this one; see `die_with`."""
-    begin = "import os, sys; from lrl.system.parent_death import die_with; die_with(int(sys.argv[1]))"
+    begin = (
+        "import os, sys; from lrl.system.parent_death import die_with; die_with(int(sys.argv[1]))"
+    )
     begin += "; os.execv(sys.argv[2], sys.argv[2:])"
     return [sys.executable, "-P", "-c", begin, str(os.getpid()), *words]
 

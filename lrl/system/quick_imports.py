@@ -9,16 +9,22 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports in its block are not interrupted by the garbage collector, and it never looks at what they made.
+    """Imports in its block are not interrupted by the garbage collector, and it never looks at what
+    they made.
 
-    torch, transformers and vLLM make a million objects that stay, and the collector looks at them again and again: of
-    the seconds until `lrl fit` knows its settings it took a third, of the start of a generator on a CPU a quarter.
+    torch, transformers and vLLM make a million objects that stay, and the collector looks at them
+    again and again: of the seconds until `lrl fit` knows its settings it took a third, of the start
+    of a generator on a CPU a quarter.
 
-    Ctrl-C ends the process: numpy and matplotlib turn a KeyboardInterrupt within their import into other errors.
+    Ctrl-C ends the process: numpy and matplotlib turn a KeyboardInterrupt within their import into
+    other errors.
     """
     enabled = gc.isenabled()
     on_interrupt = signal.getsignal(signal.SIGINT)
-    ends = on_interrupt is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    ends = (
+        on_interrupt is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    )
     gc.disable()
     if ends:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """What a new process of a run would import in the place of lrl or of Python's own modules.
 
-A process that is up has the right modules. A reward worker begins anew, with this one's `sys.path`, and until it has
-that, with the current folder in front.
+A process that is up has the right modules. A reward worker begins anew, with this one's `sys.path`,
+and until it has that, with the current folder in front.
 """
 
 import subprocess
@@ -26,7 +26,8 @@ START_S = 60.0
 
 
 def check_lrl() -> None:
-    """Raises a ConfigError if a new process with this one's `sys.path` would import something else as lrl.
+    """Raises a ConfigError if a new process with this one's `sys.path` would import something else
+    as lrl.
 
     It would take a folder `lrl`, such as a clone, where lrl itself comes from an import hook.
     """
@@ -37,21 +38,24 @@ def check_lrl() -> None:
     found = [Path(folder) for folder in spec.submodule_search_locations or [spec.origin or ""]]
     if other := [folder for folder in found if folder.resolve() not in own]:
         raise ConfigError(
-            f"Reward workers would import {other[0]} as lrl, and not {own[0]}. Start the run in another folder, or "
-            "rename that one."
+            f"Reward workers would import {other[0]} as lrl, and not {own[0]}. Start the run in "
+            "another folder, or rename that one."
         )
 
 
 def check_start() -> None:
-    """Raises a ConfigError if a new process takes a file of the current folder for a module of Python's own.
+    """Raises a ConfigError if a new process takes a file of the current folder for a module of
+    Python's own.
 
     A file `signal.py` is enough for that.
     """
     flags = ["-P"] if sys.flags.safe_path else []
-    done = subprocess.run([sys.executable, *flags, "-c", LIST_OWN], capture_output=True, text=True, timeout=START_S)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", LIST_OWN], capture_output=True, text=True, timeout=START_S
+    )
     *_, files = done.stdout.splitlines() or [""]
     if files:
         raise ConfigError(
-            f"Reward workers cannot start: they import {files} in the place of Python's own module of that name. "
-            "Rename the file, or start the run in another folder."
+            f"Reward workers cannot start: they import {files} in the place of Python's own module "
+            "of that name. Rename the file, or start the run in another folder."
         )

@@ -1,8 +1,9 @@
 """Handlers of Ctrl-C and SIGTERM: the first one ends a run gracefully, the second one at once.
 
-Before the first step there is nothing to save, and the handler raises at once. Later it only notes the signal, and the
-trainer checks for it in every wait and before every backward pass, never within an optimizer step. SIGTERMException is
-a SystemExit: Lightning tears the run down, and Python exits with its status.
+Before the first step there is nothing to save, and the handler raises at once. Later it only notes
+the signal, and the trainer checks for it in every wait and before every backward pass, never within
+an optimizer step. SIGTERMException is a SystemExit: Lightning tears the run down, and Python exits
+with its status.
 """
 
 import contextlib
@@ -25,9 +26,9 @@ def exit_status(signum: int) -> int:
 class Signals:
     """The handlers of SIGINT and SIGTERM during a run.
 
-    A signal that is ignored when the run starts stays ignored, for `nohup` and background jobs of a shell. Python
-    allows handlers on the main thread alone, and in a notebook an interrupt is meant for the cell: elsewhere the
-    handlers stay as they are.
+    A signal that is ignored when the run starts stays ignored, for `nohup` and background jobs of a
+    shell. Python allows handlers on the main thread alone, and in a notebook an interrupt is meant
+    for the cell: elsewhere the handlers stay as they are.
     """
 
     def __init__(self) -> None:
@@ -40,7 +41,9 @@ class Signals:
 
     def listen(self) -> None:
         """Installs the handlers."""
-        self.received, self.raises, self._raised = None, True, False
+        self.received = None
+        self.raises = True
+        self._raised = False
         if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
             return
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -49,7 +52,8 @@ class Signals:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Lets the first signal end the process at once: for a library's wait, in which no handler runs."""
+        """Lets the first signal end the process at once: for a library's wait, in which no handler
+        runs."""
         self.check()
         self._set(signal.SIG_DFL)
         try:
@@ -68,7 +72,8 @@ class Signals:
             signal.signal(*self._before.popitem())
 
     def check(self) -> None:
-        """Raises SIGTERMException if a signal has come; only once, since saving on the way out may call it again."""
+        """Raises SIGTERMException if a signal has come; only once, since saving on the way out may
+        call it again."""
         if self.received is not None and not self._raised:
             self._raised = True
             raise SIGTERMException(exit_status(self.received))
@@ -81,8 +86,12 @@ class Signals:
         self.received = signum
         self._set(signal.SIG_DFL)  # the second one needs no Python to end the process
         what = "ends" if self.raises else "saves a checkpoint and ends"
-        line = f"\n{signal.Signals(signum).name}: the run {what}. A second signal ends it at once.\n"
+        line = (
+            f"\n{signal.Signals(signum).name}: the run {what}. A second signal ends it at once.\n"
+        )
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(2, line.encode())  # print and logging are not safe here: the signal may have come within one
+            os.write(
+                2, line.encode()
+            )  # print and logging are not safe here: the signal may have come within one
         if self.raises:
             self.check()

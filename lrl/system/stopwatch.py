@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 WAITS = ("wait_first", "wait_next", "wait_last", "wait_reward")
-"""The trainer waits for a step's first group, for its last, for one between; or for the rewards of the next one."""
+"""The trainer waits for a step's first group, for its last, for one between; or for the rewards of
+the next one."""
 SYNC = ("stage", "transfer", "probe")
-"""The trainer stages weights, transfers them while the generators are paused, and waits for the end and the probe of an
-earlier sync, in the first one for its own."""
+"""The trainer stages weights, transfers them while the generators are paused, and waits for the end
+and the probe of an earlier sync, in the first one for its own."""
 TRAINER = (*WAITS, "pack", "ranks", "reference", "train", *SYNC)
-"""All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until the other ranks have
-taken theirs; `train` is forward, backward and update, and the callbacks of others."""
+"""All states of a trainer, on rank 0. `ranks` is the wait, after its own last micro-batch, until
+the other ranks have taken theirs; `train` is forward, backward and update, and the callbacks of
+others."""
 GENERATOR = ("writing", "paused", "starved", "idle")
-"""All states of a generator. Without work it is starved when pacing admits nothing more, and idle when dispatch does
-not send it waiting requests; `paused` is for and within a sync."""
+"""All states of a generator. Without work it is starved when pacing admits nothing more, and idle
+when dispatch does not send it waiting requests; `paused` is for and within a sync."""
 
 
 class Stopwatch:
@@ -34,7 +36,8 @@ class Stopwatch:
         seconds = now - self._since if self.state else 0.0
         if self.state:
             self._seconds[self.state] += seconds
-        self.state, self._since = state, now
+        self.state = state
+        self._since = now
         return seconds
 
     @contextmanager

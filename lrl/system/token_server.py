@@ -1,4 +1,5 @@
-"""An HTTP server of rank 0 or of a scorer: guarded by the run's token and encrypted as the generators are."""
+"""An HTTP server of rank 0 or of a scorer: guarded by the run's token and encrypted as the
+generators are."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import LoopThread
 
 START_S = 30.0
-REJECTION = json.dumps({"error": "This server belongs to a run of lrl and answers only with the token of that run."})
+REJECTION = json.dumps(
+    {"error": "This server belongs to a run of lrl and answers only with the token of that run."}
+)
 
 
 class TokenServer:
@@ -36,11 +39,14 @@ class TokenServer:
         port: int = 0,
         longest_request: int = 2**20,
     ) -> None:
-        self.endpoint, self.token = endpoint, token
+        self.endpoint = endpoint
+        self.token = token
         app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
         app.add_routes(routes)
         # What a client no longer waits for ends: a scorer's worker is then free for another job.
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         listener = endpoint.reserve_port(port)
         self.port: int = listener.getsockname()[1]
         self._loop = LoopThread("lrl-server")

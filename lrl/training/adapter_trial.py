@@ -1,12 +1,13 @@
-"""Trial of whether a network with adapters computes W + scale * B A, and whether a generator can merge them.
+"""Trial of whether a network with adapters computes W + scale * B A, and whether a generator can
+merge them.
 
-Some models read a layer's weight without calling the layer (Mamba's step size), so that its adapter does nothing in the
-trainer, and all in the generators, which merge it. Some have layers in memory that are one packed weight in their
-files. No config says so. So before a server starts
+Some models read a layer's weight without calling the layer (Mamba's step size), so that its adapter
+does nothing in the trainer, and all in the generators, which merge it. Some have layers in memory
+that are one packed weight in their files. No config says so. So before a server starts
 
 - every W must be in a checkpoint what it is in memory;
-- a few tokens go forward and back, and the gradient of B must be scale * dW A^T (2106.09685, equation 3, at B = 0),
-  where dW is the gradient of W as the network uses it.
+- a few tokens go forward and back, and the gradient of B must be scale * dW A^T (2106.09685,
+  equation 3, at B = 0), where dW is the gradient of W as the network uses it.
 """
 
 from collections.abc import Iterator
@@ -27,21 +28,30 @@ Layers = dict[str, Any]
 
 TOKENS = 32
 ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-"""How far the two gradients may differ, relative to the larger one (L2 norms), by the format of W. Measured on all
-families: 1e-5 in float32, and 0.01 in bfloat16."""
+"""How far the two gradients may differ, relative to the larger one (L2 norms), by the format of W.
+Measured on all families: 1e-5 in float32, and 0.01 in bfloat16."""
 
 
 def check_adapters(network: PreTrainedModel) -> None:
-    """Checks adapters whose B are all 0, as before training; leaves weights, gradients and random state as they were.
+    """Checks adapters whose B are all 0, as before training; leaves weights, gradients and random
+    state as they were.
 
     Raises:
         ConfigError: A layer cannot have one; it names the layers and the remedy.
     """
     layers = dict(adapted_layers(network))
     if bad := _not_in_files(network, layers):
-        _refuse(network, layers, bad, "is a part of another weight in the model's files: no generator could merge it")
+        _refuse(
+            network,
+            layers,
+            bad,
+            "is a part of another weight in the model's files: no generator could merge it",
+        )
     if bad := _read_past(network, layers):
-        why = "the model also reads without it: generators, which merge it, would compute something else"
+        why = (
+            "the model also reads without it: generators, which merge it, would compute something "
+            "else"
+        )
         _refuse(network, layers, bad, why)
 
 
@@ -50,7 +60,9 @@ def _not_in_files(network: PreTrainedModel, layers: Layers) -> list[str]:
     bad = []
     for name, layer in layers.items():
         weight = layer.get_base_layer().weight.detach()
-        ((saved_as, saved), *more) = revert_weight_conversion(network, {f"{name}.weight": weight}).items()
+        ((saved_as, saved), *more) = revert_weight_conversion(
+            network, {f"{name}.weight": weight}
+        ).items()
         if more or shapes.get(saved_as) != weight.shape or not torch.equal(saved, weight):
             bad.append(name)
     return bad
@@ -61,13 +73,17 @@ def _read_past(network: PreTrainedModel, layers: Layers) -> list[str]:
     with _gradients_of_weights(layers, expected), torch.enable_grad():
         with _named(network, layers):
             logprobs = _logprobs(network)
-        if not logprobs.requires_grad:  # Reformer computes its layers without autograd unless its input has a gradient
+        if (
+            not logprobs.requires_grad
+        ):  # Reformer computes its layers without autograd unless its input has a gradient
             _refuse(network, {}, list(layers), "gets no gradient if the embedding has none")
         (torch.linspace(-1, 1, len(logprobs), device=logprobs.device) * logprobs).sum().backward()
     bad = []
     for name, layer in layers.items():
         up = layer.lora_B[NAME].weight
-        nothing = torch.zeros_like(up)  # the tokens have not reached the layer, an expert for example
+        nothing = torch.zeros_like(
+            up
+        )  # the tokens have not reached the layer, an expert for example
         found, wanted = nothing if up.grad is None else up.grad, expected.get(name, nothing)
         limit = ROUNDING[layer.get_base_layer().weight.dtype] * max(found.norm(), wanted.norm())
         if not (found - wanted).norm() <= limit:  # NaN, too
@@ -87,7 +103,8 @@ def _logprobs(network: PreTrainedModel) -> Tensor:
 
 @contextmanager
 def _gradients_of_weights(layers: Layers, expected: dict[str, Tensor]) -> Iterator[None]:
-    """Writes what the gradient of each B should be in the block; one gradient of a W is in memory at a time."""
+    """Writes what the gradient of each B should be in the block; one gradient of a W is in memory
+    at a time."""
 
     def take(name: str, layer: Any, weight: Tensor) -> None:
         down = layer.lora_A[NAME].weight.detach()
@@ -97,7 +114,9 @@ def _gradients_of_weights(layers: Layers, expected: dict[str, Tensor]) -> Iterat
     hooks: list[Any] = []
     for name, layer in layers.items():
         weight = layer.get_base_layer().weight.requires_grad_()
-        hooks.append(weight.register_post_accumulate_grad_hook(lambda w, n=name, one=layer: take(n, one, w)))
+        hooks.append(
+            weight.register_post_accumulate_grad_hook(lambda w, n=name, one=layer: take(n, one, w))
+        )
     try:
         yield
     finally:
@@ -108,7 +127,8 @@ def _gradients_of_weights(layers: Layers, expected: dict[str, Tensor]) -> Iterat
 
 @contextmanager
 def _named(network: PreTrainedModel, layers: Layers) -> Iterator[None]:
-    """Turns an exception of the model in the block into one that names the last layer with an adapter that began."""
+    """Turns an exception of the model in the block into one that names the last layer with an
+    adapter that began."""
     last = [next(iter(layers))]
     hooks = [
         layer.register_forward_pre_hook(lambda *_, name=name: last.__setitem__(0, name))
@@ -119,19 +139,30 @@ def _named(network: PreTrainedModel, layers: Layers) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
-        _refuse(network, layers, last, f"makes it fail ({type(error).__name__}: {' '.join(str(error).split()):.200})")
+        _refuse(
+            network,
+            layers,
+            last,
+            f"makes it fail ({type(error).__name__}: {' '.join(str(error).split()):.200})",
+        )
     finally:
         for hook in hooks:
             hook.remove()
 
 
 def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) -> None:
-    """Raises a ConfigError that names the layers, and the ends of those that may keep their adapters."""
+    """Raises a ConfigError that names the layers, and the ends of those that may keep their
+    adapters."""
     right = sorted({_end(name) for name in layers} - {_end(name) for name in bad})
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     raise ConfigError(
-        f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which {why}. "
-        + (f"Set model.lora.target_modules to [{', '.join(right)}]." if right else "Leave model.lora out.")
+        f"model.lora: {type(network).__name__} cannot have an adapter at {bad[0]}{more}, which "
+        f"{why}. "
+        + (
+            f"Set model.lora.target_modules to [{', '.join(right)}]."
+            if right
+            else "Leave model.lora out."
+        )
     )
 
 

@@ -30,22 +30,41 @@ class TrainingSample:
 
 
 def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
-    """Returns a text as a rollout behind a prompt of one token: every token but the first is a label."""
+    """Returns a text as a rollout behind a prompt of one token: every token but the first is a
+    label."""
     first, *rest = token_ids
     rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
-    return TrainingSample(group, [first], rollout, torch.zeros(()), [True] * len(rest))
+    return TrainingSample(
+        group, [first], rollout=rollout, advantages=torch.zeros(()), trained=[True] * len(rest)
+    )
 
 
 def blank() -> MicroBatch:
-    """Returns a micro-batch without a token in the mask, for a rank that must take part in a pass."""
+    """Returns a micro-batch without a token in the mask, for a rank that must take part in a
+    pass."""
     nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
-    return fill_rows([[TrainingSample(0, [0], nothing, torch.zeros(()), [False])]], temperature=1.0)
+    return fill_rows(
+        [[TrainingSample(0, [0], rollout=nothing, advantages=torch.zeros(()), trained=[False])]],
+        temperature=1.0,
+    )
 
 
 def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
-    """Returns rollouts of a group, each with at least one token and in its own row, with every token in the mask."""
+    """Returns rollouts of a group, each with at least one token and in its own row, with every
+    token in the mask."""
     zero = torch.zeros(())
-    rows = [[TrainingSample(group.index, group.prompt.token_ids, r, zero, [True] * len(r.token_ids))] for r in rollouts]
+    rows = [
+        [
+            TrainingSample(
+                group.index,
+                group.prompt.token_ids,
+                rollout=r,
+                advantages=zero,
+                trained=[True] * len(r.token_ids),
+            )
+        ]
+        for r in rollouts
+    ]
     return fill_rows(rows, temperature)
 
 
@@ -68,7 +87,10 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         partial=any(sequence.partial for sequence in sequences),
     )
-    groups = {group: number for number, group in enumerate(dict.fromkeys(sequence.group for sequence in sequences))}
+    groups = {
+        group: number
+        for number, group in enumerate(dict.fromkeys(sequence.group for sequence in sequences))
+    }
     number = 0
     for row, members in enumerate(rows):
         start = 0
@@ -79,8 +101,8 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
             _write(batch, row, whole, sequence)
             start = whole.stop
             number += 1
-        # Any token pads in most models. But an embedding of zeros, usual for a padding token, has no finite gradient in
-        # Gemma 3n.
+        # Any token pads in most models. But an embedding of zeros, usual for a padding token, has
+        # no finite gradient in Gemma 3n.
         batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
         batch.position_ids[row, start:] = torch.arange(shape[1] - start)
     return batch
@@ -91,7 +113,8 @@ def _write(batch: MicroBatch, row: int, whole: slice, sequence: TrainingSample) 
     token_ids = batch.labels.new_tensor(rollout.token_ids)
     batch.input_ids[row, whole] = torch.cat([batch.labels.new_tensor(prompt), token_ids])
     batch.position_ids[row, whole] = torch.arange(len(sequence))
-    # A response token is the label of the position before it, so the first one belongs to the end of the prompt.
+    # A response token is the label of the position before it, so the first one belongs to the end
+    # of the prompt.
     first = whole.start + len(prompt) - 1
     trained = batch.mask.new_tensor(sequence.trained)
     columns = torch.arange(first, first + len(trained))[trained]
@@ -101,4 +124,6 @@ def _write(batch: MicroBatch, row: int, whole: slice, sequence: TrainingSample) 
     batch.advantages[row, columns] = sequence.advantages.expand(len(trained))[trained]
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[trained]
     if batch.reference_logprobs is not None:
-        batch.reference_logprobs[row, columns] = batch.advantages.new_tensor(rollout.reference_logprobs)[trained]
+        batch.reference_logprobs[row, columns] = batch.advantages.new_tensor(
+            rollout.reference_logprobs
+        )[trained]

@@ -6,8 +6,8 @@ The numbers follow from the definition of each form:
              gpt-oss stores its experts so, the other way round than the whole model has them.
     fp8      E4M3 or E5M2, times the scale of its block (`weight_block_size`), or times one scale (null).
 
-Before anything is written, transformers' own loader is given the names and shapes to come, on the meta device: every
-weight of the model must be there, in its shape, and none may be left over.
+Before anything is written, transformers' own loader is given the names and shapes to come, on the
+meta device: every weight of the model must be there, in its shape, and none may be left over.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Whole:
 
 
 def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
-    """Writes the model of a quantised folder into another one, whole, with its tokenizer and all other small files.
+    """Writes the model of a quantised folder into another one, whole, with its tokenizer and all
+    other small files.
 
     Tensors that are not quantised stay as they are with bfloat16, and become float32 with float32.
 
@@ -74,8 +75,8 @@ def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
         The number of tensors that were quantised.
 
     Raises:
-        ConfigError: The folder is not quantised, or in another form than `FORMS`; a tensor of the model would be
-            missing, of another shape, or left over; or there is no room.
+        ConfigError: The folder is not quantised, or in another form than `FORMS`; a tensor of the
+            model would be missing, of another shape, or left over; or there is no room.
         OSError: The result cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -113,20 +114,32 @@ def _copy_small_files(place: Path, out: Path) -> None:
 
 
 def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Whole]:
-    """Yields the tensors of the result; raises ConfigError for one that is stored in a way that is not known."""
+    """Yields the tensors of the result; raises ConfigError for one that is stored in a way that is
+    not known."""
     used = set()
     for name, one in tensors.items():
         if method == "mxfp4" and name.endswith(BLOCKS):
             scale = name.removesuffix(BLOCKS) + SCALES
             experts, rows, groups, half = one.shape
-            whole = Whole(name.removesuffix(BLOCKS), (experts, 2 * groups * half, rows), one, name, scale)
+            whole = Whole(
+                name.removesuffix(BLOCKS),
+                (experts, 2 * groups * half, rows),
+                source=one,
+                stored_as=name,
+                scale=scale,
+            )
         elif method == "fp8" and one.numbers.startswith(("F8_E4M3", "F8_E5M2")):
-            scale = next((name + end for end in FP8_SCALES if name + end in tensors), name + FP8_SCALES[0])
-            whole = Whole(name, one.shape, one, name, scale)
+            scale = next(
+                (name + end for end in FP8_SCALES if name + end in tensors), name + FP8_SCALES[0]
+            )
+            whole = Whole(name, one.shape, source=one, stored_as=name, scale=scale)
         else:
             continue
         if scale not in tensors:
-            raise ConfigError(f"{place}: {name} is stored as {one.numbers}, and there is no {scale} with its scale.")
+            raise ConfigError(
+                f"{place}: {name} is stored as {one.numbers}, and there is no {scale} with its "
+                "scale."
+            )
         used |= {name, scale}
         yield whole
     for name in sorted(tensors.keys() - used):
@@ -135,14 +148,15 @@ def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Wh
             continue
         if one.numbers not in FLOATS and (one.numbers[0] == "F" or name.endswith(PACKED)):
             raise ConfigError(
-                f"{place}: {name} is stored as {one.numbers}, in a way that lrl does not know of {method}. Take the "
-                "model in bfloat16 from which it was made."
+                f"{place}: {name} is stored as {one.numbers}, in a way that lrl does not know of "
+                f"{method}. Take the model in bfloat16 from which it was made."
             )
         yield Whole(name, one.shape, one, name)
 
 
 def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the experts' matrices, [experts, inputs, outputs]; bfloat16 holds every number exactly.
+    """Returns the experts' matrices, [experts, inputs, outputs]; bfloat16 holds every number
+    exactly.
 
     Args:
         blocks: uint8 [experts, outputs, inputs / 32, 16], two numbers a byte.
@@ -152,20 +166,24 @@ def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     experts, rows, groups, half = blocks.shape
     numbers, factors = torch.tensor(E2M1), scales.view(torch.float8_e8m0fnu)
     whole = torch.empty(experts, 2 * groups * half, rows, dtype=dtype)
-    for expert, (block, factor) in enumerate(zip(blocks, factors, strict=True)):  # one at a time: float32 is large
+    for expert, (block, factor) in enumerate(
+        zip(blocks, factors, strict=True)
+    ):  # one at a time: float32 is large
         pairs = torch.stack((block & 0xF, block >> 4), dim=-1).flatten(-2)
         found = numbers[pairs.int()] * factor.float()[..., None]
         whole[expert] = found.reshape(rows, -1).T
     return whole
 
 
-def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dtype: torch.dtype) -> Tensor:
+def from_fp8(
+    weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dtype: torch.dtype
+) -> Tensor:
     """Returns a weight times its scales, of the weight's shape.
 
     Args:
         weight: float8 [..., outputs, inputs].
-        scale: One for each block, [..., blocks of outputs, blocks of inputs], the last of which may be cut; or one for
-            all, [] or [..., 1, 1]. uint8 and float8 are exponents of two (E8M0).
+        scale: One for each block, [..., blocks of outputs, blocks of inputs], the last of which may
+            be cut; or one for all, [] or [..., 1, 1]. uint8 and float8 are exponents of two (E8M0).
         block: Rows and columns of a block; None if there is one scale.
         dtype: Of the result.
 
@@ -175,42 +193,59 @@ def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None, dtype
     factor = (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()
     if factor.numel() > 1 and tuple(factor.shape[-2:]) != (1, 1):
         rows, columns = weight.shape[-2:]
-        wanted = None if block is None else (math.ceil(rows / block[0]), math.ceil(columns / block[1]))
+        wanted = (
+            None if block is None else (math.ceil(rows / block[0]), math.ceil(columns / block[1]))
+        )
         if block is None or tuple(factor.shape[-2:]) != wanted:
             raise ValueError(
-                f"the scales are {list(factor.shape)} for a weight of {list(weight.shape)}, and weight_block_size is "
-                f"{block}"
+                f"the scales are {list(factor.shape)} for a weight of {list(weight.shape)}, and "
+                f"weight_block_size is {block}"
             )
-        factor = factor.repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :columns]
+        factor = factor.repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(
+            block[1], -1
+        )[..., :columns]
     return (weight.float() * factor).to(dtype)
 
 
 def _settings(place: Path) -> dict[str, Any]:
     """Returns the `quantization_config` of a folder in one of `FORMS`."""
     if not (place / "config.json").is_file():
-        raise ConfigError(f"{place} holds no model (there is no {place / 'config.json'}): give a quantised folder.")
+        raise ConfigError(
+            f"{place} holds no model (there is no {place / 'config.json'}): give a quantised "
+            "folder."
+        )
     try:
         config = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{place}: config.json cannot be read: {' '.join(str(error).split()):.300}") from error
+        raise ConfigError(
+            f"{place}: config.json cannot be read: {' '.join(str(error).split()):.300}"
+        ) from error
     method = quant_method(config)
     if method is None:
         raise ConfigError(f"{place} is not quantised by its config.json: give it to lrl as it is.")
     if method not in FORMS:
-        raise ConfigError(f"{place} is quantised (quant_method {method}). {remedy(str(place), method)}")
+        raise ConfigError(
+            f"{place} is quantised (quant_method {method}). {remedy(str(place), method)}"
+        )
     if method == "mxfp4" and config.model_type != "gpt_oss":
-        raise ConfigError(f"{place}: lrl knows mxfp4 in the layout of gpt_oss alone, and this is {config.model_type}.")
+        raise ConfigError(
+            f"{place}: lrl knows mxfp4 in the layout of gpt_oss alone, and this is "
+            f"{config.model_type}."
+        )
     entry = getattr(config, KEYS[0], None) or getattr(config.get_text_config(), KEYS[0])
     return {**(entry if isinstance(entry, dict) else vars(entry)), "quant_method": method}
 
 
 def _whole_config(place: Path, dtype: Dtype) -> dict[str, Any]:
     """Returns config.json without a word on quantisation."""
-    return with_dtype(json.loads((place / "config.json").read_text(encoding="utf-8")), dtype, without=KEYS)
+    return with_dtype(
+        json.loads((place / "config.json").read_text(encoding="utf-8")), dtype, without=KEYS
+    )
 
 
 def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) -> None:
-    """Raises ConfigError unless transformers would open the model with these tensors, each of its own and no other."""
+    """Raises ConfigError unless transformers would open the model with these tensors, each of its
+    own and no other."""
     with TemporaryDirectory(prefix="lrl-config-") as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
         network: Any = open_meta_model(folder, None)
@@ -232,14 +267,18 @@ def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) 
         logging.set_verbosity(level)
     wrong = {
         "lacks": sorted(report["missing_keys"]),
-        "has in another shape than its config.json says": sorted(name for name, *_ in report["mismatched_keys"]),
+        "has in another shape than its config.json says": sorted(
+            name for name, *_ in report["mismatched_keys"]
+        ),
         "has, and its model does not": sorted(report["unexpected_keys"]),
     }
     if said := "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names):
         raise ConfigError(f"{place} does not hold the model of its config.json. It {said}.")
 
 
-def _read(one: Whole, tensors: Mapping[str, Stored], settings: Mapping[str, Any], dtype: Dtype) -> Tensor:
+def _read(
+    one: Whole, tensors: Mapping[str, Stored], settings: Mapping[str, Any], dtype: Dtype
+) -> Tensor:
     weight, wanted = _tensor(one.source.file, one.stored_as), getattr(torch, dtype)
     if one.scale is None:
         return weight.float() if dtype == "float32" and one.source.numbers in FLOATS else weight
@@ -271,12 +310,15 @@ def _parts(planned: list[Whole], dtype: Dtype) -> Iterator[list[Whole]]:
 
 
 def _bytes(one: Whole, dtype: Dtype) -> int:
-    return math.prod(one.shape) * (4 if dtype == "float32" or one.source.numbers in ("F32", "F64") else 2)
+    return math.prod(one.shape) * (
+        4 if dtype == "float32" or one.source.numbers in ("F32", "F64") else 2
+    )
 
 
 def _check_room(out: Path, needed: int) -> None:
     there = next(folder for folder in out.absolute().parents if folder.exists())
     if (free := shutil.disk_usage(there).free) < needed:
         raise ConfigError(
-            f"{out}: the model takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: take another folder."
+            f"{out}: the model takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: "
+            "take another folder."
         )

@@ -1,8 +1,10 @@
-"""A policy's folder in Hugging Face format: the trained weights, and everything else as it was in the first version's.
+"""A policy's folder in Hugging Face format: the trained weights, and everything else as it was in
+the first version's.
 
-transformers loads more than it saves: a generation_config.json that it refuses to write, an end of text that it writes
-as one token where there were several, settings of older forms. So each file that training has not changed is copied,
-byte for byte, and config.json gets nothing but what has changed.
+transformers loads more than it saves: a generation_config.json that it refuses to write, an end of
+text that it writes as one token where there were several, settings of older forms. So each file
+that training has not changed is copied, byte for byte, and config.json gets nothing but what has
+changed.
 """
 
 from __future__ import annotations
@@ -28,12 +30,23 @@ log = logging.getLogger(__name__)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 BESIDE = (
-    *(GENERATION, "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *(
+        GENERATION,
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
+    ),
     *("LICENSE*", "NOTICE*", "USE_POLICY*"),
 )
 """Files that no training changes; the licences ask for their copies."""
 TOKENIZER = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tekken.json"),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "tekken.json",
+    ),
     *("chat_template.*", "additional_chat_templates/*"),
 )
 """Files of a tokenizer, beside those that its class names."""
@@ -58,7 +71,8 @@ def save_policy(
         tokenizer: The policy's; if it is still the one of `base`, its files are copied.
         base: Folder or hub name of the first version.
         folder: Where to.
-        lora: The kind of the adapters, if `weights` has some merged; they are also written alone, in `adapter`.
+        lora: The kind of the adapters, if `weights` has some merged; they are also written alone,
+            in `adapter`.
         adapters: The adapters (`lrl.training.lora.whole_adapters`), on the CPU.
 
     Raises:
@@ -71,7 +85,9 @@ def save_policy(
         network.save_pretrained(folder, state_dict=dict(weights))
     (folder / GENERATION).unlink(missing_ok=True)
     if place is None or not (place / CONFIG).exists():
-        log.warning("%s is gone: the policy in %s is without its generation_config.json.", base, folder)
+        log.warning(
+            "%s is gone: the policy in %s is without its generation_config.json.", base, folder
+        )
         tokenizer.save_pretrained(folder)
     else:
         _keep_config(network, place, folder)
@@ -85,11 +101,19 @@ def save_policy(
 
 
 def with_dtype(config: dict[str, Any], dtype: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns the content of a config.json with another dtype, also of its parts, and without some entries."""
+    """Returns the content of a config.json with another dtype, also of its parts, and without some
+    entries."""
 
     def changed(part: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: changed(value) if isinstance(value, dict) else value for name, value in part.items()}
-        return {name: dtype if name in ("dtype", "torch_dtype") else kept[name] for name in kept if name not in without}
+        kept = {
+            name: changed(value) if isinstance(value, dict) else value
+            for name, value in part.items()
+        }
+        return {
+            name: dtype if name in ("dtype", "torch_dtype") else kept[name]
+            for name in kept
+            if name not in without
+        }
 
     found = changed(config)
     return found if found.keys() & {"dtype", "torch_dtype"} else found | {"dtype": dtype}
@@ -99,23 +123,29 @@ def with_dtype(config: dict[str, Any], dtype: str, without: tuple[str, ...] = ()
 def _savable(network: PreTrainedModel) -> Iterator[None]:
     """Takes out of the network's configs what transformers has read and refuses to write."""
     config, generation = network.config, network.generation_config
-    network.config, network.generation_config = copy.deepcopy(config), GenerationConfig()
+    network.config = copy.deepcopy(config)
+    network.generation_config = GenerationConfig()
     for name in network.config._get_generation_parameters():
         setattr(network.config, name, None)
     try:
         yield
     finally:
-        network.config, network.generation_config = config, generation
+        network.config = config
+        network.generation_config = generation
 
 
 def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
-    """Writes the first version's config.json with what has changed: the dtype, and what a user's code has set."""
+    """Writes the first version's config.json with what has changed: the dtype, and what a user's
+    code has set."""
     before = quiet_config(str(place))
     if type(before) is not type(network.config):
         return  # the policy is the text part of a larger model, and transformers has written that part's config
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     original = with_dtype(json.loads((place / CONFIG).read_text(encoding="utf-8")), saved["dtype"])
-    then, now = (with_dtype(json.loads(json.dumps(one.to_dict(), default=str)), "") for one in (before, network.config))
+    then, now = (
+        with_dtype(json.loads(json.dumps(one.to_dict(), default=str)), "")
+        for one in (before, network.config)
+    )
     sampling = GenerationConfig().to_dict().keys() - set(NO_SAMPLING)
     changed = {
         name: saved.get(name)
@@ -123,7 +153,9 @@ def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
         if then.get(name) != value and name[0] != "_" and name not in sampling and name != "dtype"
     }
     content = original | changed | {"architectures": saved["architectures"]}
-    (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(
+        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -136,7 +168,9 @@ def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _contents(place: Path) -> dict[Path, bytes]:
-    return {file.relative_to(place): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(place): file.read_bytes() for file in place.rglob("*") if file.is_file()
+    }
 
 
 def _keep_files(place: Path, folder: Path, names: Iterable[str]) -> None:

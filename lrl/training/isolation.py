@@ -1,18 +1,20 @@
 """Trial of whether a model keeps responses apart that are trained together.
 
-Attention that reads from `position_ids` where a response begins keeps responses of one row apart. Recurrent layers,
-convolutions, positions counted along the row and some kinds of attention do not, and no config says so. So a few
-sequences go through the model three times:
+Attention that reads from `position_ids` where a response begins keeps responses of one row apart.
+Recurrent layers, convolutions, positions counted along the row and some kinds of attention do not,
+and no config says so. So a few sequences go through the model three times:
 
     alone      each by itself, without padding: the truth
     unpacked   each in its own row, padded
     packed     two in a row, in rows of the same length
 
-Unpacked may differ from alone by rounding, since the shapes differ; if it differs by more, the model is refused. Packed
-may differ from unpacked by no more than that; else each response gets its own row. Log-probs and the gradient of the
-first layer are compared. Of the log-probs not the largest difference counts: in 16 bits it is that of a token which the
-model takes for all but impossible. The gap of the gradient is relative, so it shows a leak also if small weights make
-all log-probs alike. How far rounding reaches in 16 bits is measured on the model (`lrl.training.rounding`).
+Unpacked may differ from alone by rounding, since the shapes differ; if it differs by more, the
+model is refused. Packed may differ from unpacked by no more than that; else each response gets its
+own row. Log-probs and the gradient of the first layer are compared. Of the log-probs not the
+largest difference counts: in 16 bits it is that of a token which the model takes for all but
+impossible. The gap of the gradient is relative, so it shows a leak also if small weights make all
+log-probs alike. How far rounding reaches in 16 bits is measured on the model
+(`lrl.training.rounding`).
 
 A leak smaller than rounding is not found, nor one that begins beyond the lengths of the trial.
 """
@@ -36,11 +38,13 @@ log = logging.getLogger(__name__)
 LENGTHS = (33, 13, 17, 9, 7)
 """Tokens of each sequence. The first one is as long as every row."""
 NOISE = 2
-"""Two layouts of equal row length may differ by so many times the rounding between layouts of different length."""
+"""Two layouts of equal row length may differ by so many times the rounding between layouts of
+different length."""
 
 
 HIGH = 0.9
-"""The quantile of the differences that counts beside their mean. A leak reaches most tokens of a response."""
+"""The quantile of the differences that counts beside their mean. A leak reaches most tokens of a
+response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,9 @@ class Gap:
 
     def within(self, limit: Self) -> bool:
         """Returns whether all are numbers, and at most these."""
-        return self.mean <= limit.mean and self.high <= limit.high and self.gradient <= limit.gradient
+        return (
+            self.mean <= limit.mean and self.high <= limit.high and self.gradient <= limit.gradient
+        )
 
     def at_least(self, least: Self, times: float = 1.0) -> "Gap":
         """Returns this many times the gap, in each part at least `least`."""
@@ -67,11 +73,15 @@ class Gap:
         )
 
     def __str__(self) -> str:
-        return f"{self.mean:.2g} nats in a log-prob, {self.gradient:.1%} in the gradient of the first layer"
+        return (
+            f"{self.mean:.2g} nats in a log-prob, {self.gradient:.1%} in the gradient of the first "
+            "layer"
+        )
 
 
 FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
-"""Limit for rounding between different shapes in float32; measured on a CPU: 1e-6 nats and 3e-6 of the gradient."""
+"""Limit for rounding between different shapes in float32; measured on a CPU: 1e-6 nats and 3e-6 of
+the gradient."""
 SMALLEST = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
 """The same in 16 bits, for a model that hardly rounds."""
 LEAST = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
@@ -79,12 +89,14 @@ LEAST = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
 
 
 def check_rows(network: PreTrainedModel) -> None:
-    """Raises ValueError unless padded responses in rows of their own are computed as if each were alone."""
+    """Raises ValueError unless padded responses in rows of their own are computed as if each were
+    alone."""
     _Trial(network).check_rows()
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
-    """Returns whether several responses in one row are computed as if each were alone; else logs a warning.
+    """Returns whether several responses in one row are computed as if each were alone; else logs a
+    warning.
 
     Raises ValueError if not even responses in rows of their own are.
     """
@@ -94,8 +106,8 @@ def may_share_rows(network: PreTrainedModel) -> bool:
     if packed.within(rounding.at_least(LEAST, times=NOISE)):
         return True
     rank_zero_only(log.warning)(
-        "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its own, padded to the "
-        "longest in its micro-batch: rollouts/padding is what that costs.",
+        "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its "
+        "own, padded to the longest in its micro-batch: rollouts/padding is what that costs.",
         *(network.name_or_path, type(network).__name__, packed),
     )
     return False
@@ -122,8 +134,12 @@ class _Trial:
         self._network = network
         self._layer = _first_layer(network)
         ends = network.get_input_embeddings(), network.get_output_embeddings()
-        vocabulary = min(len(end.weight) for end in ends)  # some models have tokens that they only read
-        self._sequences = _sequences(vocabulary, getattr(network.config.get_text_config(), "pad_token_id", None))
+        vocabulary = min(
+            len(end.weight) for end in ends
+        )  # some models have tokens that they only read
+        self._sequences = _sequences(
+            vocabulary, getattr(network.config.get_text_config(), "pad_token_id", None)
+        )
         self.unpacked = self.run(_UNPACKED)
 
     def check_rows(self) -> Gap:
@@ -133,8 +149,9 @@ class _Trial:
             return gap
         attention = self._network.config._attn_implementation
         raise ConfigError(
-            f"model={self._network.name_or_path!r}: {type(self._network).__name__} gives a response that is padded, or "
-            f"in a batch with others, other log-probs than alone ({gap}). It cannot be trained: take another model"
+            f"model={self._network.name_or_path!r}: {type(self._network).__name__} gives a "
+            "response that is padded, or in a batch with others, other log-probs than alone "
+            f"({gap}). It cannot be trained: take another model"
             f"{f', or another attention than {attention!r}' if attention else ''}."
         )
 
@@ -146,15 +163,24 @@ class _Trial:
             return _gap(self.run(_UNPACKED), self.unpacked).at_least(SMALLEST, times=NOISE)
 
     def run(self, layout: _Layout) -> _Result:
-        """Returns log-probs and the gradient of their weighted sum; leaves gradients and random state as they were."""
+        """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
+        state as they were."""
         device = self._network.device
         logprobs, gradient = list[Tensor](), torch.zeros((), device=device)
         for rows in layout:
-            micro = fill_rows([[self._sequences[number] for number in row] for row in rows], temperature=1.0).to(device)
+            micro = fill_rows(
+                [[self._sequences[number] for number in row] for row in rows], temperature=1.0
+            ).to(device)
             seeded = [device] if device.type == "cuda" else []
-            with named_model_errors(self._network), torch.random.fork_rng(seeded), torch.enable_grad():
+            with (
+                named_model_errors(self._network),
+                torch.random.fork_rng(seeded),
+                torch.enable_grad(),
+            ):
                 found = label_logprobs(self._network, micro, chunk_tokens=sum(LENGTHS))
-                parts = torch.autograd.grad((micro.advantages * found).sum(), self._layer, materialize_grads=True)
+                parts = torch.autograd.grad(
+                    (micro.advantages * found).sum(), self._layer, materialize_grads=True
+                )
             logprobs.append(found.detach()[micro.mask])
             gradient = gradient + torch.cat([part.flatten().float() for part in parts])
         return _Result(torch.cat(logprobs), gradient)
@@ -170,15 +196,21 @@ def _gap(one: _Result, other: _Result) -> Gap:
 def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
     for module in decoder_of(network).modules():
         first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
-        if first is not None and (weights := [weight for weight in first.parameters() if weight.requires_grad]):
+        if first is not None and (
+            weights := [weight for weight in first.parameters() if weight.requires_grad]
+        ):
             return weights
-    raise ConfigError(f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train.")
+    raise ConfigError(
+        f"model={network.name_or_path!r}: {type(network).__name__} has no list of layers to train."
+    )
 
 
 def _sequences(vocabulary: int, padding: int | None) -> list[TrainingSample]:
-    """Returns sequences of random tokens, always the same, with a weight for each label as its advantage."""
+    """Returns sequences of random tokens, always the same, with a weight for each label as its
+    advantage."""
     draw = torch.Generator().manual_seed(0)
-    # Many models embed the padding token as zeros. An attention to the best few tokens finds all equally good for it.
+    # Many models embed the padding token as zeros. An attention to the best few tokens finds all
+    # equally good for it.
     tokens = [token for token in range(vocabulary) if token != padding]
     found = []
     for number, length in enumerate(LENGTHS):

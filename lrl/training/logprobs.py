@@ -1,16 +1,17 @@
 """Log-probs of given tokens, without a tensor of tokens x vocabulary.
 
-8,192 response tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would hold three of them.
-So the head runs over chunks of tokens, forwards and backwards, through one buffer of a chunk's logits:
+8,192 response tokens and a vocabulary of 128,256 make 4 GB of float32 logits, and autograd would
+hold three of them. So the head runs over chunks of tokens, forwards and backwards, through one
+buffer of a chunk's logits:
 
     forward    for each chunk:               logits -> log-probs of the labels
     backward   for each chunk, last first:   logits again -> their gradient, in place -> gradients of hidden and head
 
-The last chunk's logits are still in the buffer when the backward pass begins, so with a single chunk nothing is
-computed twice. The head's gradient is one tensor that every chunk adds to.
+The last chunk's logits are still in the buffer when the backward pass begins, so with a single
+chunk nothing is computed twice. The head's gradient is one tensor that every chunk adds to.
 
-Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax, as in vLLM; then the
-temperature divides them. docs/logprobs.md has measurements.
+Logits have the dtype of the weights (of autocast if it is on) and become float32 for the softmax,
+as in vLLM; then the temperature divides them. docs/logprobs.md has measurements.
 """
 
 import math
@@ -24,7 +25,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """A model's change of its logits after the head: a scale (Granite, Cohere), then a cap (Gemma, xLSTM)."""
+    """A model's change of its logits after the head: a scale (Granite, Cohere), then a cap (Gemma,
+    xLSTM)."""
 
     scale: float = 1.0
     """Factor on every logit."""
@@ -36,9 +38,13 @@ class LogitTransform:
         """Reads the transform from a Hugging Face text config, under all names in use."""
 
         def named(*names: str) -> Iterator[float]:
-            return (value for name in names if (value := getattr(config, name, None)))  # neither null nor 0
+            return (
+                value for name in names if (value := getattr(config, name, None))
+            )  # neither null nor 0
 
-        scale = math.prod(named("logit_scale")) / math.prod(named("logits_scaling", "logits_mup_width_multiplier"))
+        scale = math.prod(named("logit_scale")) / math.prod(
+            named("logits_scaling", "logits_mup_width_multiplier")
+        )
         caps = named("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
         return cls(scale=scale, cap=next(caps, None))
 
@@ -50,7 +56,9 @@ class LogitTransform:
 
     def slope(self, transformed: Tensor) -> Tensor | float:
         """Returns the derivative of each transformed logit by its original."""
-        return self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
+        return (
+            self.scale if self.cap is None else self.scale * (1 - (transformed / self.cap).square())
+        )
 
 
 IDENTITY = LogitTransform()
@@ -66,47 +74,64 @@ def token_logprobs(
     transform: LogitTransform = IDENTITY,
     chunk_tokens: int = 1024,
 ) -> Tensor:
-    """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) / temperature)[label].
+    """Returns the log-prob of each label: log_softmax(transform(hidden @ weight.T + bias) /
+    temperature)[label].
 
-    Differentiable by hidden, weight and bias, once: a backward pass with create_graph=True raises RuntimeError.
+    Differentiable by hidden, weight and bias, once: a backward pass with create_graph=True raises
+    RuntimeError.
 
     Args:
-        hidden: [N, H], last hidden state at the position that predicts the label; dtype of the weight.
+        hidden: [N, H], last hidden state at the position that predicts the label; dtype of the
+            weight.
         weight: [V, H], the head.
         labels: int64 [N].
         bias: [V], if the head has one.
         temperature: Divides the logits; above 0.
         transform: The model's change of its logits.
-        chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward pass ends.
+        chunk_tokens: Tokens per chunk; chunk_tokens x V logits are in memory until the backward
+            pass ends.
 
     Returns:
         float32 [N], nats.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):  # it does not apply to the products below, which have `out`
+    if torch.is_autocast_enabled(
+        device
+    ):  # it does not apply to the products below, which have `out`
         dtype = torch.get_autocast_dtype(device)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return _TokenLogprobs.apply(hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens)
+        hidden, weight, bias = (
+            hidden.to(dtype),
+            weight.to(dtype),
+            None if bias is None else bias.to(dtype),
+        )
+    return _TokenLogprobs.apply(
+        hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay below a chunk."""
+    """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay
+    below a chunk."""
 
     transform: LogitTransform
     temperature: float
 
     def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they are."""
+        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they
+        are."""
         for rows in _blocks(logits):
             scaled = self.transform(logits[rows].float()) / self.temperature
             out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
 
     def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
-        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by the log-probs."""
+        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by
+        the log-probs."""
         for rows in _blocks(logits):
             transformed = self.transform(logits[rows].float())
-            gradient = (transformed / self.temperature).softmax(-1).neg_()  # one at the label minus the probability
+            gradient = (
+                (transformed / self.temperature).softmax(-1).neg_()
+            )  # one at the label minus the probability
             gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
             gradient *= upstream[rows, None] / self.temperature
             gradient *= self.transform.slope(transformed)
@@ -118,7 +143,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, softmax: _Softmax, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        softmax: _Softmax,
+        chunk: int,
     ) -> Tensor:
         logprobs = torch.empty(len(hidden), device=hidden.device)
         buffer = _buffer(hidden, weight, chunk)
@@ -126,20 +157,24 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = _logits(hidden[part], weight, bias, buffer)
             softmax.logprobs(logits, labels[part], out=logprobs[part])
         ctx.save_for_backward(hidden, weight, bias, labels)
-        ctx.softmax, ctx.chunk = softmax, chunk
+        ctx.softmax = softmax
+        ctx.chunk = chunk
         ctx.buffer = buffer  # freed with the node, at once if no input needs a gradient
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("token_logprobs has no second derivative: leave out create_graph=True")
+            raise RuntimeError(
+                "token_logprobs has no second derivative: leave out create_graph=True"
+            )
         hidden, weight, bias, labels = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
             for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
         )
-        # The buffer is overwritten here, so a second pass over a retained graph computes every chunk again.
+        # The buffer is overwritten here, so a second pass over a retained graph computes every
+        # chunk again.
         kept, ctx.buffer = ctx.buffer, None
         buffer = _buffer(hidden, weight, ctx.chunk) if kept is None else kept
         for part in reversed(list(_slices(len(hidden), ctx.chunk))):
@@ -163,7 +198,11 @@ def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
     """Returns hidden @ weight.T + bias, [n, V], in the first rows of the buffer."""
     out = buffer[: len(hidden)]
-    return torch.mm(hidden, weight.T, out=out) if bias is None else torch.addmm(bias, hidden, weight.T, out=out)
+    return (
+        torch.mm(hidden, weight.T, out=out)
+        if bias is None
+        else torch.addmm(bias, hidden, weight.T, out=out)
+    )
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

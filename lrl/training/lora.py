@@ -1,7 +1,9 @@
-"""Low-rank adapters (LoRA, Hu et al., 2106.09685): the policy's weights stay as they are, small matrices are trained.
+"""Low-rank adapters (LoRA, Hu et al., 2106.09685): the policy's weights stay as they are, small
+matrices are trained.
 
-A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are peft's. Checkpoints and
-syncs hold them alone: a generator merges them into the W that it has (`lrl.weights.adapters`).
+A matrix W computes W + scale * B A (equation 3), with scale = alpha / rank. The adapters are
+peft's. Checkpoints and syncs hold them alone: a generator merges them into the W that it has
+(`lrl.weights.adapters`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,8 +27,8 @@ from lrl.training.sharding import whole_on_rank_0
 
 NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
 PRODUCTS = (nn.Linear.forward, FalconLinear.forward)
-"""What a layer does that computes W x alone. Other classes of layers derive from nn.Linear, too: routers that choose
-experts, and a product by groups."""
+"""What a layer does that computes W x alone. Other classes of layers derive from nn.Linear, too:
+routers that choose experts, and a product by groups."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class LoRA:
     Args:
         rank: Columns of B and rows of A.
         alpha: The adapters' product counts `alpha / rank` times.
-        target_modules: The layers with an adapter, by the ends of their names, such as `[q_proj, v_proj]`;
-            `all-linear` takes every linear layer but the output head.
+        target_modules: The layers with an adapter, by the ends of their names, such as `[q_proj,
+            v_proj]`; `all-linear` takes every linear layer but the output head.
 
     Raises:
         ConfigError: A setting is outside its range.
@@ -50,10 +52,14 @@ class LoRA:
     def __post_init__(self) -> None:
         at_least(1, "model.lora", rank=self.rank)
         above(0, "model.lora", alpha=self.alpha)
-        if isinstance(self.target_modules, str) and self.target_modules != ALL or not self.target_modules:
+        if (
+            isinstance(self.target_modules, str)
+            and self.target_modules != ALL
+            or not self.target_modules
+        ):
             fault(
-                f"model.lora.target_modules is {self.target_modules!r}; give {ALL}, or a list of the ends of names, "
-                "such as [q_proj, v_proj]."
+                f"model.lora.target_modules is {self.target_modules!r}; give {ALL}, or a list of "
+                "the ends of names, such as [q_proj, v_proj]."
             )
 
     def add_to(self, network: PreTrainedModel) -> None:
@@ -63,9 +69,17 @@ class LoRA:
             ConfigError: `target_modules` names no linear layer, or none of the network's.
         """
         config: Any = self._peft_config([])
-        for name in self.layers(network):  # peft's own way puts those of a mixture's dense layers on its experts
+        for name in self.layers(
+            network
+        ):  # peft's own way puts those of a mixture's dense layers on its experts
             parent, _, child = name.rpartition(".")
-            layer = Linear(network.get_submodule(name), NAME, config, r=self.rank, lora_alpha=cast(int, self.alpha))
+            layer = Linear(
+                network.get_submodule(name),
+                NAME,
+                config,
+                r=self.rank,
+                lora_alpha=cast(int, self.alpha),
+            )
             setattr(network.get_submodule(parent), child, layer)
         for name, weight in network.named_parameters():
             weight.requires_grad_(is_adapter(name))
@@ -73,20 +87,25 @@ class LoRA:
                 weight.data = weight.data.float()  # peft made it in the dtype of W
 
     def save(self, adapters: Iterable[tuple[str, Tensor, Tensor]], base: str, folder: Path) -> None:
-        """Writes the adapters of `whole_adapters`, which are on the CPU, in peft's format; `base` is their model."""
+        """Writes the adapters of `whole_adapters`, which are on the CPU, in peft's format; `base`
+        is their model."""
         tensors, ends = {}, set()
         for name, down, up in adapters:
             layer = name.removesuffix(".weight")
             ends.add(layer.rpartition(".")[2])
             tensors[f"base_model.model.{layer}.lora_A.weight"] = down.contiguous()
-            tensors[f"base_model.model.{layer}.lora_B.weight"] = (up * (self.rank / self.alpha)).contiguous()
+            tensors[f"base_model.model.{layer}.lora_B.weight"] = (
+                up * (self.rank / self.alpha)
+            ).contiguous()
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         self._peft_config(sorted(ends), base).save_pretrained(str(folder))
 
     def _peft_config(self, layers: list[str], base: str | None = None) -> LoraConfig:
         scale: Any = {"r": self.rank, "lora_alpha": self.alpha}
-        return LoraConfig(**scale, target_modules=layers, task_type="CAUSAL_LM", base_model_name_or_path=base)
+        return LoraConfig(
+            **scale, target_modules=layers, task_type="CAUSAL_LM", base_model_name_or_path=base
+        )
 
     def layers(self, network: PreTrainedModel) -> list[str]:
         """Returns the names of the layers with adapters; see `add_to`."""
@@ -98,7 +117,10 @@ class LoRA:
             and layer is not network.get_output_embeddings()
         ]
         if not linear:  # GPT-2 has layers of another class, with transposed weights
-            raise ConfigError(f"model.lora is set, and {type(network).__name__} has no linear layers: leave it out.")
+            raise ConfigError(
+                f"model.lora is set, and {type(network).__name__} has no linear layers: leave it "
+                "out."
+            )
         if isinstance(self.target_modules, str):
             return linear
         ends = sorted({name.rpartition(".")[2] for name in linear})
@@ -107,8 +129,8 @@ class LoRA:
             of_end = {name for name in linear if f".{name}".endswith(f".{end}")}
             if not of_end:
                 raise ConfigError(
-                    f"model.lora.target_modules has {end!r}, and {type(network).__name__} has no linear layer of that "
-                    f"name. Choose from {', '.join(ends)}."
+                    f"model.lora.target_modules has {end!r}, and {type(network).__name__} has no "
+                    f"linear layer of that name. Choose from {', '.join(ends)}."
                 )
             found |= of_end
         return sorted(found)
@@ -125,34 +147,41 @@ def plain(name: str) -> str:
 
 
 def merged(layer: Any, name: str, weight: Tensor) -> Tensor:
-    """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of W's format.
+    """Returns the whole W of a layer with its adapters, if it has any, merged as in a generator of
+    W's format.
 
     `name` is that of W without adapters. A collective if they are sharded.
     """
     if not isinstance(layer, LoraLayer):
         return weight
     down, up = _factors(layer)
-    return weight if weight.is_meta else merge(name, weight, down, up, weight.dtype)
+    return weight if weight.is_meta else merge(name, weight, down=down, up=up, dtype=weight.dtype)
 
 
 def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in], and scale * B [out, rank].
+    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in], and scale
+    * B [out, rank].
 
     They are whole on rank 0; a collective of all ranks if they are sharded.
     """
     for name, layer in adapted_layers(network):
-        (saved_as,) = revert_weight_conversion(network, {f"{name}.weight": layer.get_base_layer().weight})
+        (saved_as,) = revert_weight_conversion(
+            network, {f"{name}.weight": layer.get_base_layer().weight}
+        )
         yield saved_as, *_factors(layer)
 
 
 def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yields each layer with an adapter (peft's `LoraLayer`), and its name."""
-    return ((name, layer) for name, layer in network.named_modules() if isinstance(layer, LoraLayer))
+    return (
+        (name, layer) for name, layer in network.named_modules() if isinstance(layer, LoraLayer)
+    )
 
 
 def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor]:
     down, up = (
-        whole_on_rank_0(cast(nn.Linear, factor[NAME]).weight.detach()) for factor in (layer.lora_A, layer.lora_B)
+        whole_on_rank_0(cast(nn.Linear, factor[NAME]).weight.detach())
+        for factor in (layer.lora_A, layer.lora_B)
     )
     return down, layer.scaling[NAME] * up
 

@@ -1,10 +1,12 @@
-"""The sum W + B A of a weight and its adapters, in the number format in which somebody computes with it.
+"""The sum W + B A of a weight and its adapters, in the number format in which somebody computes
+with it.
 
-In a generator of 16 bits most of W + B A - W is smaller than the distance of two numbers, and rounding to the nearest
-would leave nearly all of W as it was (`benchmarks/merged_updates.py`). So each number is rounded up with a probability
-that makes its mean right, and a matrix product has the sum of thousands of them. The draws of a weight are the same in
-every version: the first version is W itself, the next one differs only where the adapters have moved it, and all
-generators of a kind hold the same.
+In a generator of 16 bits most of W + B A - W is smaller than the distance of two numbers, and
+rounding to the nearest would leave nearly all of W as it was (`benchmarks/merged_updates.py`). So
+each number is rounded up with a probability that makes its mean right, and a matrix product has the
+sum of thousands of them. The draws of a weight are the same in every version: the first version is
+W itself, the next one differs only where the adapters have moved it, and all generators of a kind
+hold the same.
 """
 
 import math
@@ -16,20 +18,27 @@ from torch import Tensor
 
 def merge(name: str, weight: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns W + B A in `dtype` on the device of A; see `lrl.weights.adapters`."""
-    with torch.autocast(down.device.type, enabled=False):  # within a step of the trainer it may be on
+    with torch.autocast(
+        down.device.type, enabled=False
+    ):  # within a step of the trainer it may be on
         whole = weight.to(down.device).float() + up.float() @ down.float()
     return rounded(whole, dtype, seed=zlib.crc32(name.encode()))
 
 
 def rounded(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """Returns a float32 weight in `dtype`, each number rounded up or down with the mean that it was.
+    """Returns a float32 weight in `dtype`, each number rounded up or down with the mean that it
+    was.
 
     `seed` stands for the draws. A number that `dtype` has stays.
     """
     if dtype == torch.float32:
         return weight
-    dropped = 23 + round(math.log2(torch.finfo(dtype).eps))  # of the 23 bits behind a float32's point
+    dropped = 23 + round(
+        math.log2(torch.finfo(dtype).eps)
+    )  # of the 23 bits behind a float32's point
     draw = torch.Generator(weight.device).manual_seed(seed)
-    bits = torch.randint(1 << dropped, weight.shape, dtype=torch.int32, device=weight.device, generator=draw)
+    bits = torch.randint(
+        1 << dropped, weight.shape, dtype=torch.int32, device=weight.device, generator=draw
+    )
     bits += weight.view(torch.int32)
     return (bits & -(1 << dropped)).view(torch.float32).to(dtype)

@@ -1,7 +1,9 @@
-"""The policy as a Hugging Face model: opening it, its log-probs over packed rows, its weights by checkpoint names.
+"""The policy as a Hugging Face model: opening it, its log-probs over packed rows, its weights by
+checkpoint names.
 
-Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a model whose change of
-logits `LogitTransform` does not know is refused. `lrl.training.isolation` tries that responses do not see each other.
+Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a
+model whose change of logits `LogitTransform` does not know is refused. `lrl.training.isolation`
+tries that responses do not see each other.
 """
 
 from collections.abc import Iterator
@@ -14,7 +16,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.errors import ConfigError
@@ -45,7 +53,10 @@ def find_model(model: str) -> str:
         must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
         if must_be_folder and not folder.exists():
             looked = "" if folder.is_absolute() else f" (looked for {folder.resolve()})"
-            raise ConfigError(f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face format.")
+            raise ConfigError(
+                f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face "
+                "format."
+            )
         return str(folder) if model.startswith("~") else model
     try:
         maker = import_by_name.function(model)
@@ -54,7 +65,9 @@ def find_model(model: str) -> str:
     try:
         return str(maker())
     except Exception as error:
-        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}. Mend the function.") from error
+        raise ConfigError(
+            f"model={model!r} raised {type(error).__name__}: {error}. Mend the function."
+        ) from error
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -71,17 +84,24 @@ def open_network(
 ) -> PreTrainedModel:
     """Opens the model of a folder or hub name, in training mode, without noise, on `device`.
 
-    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last hidden state.
+    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
+    hidden state.
     """
-    settings = {"config": quiet_config(folder), "dtype": getattr(torch, dtype), "attn_implementation": attention}
+    settings = {
+        "config": quiet_config(folder),
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": attention,
+    }
     reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
     if not Path(folder).exists():  # its files are on this machine only now
         check_whole(folder, network.config)
-    if unset := sorted(report["missing_keys"]) + sorted(name for name, *_ in report["mismatched_keys"]):
+    if unset := sorted(report["missing_keys"]) + sorted(
+        name for name, *_ in report["mismatched_keys"]
+    ):
         raise ConfigError(
-            f"model={folder!r}: {len(unset)} weights are missing or of another shape than config.json says, the first "
-            f"{unset[0]}. They would be random: give a complete folder."
+            f"model={folder!r}: {len(unset)} weights are missing or of another shape than "
+            f"config.json says, the first {unset[0]}. They would be random: give a complete folder."
         )
     _check_logits(_prepared(network, gradient_checkpointing).to(device))
     return network
@@ -90,16 +110,21 @@ def open_network(
 def open_empty_network(
     folder: str, dtype: Dtype, attention: str | None, gradient_checkpointing: bool
 ) -> PreTrainedModel:
-    """Makes the network of `open_network` without memory for its weights; call it when that has checked the folder."""
+    """Makes the network of `open_network` without memory for its weights; call it when that has
+    checked the folder."""
     with parameters_without_memory():
         network = AutoModelForCausalLM.from_config(
-            quiet_config(folder), dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
+            quiet_config(folder),
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention,
+            trust_remote_code=False,
         )
     return _prepared(network, gradient_checkpointing)
 
 
 def open_config(folder: str) -> Any:
-    """Opens a model's config; raises ValueError if it cannot be opened, or its weights are quantised."""
+    """Opens a model's config; raises ValueError if it cannot be opened, or its weights are
+    quantised."""
     config = _from_pretrained(AutoConfig, folder)
     check_whole(folder, config)
     return config
@@ -110,7 +135,9 @@ def quiet_config(folder: str) -> Any:
     config = open_config(folder)
     text_config = config.get_text_config()
     for name, value in vars(text_config).items():
-        if isinstance(value, float) and ("drop" in name or "jitter" in name):  # noise the generator does not have
+        if isinstance(value, float) and (
+            "drop" in name or "jitter" in name
+        ):  # noise the generator does not have
             setattr(text_config, name, 0.0)
     return config
 
@@ -122,27 +149,37 @@ def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrai
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
-    """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it cannot be built."""
+    """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it
+    cannot be built."""
     config = open_config(folder)
     with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
-        return AutoModelForCausalLM.from_config(config, attn_implementation=attention, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, trust_remote_code=False
+        )
 
 
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
-    """Returns the log-probs of the labels of a micro-batch on the network's device, at its temperature.
+    """Returns the log-probs of the labels of a micro-batch on the network's device, at its
+    temperature.
 
-    They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for `token_logprobs`.
+    They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for
+    `token_logprobs`.
     """
-    # Flash attention reads from position_ids where sequences begin, but only if all of them are in one row.
+    # Flash attention reads from position_ids where sequences begin, but only if all of them are in
+    # one row.
     flat = "flash" in (network.config._attn_implementation or "")
     shape = (1, -1) if flat else micro.input_ids.shape
     outputs = decoder_of(network)(
-        input_ids=micro.input_ids.view(shape), position_ids=micro.position_ids.view(shape), use_cache=False
+        input_ids=micro.input_ids.view(shape),
+        position_ids=micro.position_ids.view(shape),
+        use_cache=False,
     )
     hidden = outputs.last_hidden_state.view(*micro.input_ids.shape, -1)
     head = network.get_output_embeddings()
     logprobs = token_logprobs(
-        hidden[micro.mask].to(head.weight.dtype),  # Mamba's residual stream is float32 whatever the weights are
+        hidden[micro.mask].to(
+            head.weight.dtype
+        ),  # Mamba's residual stream is float32 whatever the weights are
         head.weight,
         micro.labels[micro.mask],
         bias=getattr(head, "bias", None),
@@ -150,7 +187,9 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
         transform=LogitTransform.from_config(network.config.get_text_config()),
         chunk_tokens=chunk_tokens,
     )
-    return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(micro.mask, logprobs)
+    return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(
+        micro.mask, logprobs
+    )
 
 
 class LabelLogprobs(nn.Module):
@@ -168,7 +207,8 @@ class LabelLogprobs(nn.Module):
 def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
     """Returns the part of a causal language model that computes the last hidden state."""
     decoder = network.get_decoder()
-    # Llama 4 and the text side of Mllama name another part as their base, so get_decoder returns the whole.
+    # Llama 4 and the text side of Mllama name another part as their base, so get_decoder returns
+    # the whole.
     return network.model if decoder is network else decoder
 
 
@@ -190,7 +230,8 @@ def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `unique_tensors`, whole on rank 0 (`lrl.training.sharding.whole_on_rank_0`).
+    """Yields the tensors of `unique_tensors`, whole on rank 0
+    (`lrl.training.sharding.whole_on_rank_0`).
 
     Adapters are merged into their weights, which have the names that they have without.
     """
@@ -203,21 +244,24 @@ def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `whole_tensors` with their names in a Hugging Face checkpoint, a layer at a time."""
-    # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints do, and only whole
-    # layers convert back.
+    """Yields the tensors of `whole_tensors` with their names in a Hugging Face checkpoint, a layer
+    at a time."""
+    # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints
+    # do, and only whole layers convert back.
     for _, layer in groupby(whole_tensors(network), key=lambda item: _layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 
 def _layer_of(name: str) -> str:
-    """Returns `model.layers.3` for all weights of layer 3, and the name itself outside of layers."""
+    """Returns `model.layers.3` for all weights of layer 3, and the name itself outside of
+    layers."""
     head, dot, tail = name.partition(".layers.")
     return head + dot + tail.partition(".")[0] if dot else name
 
 
 def _check_logits(network: PreTrainedModel) -> None:
-    """Compares log-probs from the last hidden state with the model's own, to find unknown changes of the logits."""
+    """Compares log-probs from the last hidden state with the model's own, to find unknown changes
+    of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
     with torch.no_grad(), named_model_errors(network):
@@ -227,22 +271,25 @@ def _check_logits(network: PreTrainedModel) -> None:
     gap = (ours - theirs).abs().max().item()
     if not gap < (1e-3 if network.dtype == torch.float32 else 0.25):
         raise ConfigError(
-            f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after the head in a way lrl "
-            f"does not know (log-probs differ by {gap:.3g} nats). Add it to lrl.training.logprobs.LogitTransform."
+            f"model={network.name_or_path!r}: {type(network).__name__} changes its logits after "
+            f"the head in a way lrl does not know (log-probs differ by {gap:.3g} nats). Add it to "
+            "lrl.training.logprobs.LogitTransform."
         )
 
 
 @contextmanager
 def named_model_errors(network: PreTrainedModel) -> Iterator[None]:
-    """Turns exceptions of a model that needs other arguments into a ValueError that names the model."""
+    """Turns exceptions of a model that needs other arguments into a ValueError that names the
+    model."""
     try:
         yield
     except torch.OutOfMemoryError:  # a RuntimeError, but not the model's
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
         raise ConfigError(
-            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for tokens and their "
-            f"positions alone ({type(error).__name__}: {' '.join(str(error).split()):.200}). Take another model."
+            f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
+            f"tokens and their positions alone ({type(error).__name__}: "
+            f"{' '.join(str(error).split()):.200}). Take another model."
         ) from error
 
 
@@ -255,7 +302,8 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
 
 @contextmanager
 def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
-    """Turns exceptions of transformers for a bad folder into a ValueError that names the setting."""
+    """Turns exceptions of transformers for a bad folder into a ValueError that names the
+    setting."""
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:
@@ -264,12 +312,17 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
             reason = "It brings code of its own, which is never run."
         elif not Path(folder).exists() and hub.offline():
             reason = (
-                "There is no such folder, and no model of that name on this machine; the hub is not asked (offline)."
+                "There is no such folder, and no model of that name on this machine; the hub is "
+                "not asked (offline)."
             )
         elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
-            reason = f"There is no such folder in {Path(folder).parent}, and as a name on the hub: {reason}"
+            reason = (
+                f"There is no such folder in {Path(folder).parent}, and as a name on the hub: "
+                f"{reason}"
+            )
         raise ConfigError(
-            f"model={folder!r}: {kind.__name__} cannot open it{f' with attention={attention!r}' if attention else ''}. "
-            f"{reason:.300}\n"
-            "Give a folder in Hugging Face format, a name on the hub (and a way to reach it), or module:function."
+            f"model={folder!r}: {kind.__name__} cannot open "
+            f"it{f' with attention={attention!r}' if attention else ''}. {reason:.300}\nGive a "
+            "folder in Hugging Face format, a name on the hub (and a way to reach it), or "
+            "module:function."
         ) from None

@@ -1,7 +1,7 @@
 """A model's files on ranks of several machines, which need not share a file system.
 
-Rank 0 reads a local folder. A rank that does not see the same folder gets the small files, such as the config, from
-rank 0, and the weights over the network.
+Rank 0 reads a local folder. A rank that does not see the same folder gets the small files, such as
+the config, from rank 0, and the weights over the network.
 """
 
 from __future__ import annotations
@@ -77,14 +77,17 @@ def open_on_all_ranks(
     device: torch.device | str,
     ranks: Ranks,
 ) -> PreTrainedModel:
-    """Opens the model whole on all ranks, see `open_network`; where its files are not, rank 0 sends the weights."""
+    """Opens the model whole on all ranks, see `open_network`; where its files are not, rank 0 sends
+    the weights."""
     with model_files(folder, ranks) as files:
         settings = files.folder, dtype, attention, gradient_checkpointing
         if files.everywhere or ranks.rank == 0:
             network = open_network(*settings, device)
         else:
             network = open_empty_network(*settings)
-            network._apply(lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device))
+            network._apply(
+                lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)
+            )
             network.tie_weights()
     if not files.everywhere:
         with explain_broken_collective():

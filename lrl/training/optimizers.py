@@ -1,4 +1,5 @@
-"""What a user's `configure_optimizers` gives: whether a run can use it, and the steps of its schedulers."""
+"""What a user's `configure_optimizers` gives: whether a run can use it, and the steps of its
+schedulers."""
 
 from typing import Any
 
@@ -11,34 +12,41 @@ from lrl.errors import ConfigError
 
 
 def check_optimizers(trainer: L.Trainer) -> None:
-    """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`, once it is set up."""
+    """Raises ValueError if lrl's training step cannot use the result of `configure_optimizers`,
+    once it is set up."""
     optimizers, module = trainer.optimizers, trainer.lightning_module
     gives = f"{type(module).__name__}.configure_optimizers gives"
     if len(optimizers) != 1:
         raise ConfigError(
-            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer step: give one, with "
-            "a parameter group for each setting."
+            f"{gives} {len(optimizers)} optimizers, and a version of the policy is one optimizer "
+            "step: give one, with a parameter group for each setting."
         )
     if isinstance(optimizers[0], torch.optim.LBFGS):
         raise ConfigError(
-            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are trained once: give another "
-            "optimizer."
+            f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are "
+            "trained once: give another optimizer."
         )
-    plateaus = [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+    plateaus = [
+        config
+        for config in trainer.lr_scheduler_configs
+        if isinstance(config.scheduler, ReduceLROnPlateau)
+    ]
     if plateaus and not is_overridden("lr_scheduler_step", module, L.LightningModule):
         # Lightning leaves `monitor` out of the configuration of a module that optimises by itself.
         raise ConfigError(
-            f"{gives} ReduceLROnPlateau without a metric. "
-            "Override lr_scheduler_step(self, scheduler, metric) and call scheduler.step(...) in it with one of "
+            f"{gives} ReduceLROnPlateau without a metric. Override lr_scheduler_step(self, "
+            "scheduler, metric) and call scheduler.step(...) in it with one of "
             "self.trainer.callback_metrics, or give another scheduler."
         )
 
 
 def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
-    """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning does by itself.
+    """Steps the schedulers that are due after the optimizer step of batch `batch_idx`, as Lightning
+    does by itself.
 
-    A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch` (Lightning's default)
-    after the last step of every `frequency` epochs. Call it before the hooks of the step: they save checkpoints.
+    A scheduler of interval `step` is due after every `frequency` steps, one of interval `epoch`
+    (Lightning's default) after the last step of every `frequency` epochs. Call it before the hooks
+    of the step: they save checkpoints.
     """
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step":
@@ -51,7 +59,9 @@ def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
             trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
-def restart_at(optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]) -> None:
+def restart_at(
+    optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]
+) -> None:
     """Overwrites the learning rate and AdamW's settings that a checkpoint has restored."""
     scheduler.base_lrs = [lr] * len(optimizer.param_groups)
     for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):

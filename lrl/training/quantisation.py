@@ -1,8 +1,9 @@
 """Whether a folder holds quantised weights, which are refused.
 
-A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync. transformers opens some
-quantised folders, but its way back to the names of a checkpoint quantises again: syncs and exports would have rounded
-weights, or leave weights out. So such a folder is written anew once, by `lrl dequantize`.
+A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync.
+transformers opens some quantised folders, but its way back to the names of a checkpoint quantises
+again: syncs and exports would have rounded weights, or leave weights out. So such a folder is
+written anew once, by `lrl dequantize`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from lrl.training.weight_files import stored_tensors
 FORMS = ("mxfp4", "fp8")
 """The values of `quant_method` that `lrl dequantize` reads."""
 KEYS = ("quantization_config", "compression_config")
-"""Entries of config.json that say how weights are quantised; the second is an older one of compressed-tensors."""
-FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Entries of config.json that say how weights are quantised; the second is an older one of
+compressed-tensors."""
+FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+}
 """Files of older tools beside config.json, and their `quant_method`."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
@@ -28,7 +34,8 @@ PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "
 
 
 def check_whole(folder: str, config: Any) -> None:
-    """Checks that a model's weights are not quantised, by its config and by what is stored, if it is on this machine.
+    """Checks that a model's weights are not quantised, by its config and by what is stored, if it
+    is on this machine.
 
     Args:
         folder: Folder or hub name.
@@ -42,12 +49,13 @@ def check_whole(folder: str, config: Any) -> None:
     if method is None and (found := _stored(place)):
         name, numbers = found
         raise ConfigError(
-            f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no quantization_config "
-            "that says how. Take the model in bfloat16 from which it was made."
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no "
+            "quantization_config that says how. Take the model in bfloat16 from which it was made."
         )
     if method is not None:
         raise ConfigError(
-            f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. {remedy(folder, method)}"
+            f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. "
+            f"{remedy(folder, method)}"
         )
 
 
@@ -55,22 +63,30 @@ def remedy(folder: str, method: str) -> str:
     """Returns what a user can do about a quantised folder."""
     if method in FORMS:
         return f"Write it whole with `lrl dequantize {folder} OUT`, and give OUT."
-    return f"Take the model in bfloat16 from which it was made: `lrl dequantize` reads {' and '.join(FORMS)} alone."
+    return (
+        "Take the model in bfloat16 from which it was made: `lrl dequantize` reads "
+        f"{' and '.join(FORMS)} alone."
+    )
 
 
 def quant_method(config: Any) -> str | None:
-    """Returns the `quant_method` that a config names, `unknown` if it names none; None for whole weights."""
+    """Returns the `quant_method` that a config names, `unknown` if it names none; None for whole
+    weights."""
     for part in (config, config.get_text_config()):
         for key in KEYS:
             if (entry := getattr(part, key, None)) is not None:
                 settings = entry if isinstance(entry, Mapping) else vars(entry)
-                method = settings.get("quant_method", "compressed-tensors" if key == KEYS[1] else "unknown")
+                method = settings.get(
+                    "quant_method", "compressed-tensors" if key == KEYS[1] else "unknown"
+                )
                 return str(getattr(method, "value", method))
     return None
 
 
 def _by_files(place: Path | None) -> str | None:
-    found = [method for file, method in FILES.items() if place is not None and (place / file).exists()]
+    found = [
+        method for file, method in FILES.items() if place is not None and (place / file).exists()
+    ]
     return found[0] if found else None
 
 

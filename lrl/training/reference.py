@@ -1,6 +1,7 @@
 """The reference policy: a frozen model that the policy stays near to, if `model.reference` is set.
 
-Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay with the rollout.
+Its log-probs are computed once per rollout, when the rollout's group reaches its step, and stay
+with the rollout.
 """
 
 import logging
@@ -40,20 +41,23 @@ Logprobs = Callable[[Sequence[MicroBatch]], list[Tensor]]
 class Reference:
     """A frozen policy, and the cost of the KL to it.
 
-    Estimators of KL(pi || pi_ref) per token, with d = log pi_ref - log pi (Schulman, "Approximating KL divergence",
-    2020): k1 = -d, without bias, of any sign; k2 = d^2 / 2; k3 = e^d - 1 - d, without bias and never negative.
+    Estimators of KL(pi || pi_ref) per token, with d = log pi_ref - log pi (Schulman, "Approximating
+    KL divergence", 2020): k1 = -d, without bias, of any sign; k2 = d^2 / 2; k3 = e^d - 1 - d,
+    without bias and never negative.
 
-    In the loss, `coefficient` times the estimator is added to the loss of each token (GRPO, 2402.03300, equation 4,
-    with k3). The gradient of k1 is zero on average and does nothing there; that of k2 is the gradient of the KL. In the
-    reward, `coefficient` times the sum over a response's tokens is subtracted from its reward before the baseline, with
-    the behaviour log-probs for log pi; there k1 is the usual choice.
+    In the loss, `coefficient` times the estimator is added to the loss of each token (GRPO,
+    2402.03300, equation 4, with k3). The gradient of k1 is zero on average and does nothing there;
+    that of k2 is the gradient of the KL. In the reward, `coefficient` times the sum over a
+    response's tokens is subtracted from its reward before the baseline, with the behaviour
+    log-probs for log pi; there k1 is the usual choice.
 
     Args:
         coefficient: Cost of a nat of KL; 0 only measures it.
         estimator: `k1`, `k2` or `k3`.
         place: The cost is part of the `loss` or of the `reward`.
         model: Hub name or folder of the reference; None takes the policy's own first version.
-        refresh_every_n_steps: Copy the policy's weights into the reference after every so many steps; None never does.
+        refresh_every_n_steps: Copy the policy's weights into the reference after every so many
+            steps; None never does.
 
     Raises:
         ValueError: A setting is outside its range, or would have no effect.
@@ -71,13 +75,19 @@ class Reference:
             fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
         if coefficient and (estimator, place) == ("k1", "loss"):
             fault(
-                "model.reference.estimator k1 with place loss: its gradient is zero on average. Use k2 or k3, or place "
-                "reward."
+                "model.reference.estimator k1 with place loss: its gradient is zero on average. "
+                "Use k2 or k3, or place reward."
             )
         if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
-            fault(f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at least 1, or null.")
-        self.coefficient, self.estimator, self.place = coefficient, estimator, place
-        self.model, self.refresh_every_n_steps = model, refresh_every_n_steps
+            fault(
+                f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at "
+                "least 1, or null."
+            )
+        self.coefficient = coefficient
+        self.estimator = estimator
+        self.place = place
+        self.model = model
+        self.refresh_every_n_steps = refresh_every_n_steps
         self.version = 0
         """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
 
@@ -87,17 +97,33 @@ class Reference:
         return () if self.place != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:
-        """Checks the settings of a run that trains adapters (`model.lora`), which a reference has not."""
+        """Checks the settings of a run that trains adapters (`model.lora`), which a reference has
+        not."""
         if self.refresh_every_n_steps is not None:
             fault(
-                f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and model.lora trains "
-                "adapters, which a reference has not. Leave one of them out."
+                f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and "
+                "model.lora trains adapters, which a reference has not. Leave one of them out."
             )
 
-    def open(self, policy_folder: str, dtype: Dtype, attention: str | None, device: torch.device, ranks: Ranks) -> None:
-        """Loads the frozen model, once: the policy's own first version unless `model` names another."""
+    def open(
+        self,
+        policy_folder: str,
+        dtype: Dtype,
+        attention: str | None,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        """Loads the frozen model, once: the policy's own first version unless `model` names
+        another."""
         if not hasattr(self, "network"):
-            self.network = open_on_all_ranks(self.model or policy_folder, dtype, attention, False, device, ranks)
+            self.network = open_on_all_ranks(
+                self.model or policy_folder,
+                dtype,
+                attention=attention,
+                gradient_checkpointing=False,
+                device=device,
+                ranks=ranks,
+            )
             check_rows(self.network)
             self._scorer = LabelLogprobs(self.network).requires_grad_(False)
 
@@ -130,13 +156,19 @@ class Reference:
         shard_again(self._scorer)
         return found.cpu()
 
-    def fill(self, group: Group, temperature: float, micro_batch_tokens: int, logprobs: Logprobs) -> None:
-        """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout of a group.
+    def fill(
+        self, group: Group, temperature: float, micro_batch_tokens: int, logprobs: Logprobs
+    ) -> None:
+        """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout
+        of a group.
 
-        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
-        `logprobs` has all ranks compute them (`lrl.PolicyModule.reference_logprobs`).
+        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
+        gets its own pass. `logprobs` has all ranks compute them
+        (`lrl.PolicyModule.reference_logprobs`).
         """
-        if group.reference_version == self.version:  # from a replay, and the reference is still the same
+        if (
+            group.reference_version == self.version
+        ):  # from a replay, and the reference is still the same
             return
         batches = list(_batches(group, micro_batch_tokens))
         micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
@@ -145,39 +177,52 @@ class Reference:
                 rollout.reference_logprobs = row[mask].tolist()
                 if self.place == "reward":
                     kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
-                    rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
+                    rollout.kl_penalty = (
+                        self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
+                    )
         group.reference_version = self.version
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         """Returns the KL's part of the loss of each token: float32 [n]."""
         if not self.coefficient or self.place != "loss":
             return torch.zeros_like(tokens.logprobs)
-        assert tokens.reference_logprobs is not None, "every group passes `fill` before it is packed"
+        assert tokens.reference_logprobs is not None, (
+            "every group passes `fill` before it is packed"
+        )
         return self.coefficient * self._kl(tokens.logprobs, tokens.reference_logprobs)
 
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
         """Copies the policy's weights in after every `refresh_every_n_steps` steps."""
         if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
-            self.network.load_state_dict(dict(unique_tensors(network)), strict=False)  # a tied head is there once
+            self.network.load_state_dict(
+                dict(unique_tensors(network)), strict=False
+            )  # a tied head is there once
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights and version; empty if the weights are those of `model`. A collective of all ranks if sharded.
+        """Returns weights and version; empty if the weights are those of `model`. A collective of
+        all ranks if sharded.
 
-        Not only with `refresh_every_n_steps`: this run may have restored weights that an earlier one has copied in.
+        Not only with `refresh_every_n_steps`: this run may have restored weights that an earlier
+        one has copied in.
         """
         if not self.version:
             return {}
-        return {"weights": on_cpu(whole_tensors(self.network)), "version": self.version, "model": self.model}
+        return {
+            "weights": on_cpu(whole_tensors(self.network)),
+            "version": self.version,
+            "model": self.model,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores weights and version of a checkpoint, unless `model` now names another reference."""
+        """Restores weights and version of a checkpoint, unless `model` now names another
+        reference."""
         if not state:
             return
         if (before := state.get("model")) != self.model:
             rank_zero_only(log.warning)(
-                "The reference in the checkpoint, copied from the policy at step %d, is not restored: "
-                "model.reference.model was %s and is %s.",
+                "The reference in the checkpoint, copied from the policy at step %d, is not "
+                "restored: model.reference.model was %s and is %s.",
                 *(state["version"], before, self.model),
             )
             return
@@ -194,10 +239,13 @@ class Reference:
 
 
 def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
-    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding included."""
+    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding
+    included."""
     prompt = len(group.prompt.token_ids)
     # The longest first: rollouts of similar length need little padding.
-    left = sorted((one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids))
+    left = sorted(
+        (one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids)
+    )
     while left:
         rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))
         yield left[:rows]

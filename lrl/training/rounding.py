@@ -1,10 +1,11 @@
 """What the rounding of a number format does to a model's log-probs, measured on that model.
 
-Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the model: by 0.0006 nats a
-token for a tiny random one, by 0.05 for one that was trained. So a limit that holds for every model sees little in
-most of them. Here the output of every part of the model is changed by a relative error of the size of the format's
-rounding. The log-probs then move by as much as in that format, without computing in it, whatever the dtype of the
-weights: by 0.8 to 1.3 times as much as vLLM's on eight policies (`benchmarks/agreement.py`).
+Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the
+model: by 0.0006 nats a token for a tiny random one, by 0.05 for one that was trained. So a limit
+that holds for every model sees little in most of them. Here the output of every part of the model
+is changed by a relative error of the size of the format's rounding. The log-probs then move by as
+much as in that format, without computing in it, whatever the dtype of the weights: by 0.8 to 1.3
+times as much as vLLM's on eight policies (`benchmarks/agreement.py`).
 """
 
 from collections.abc import Iterator
@@ -21,15 +22,21 @@ Rounded = Literal["bfloat16", "float16"]
 UNIT: dict[Rounded, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Largest relative error of rounding a number to that format."""
 SCATTER = 1e5
-"""Factor on a number whose sine stands for its error: it follows from the number alone, as rounding does, so a layer
-that is computed again for its gradient has the same; and it needs no random state."""
+"""Factor on a number whose sine stands for its error: it follows from the number alone, as rounding
+does, so a layer that is computed again for its gradient has the same; and it needs no random
+state."""
 
 
 @contextmanager
 def rounding_errors(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
-    """Adds errors of the size of the format's rounding to all parts of a model, and to each layer's output."""
+    """Adds errors of the size of the format's rounding to all parts of a model, and to each layer's
+    output."""
     parts = [module for module in network.modules() if not any(module.children())]
-    layers = [list(module) for module in decoder_of(network).modules() if isinstance(module, nn.ModuleList)]
+    layers = [
+        list(module)
+        for module in decoder_of(network).modules()
+        if isinstance(module, nn.ModuleList)
+    ]
 
     def add(module: nn.Module, inputs: Any, output: Any) -> Any:
         if isinstance(output, tuple):

@@ -1,4 +1,5 @@
-"""The learning rate over a run. Torch is not needed: the benchmark against TRL uses it in TRL's environment."""
+"""The learning rate over a run. Torch is not needed: the benchmark against TRL uses it in TRL's
+environment."""
 
 import math
 from typing import Literal
@@ -11,11 +12,14 @@ Schedule = Literal["constant", "linear", "cosine"]
 def check_end(schedule: Schedule, max_steps: int) -> None:
     """Raises ValueError for a schedule that falls to 0 at the end of a run without an end."""
     if schedule != "constant" and max_steps < 1:
-        raise ConfigError(f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})")
+        raise ConfigError(
+            f"model.schedule={schedule!r} needs an end: set trainer.max_steps (now {max_steps})"
+        )
 
 
 def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
-    """Returns learning rate over peak at `step` (from 0): up to 1 in warm-up, then down to 0 at `max_steps`."""
+    """Returns learning rate over peak at `step` (from 0): up to 1 in warm-up, then down to 0 at
+    `max_steps`."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":

@@ -1,7 +1,7 @@
 """Sharding of a model over the ranks (FSDP2): each rank keeps a part of every weight.
 
-Each rank makes the parameters without memory, divides them, and receives its part from rank 0. So rank 0 alone has the
-whole model, on its CPU, and only while it is loaded.
+Each rank makes the parameters without memory, divides them, and receives its part from rank 0. So
+rank 0 alone has the whole model, on its CPU, and only while it is loaded.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
@@ -30,10 +36,11 @@ class Sharding:
     """The division of a model over the ranks.
 
     Args:
-        mesh: The ranks, with up to three named dimensions: `replicas`, each with a whole model; `shards`, which divide
-            its weights; `tensor`, which also divide each layer's computation.
-        compute_dtype: Dtype of the passes, to which weights are cast as they are gathered; None keeps that of the
-            weights. Gradients are averaged in float32 either way.
+        mesh: The ranks, with up to three named dimensions: `replicas`, each with a whole model;
+            `shards`, which divide its weights; `tensor`, which also divide each layer's
+            computation.
+        compute_dtype: Dtype of the passes, to which weights are cast as they are gathered; None
+            keeps that of the weights. Gradients are averaged in float32 either way.
         cpu_offload: Weights, gradients and optimizer state wait on the CPU.
         reduce_gradients: Average the gradients in `each` backward pass, or `once` (`reduces`).
     """
@@ -54,9 +61,11 @@ class Sharding:
         return self.mesh.size() // self.tensor_parallel_size
 
     def divide(self, root: nn.Module, network: PreTrainedModel) -> None:
-        """Divides the parameters of `network`: each layer by itself, then `root`, which calls it, with the rest.
+        """Divides the parameters of `network`: each layer by itself, then `root`, which calls it,
+        with the rest.
 
-        `root` gathers what belongs to no layer. It is not `network`, because lrl calls the decoder and the head apart.
+        `root` gathers what belongs to no layer. It is not `network`, because lrl calls the decoder
+        and the head apart.
         """
         if self.tensor_parallel_size > 1:
             plan = tensor_parallel_plan(network, self.tensor_parallel_size)
@@ -77,29 +86,46 @@ class Sharding:
         yield
         cast(FSDPModule, root).set_requires_gradient_sync(False)
 
-    def fill(self, network: PreTrainedModel, whole: PreTrainedModel | None, device: torch.device) -> None:
-        """Gives every rank its part of the weights of `whole`, which rank 0 has; a collective of all ranks.
+    def fill(
+        self, network: PreTrainedModel, whole: PreTrainedModel | None, device: torch.device
+    ) -> None:
+        """Gives every rank its part of the weights of `whole`, which rank 0 has; a collective of
+        all ranks.
 
-        `device` trains; buffers, such as rotary tables, are there even if the weights wait on the CPU.
+        `device` trains; buffers, such as rotary tables, are there even if the weights wait on the
+        CPU.
         """
         home = torch.device("cpu") if self.cpu_offload else device
-        network._apply(lambda tensor: torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.to(device))
+        network._apply(
+            lambda tensor: (
+                torch.empty_like(tensor, device=home) if tensor.is_meta else tensor.to(device)
+            )
+        )
         network.tie_weights()
         weights = {} if whole is None else whole.state_dict()
-        tied = network.config.get_text_config().tie_word_embeddings  # the head then has no weight of its own
+        tied = (
+            network.config.get_text_config().tie_word_embeddings
+        )  # the head then has no weight of its own
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not tied)
         with explain_broken_collective():
             set_model_state_dict(network, weights, options=options)
 
 
-DIVIDED = ("colwise", "rowwise", "colwise_gather_output", "rowwise_split_input", "replicated_with_grad_allreduce")
-"""The ways of transformers to divide a weight under which gradients are those of one process. Under those for packed
-experts log-probs were off by 0.009 nats (Mixtral, Qwen3-MoE): a whole checkpoint is not cut where the experts expect
-it."""
+DIVIDED = (
+    "colwise",
+    "rowwise",
+    "colwise_gather_output",
+    "rowwise_split_input",
+    "replicated_with_grad_allreduce",
+)
+"""The ways of transformers to divide a weight under which gradients are those of one process. Under
+those for packed experts log-probs were off by 0.009 nats (Mixtral, Qwen3-MoE): a whole checkpoint
+is not cut where the experts expect it."""
 
 
 def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
-    """Returns how transformers divides the layers of a network over `size` ranks, by the names of modules.
+    """Returns how transformers divides the layers of a network over `size` ranks, by the names of
+    modules.
 
     The ends stay whole: lrl computes log-probs with the head's weight itself.
 
@@ -110,31 +136,40 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
     whole = {name for name, module in network.named_modules() if module in ends}
     plan = {name: style for name, style in (network.tp_plan or {}).items() if name not in whole}
     config = network.config.get_text_config()
-    heads = {name: getattr(config, name, None) or 0 for name in ("num_attention_heads", "num_key_value_heads")}
+    heads = {
+        name: getattr(config, name, None) or 0
+        for name in ("num_attention_heads", "num_key_value_heads")
+    }
     asked = f"strategy.tensor_parallel_size is {size}"
     if not plan:
         raise ConfigError(
-            f"{asked}, and transformers has no plan to divide the layers of {type(network).__name__}. Set it to 1."
+            f"{asked}, and transformers has no plan to divide the layers of "
+            f"{type(network).__name__}. Set it to 1."
         )
     if unknown := sorted({style for style in plan.values() if style not in DIVIDED}):
         raise ConfigError(
-            f"{asked}, and transformers divides {type(network).__name__} in a way that lrl does not load yet "
-            f"({', '.join(unknown)}). Set it to 1: its layers are then sharded alone."
+            f"{asked}, and transformers divides {type(network).__name__} in a way that lrl does "
+            f"not load yet ({', '.join(unknown)}). Set it to 1: its layers are then sharded alone."
         )
     if odd := [f"{name} {count}" for name, count in heads.items() if count % size]:
-        raise ConfigError(f"{asked}, which does not divide the model's {' and '.join(odd)}. Lower it.")
+        raise ConfigError(
+            f"{asked}, which does not divide the model's {' and '.join(odd)}. Lower it."
+        )
     return plan
 
 
 @contextmanager
 def parameters_without_memory() -> Iterator[None]:
-    """Puts all parameters that are made in the block on the meta device; buffers, such as rotary tables, are real."""
+    """Puts all parameters that are made in the block on the meta device; buffers, such as rotary
+    tables, are real."""
     register = nn.Module.register_parameter
 
     def on_meta(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(self, name, parameter)
         if parameter is not None:
-            self._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            self._parameters[name] = nn.Parameter(
+                parameter.to("meta"), requires_grad=parameter.requires_grad
+            )
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]
     try:
@@ -144,7 +179,8 @@ def parameters_without_memory() -> Iterator[None]:
 
 
 def shard_again(root: nn.Module) -> None:
-    """Frees weights that a forward pass without a backward pass has left whole, maybe in another dtype."""
+    """Frees weights that a forward pass without a backward pass has left whole, maybe in another
+    dtype."""
     if isinstance(root, FSDPModule):
         root.reshard()
 
@@ -152,12 +188,15 @@ def shard_again(root: nn.Module) -> None:
 def whole_on_rank_0(weight: Tensor) -> Tensor:
     """Returns a weight whole on rank 0; a collective of all ranks if it is sharded.
 
-    The other ranks send their part, and return a tensor of the same shape without memory. A collective of torch would
-    give every rank the whole tensor: for a policy of 234 MB it took twice the memory on rank 0, and five times as long.
+    The other ranks send their part, and return a tensor of the same shape without memory. A
+    collective of torch would give every rank the whole tensor: for a policy of 234 MB it took twice
+    the memory on rank 0, and five times as long.
     """
     if not isinstance(weight, DTensor):
         return weight
-    if sum(not placement.is_replicate() for placement in weight.placements) > 1:  # by tensor parallelism, too
+    if (
+        sum(not placement.is_replicate() for placement in weight.placements) > 1
+    ):  # by tensor parallelism, too
         return on_rank_0(weight.full_tensor())
     group, part = weight.device_mesh.get_group(weight.device_mesh.ndim - 1), weight.to_local()
     ranks = dist.get_process_group_ranks(group)
@@ -167,7 +206,10 @@ def whole_on_rank_0(weight: Tensor) -> Tensor:
         own.copy_(part)
         with explain_rank_loss("Another rank"):
             # A short weight has fewer chunks than there are ranks.
-            for work in [dist.irecv(other, rank, group) for rank, other in zip(ranks[1:], others, strict=False)]:
+            for work in [
+                dist.irecv(other, rank, group)
+                for rank, other in zip(ranks[1:], others, strict=False)
+            ]:
                 cast(dist.Work, work).wait()
         return whole
     if part.numel() and 0 in ranks:  # of several replicas, only that of rank 0 sends
@@ -182,5 +224,6 @@ def on_rank_0(whole: Tensor) -> Tensor:
 
 
 def on_cpu(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns tensors of `whole_on_rank_0` by name, on the CPU; nothing on a rank that has sent its parts."""
+    """Returns tensors of `whole_on_rank_0` by name, on the CPU; nothing on a rank that has sent its
+    parts."""
     return {name: weight.cpu() for name, weight in named if not weight.is_meta}

@@ -1,4 +1,5 @@
-"""The safetensors files of a model's folder, and what their heads say of each tensor. No weight is loaded."""
+"""The safetensors files of a model's folder, and what their heads say of each tensor. No weight is
+loaded."""
 
 import json
 from collections.abc import Sequence
@@ -19,17 +20,21 @@ class Stored:
 
 
 def weight_files(place: Path) -> list[Path]:
-    """Returns the safetensors files that make up the model; none if its weights have another format.
+    """Returns the safetensors files that make up the model; none if its weights have another
+    format.
 
     Raises:
-        ValueError: There are no weights, or files are missing; the text goes on after the folder's name.
+        ValueError: There are no weights, or files are missing; the text goes on after the folder's
+            name.
     """
     single, index = place / "model.safetensors", place / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
         try:
-            files = sorted(place / name for name in set(json.loads(index.read_text())["weight_map"].values()))
+            files = sorted(
+                place / name for name in set(json.loads(index.read_text())["weight_map"].values())
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{index.name} is not an index of weights") from error
         if missing := [file.name for file in files if not file.exists()]:
@@ -41,7 +46,8 @@ def weight_files(place: Path) -> list[Path]:
 
 
 def stored_tensors(place: Path) -> dict[str, Stored]:
-    """Returns every tensor of the model by its name; raises ValueError as `weight_files`, and for a damaged file."""
+    """Returns every tensor of the model by its name; raises ValueError as `weight_files`, and for a
+    damaged file."""
     found: dict[str, Stored] = {}
     for file in weight_files(place):
         try:

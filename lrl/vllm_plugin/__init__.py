@@ -1,4 +1,5 @@
-"""All of lrl that runs inside vLLM's processes: a plugin, routes of the API server, engines of weight transfer.
+"""All of lrl that runs inside vLLM's processes: a plugin, routes of the API server, engines of
+weight transfer.
 
 Hides vLLM's internals. Outside of this room vLLM is imported only where a server is started and at
 the trainer's ends of transports (`weights/communicator.py`, `ipc.py`, `nccl.py`, `wire.py`).

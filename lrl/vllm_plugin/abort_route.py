@@ -25,22 +25,34 @@ DONE = b'{"message": "The transfer ends."}'
 
 
 def abort_mark(name: str) -> Path:
-    """Returns the file that ends the transfer; the supervisor removes it with the temporary folder."""
+    """Returns the file that ends the transfer; the supervisor removes it with the temporary
+    folder."""
     return Path(tempfile.gettempdir()) / f"lrl-abort-{name}"
 
 
 class AbortRoute:
-    """ASGI middleware, given to vLLM by its class path; stands behind the one that asks for the token."""
+    """ASGI middleware, given to vLLM by its class path; stands behind the one that asks for the
+    token."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Leaves the mark for a POST to the route, and forwards everything else."""
-        found = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        found = (
+            _PATH.fullmatch(scope["path"])
+            if scope["type"] == "http" and scope["method"] == "POST"
+            else None
+        )
         if found is None:
             await self.app(scope, receive, send)
             return
         abort_mark(found[1]).touch()
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
         await send({"type": "http.response.body", "body": DONE})

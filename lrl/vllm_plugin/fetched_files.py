@@ -1,9 +1,11 @@
-"""The files of weights that a generator has fetched, and how it fetches one; runs in vLLM's API server.
+"""The files of weights that a generator has fetched, and how it fetches one; runs in vLLM's API
+server.
 
-The files lie in shared memory, from which the workers load them. There is one at rest, the version that the generator
-holds: the next delta needs it, and other generators may fetch it from here. A file gets its name when its checksum is
-right, so a damaged one is never loaded. The names begin as the generator's supervisor expects (`Server.own_files`); all
-is in the names, because vLLM may run several API servers side by side.
+The files lie in shared memory, from which the workers load them. There is one at rest, the version
+that the generator holds: the next delta needs it, and other generators may fetch it from here. A
+file gets its name when its checksum is right, so a damaged one is never loaded. The names begin as
+the generator's supervisor expects (`Server.own_files`); all is in the names, because vLLM may run
+several API servers side by side.
 """
 
 import http.client
@@ -28,7 +30,8 @@ from lrl.weights.staged_file import SHARED_MEMORY, require_room
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""At one file: once at each source, and the rest at the last. All go on where the one before broke off."""
+"""At one file: once at each source, and the rest at the last. All go on where the one before broke
+off."""
 BACKOFF_S = 0.5
 """Seconds before a second attempt at the same source; each further one waits so much longer."""
 STALL_S = 10.0
@@ -47,7 +50,9 @@ class FetchedFiles:
     """
 
     def __init__(self, prefix: str, token: str, folder: Path = SHARED_MEMORY) -> None:
-        self._folder, self._prefix, self._token = folder, prefix, token
+        self._folder = folder
+        self._prefix = prefix
+        self._token = token
         self._one_at_a_time = threading.Lock()
         self._newest: FetchOrder | None = None
 
@@ -81,7 +86,9 @@ class FetchedFiles:
             path = self._download(order, order.whole, end, received)
             return FetchReport(str(path), "whole", received)
 
-    def _download(self, order: FetchOrder, file: RemoteFile, end: float, received: list[int]) -> Path:
+    def _download(
+        self, order: FetchOrder, file: RemoteFile, end: float, received: list[int]
+    ) -> Path:
         """Fetches one file from the first source that has it; adds what came to `received`."""
         require_room(self._folder, file.size)
         draft, path = self._draft(file.name), self._path(file.name)
@@ -101,7 +108,8 @@ class FetchedFiles:
                 except (OSError, http.client.HTTPException, BadTransfer) as error:
                     where = order.sources[source].url
                     failures.append(
-                        f"{where} after {download.size} of {file.size} bytes: {error or type(error).__name__}"
+                        f"{where} after {download.size} of {file.size} bytes: "
+                        f"{error or type(error).__name__}"
                     )
                     if time.monotonic() > end or self._newest is not order:
                         break
@@ -110,7 +118,9 @@ class FetchedFiles:
         draft.unlink()
         raise FetchFailed(f"{file.name} could not be fetched. " + "; ".join(failures))
 
-    def _receive(self, download: "Download", order: FetchOrder, source: Location, end: float) -> None:
+    def _receive(
+        self, download: "Download", order: FetchOrder, source: Location, end: float
+    ) -> None:
         headers = {"Authorization": bearer(self._token), **download.headers()}
         patience = max(0.1, min(STALL_S, end - time.monotonic()))
         with closing(connect(source.url, source.context(), patience)) as connection:
@@ -126,7 +136,8 @@ class FetchedFiles:
             download.end()
 
     def _rebuild(self, base: Path, delta: Path, whole: RemoteFile) -> bool:
-        """Makes the whole file of its base; returns False if the result is not what the trainer staged."""
+        """Makes the whole file of its base; returns False if the result is not what the trainer
+        staged."""
         require_room(self._folder, whole.size)
         draft = self._draft(whole.name)
         try:
@@ -136,7 +147,9 @@ class FetchedFiles:
             log.warning("The whole weights are fetched: %s", error)
             return False
         if found != whole.checksum:
-            log.warning("The whole weights are fetched: %s makes the checksum %d of %s.", delta, found, base)
+            log.warning(
+                "The whole weights are fetched: %s makes the checksum %d of %s.", delta, found, base
+            )
             return False
         draft.rename(self._path(whole.name))
         return True
@@ -164,20 +177,27 @@ class Download:
         """Bytes that are there."""
         self.total = 0
         """Bytes that came, those that were thrown away included."""
-        self._out, self._checksum = out, xxh3_64()
+        self._out = out
+        self._checksum = xxh3_64()
 
     def headers(self) -> dict[str, str]:
         """Returns the headers that ask for the rest."""
         return {"Range": f"bytes={self.size}-"} if self.size else {}
 
     def begin(self, response: http.client.HTTPResponse) -> None:
-        """Takes the head of a response; raises BadTransfer if it does not announce the rest of the file."""
+        """Takes the head of a response; raises BadTransfer if it does not announce the rest of the
+        file."""
         if response.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
-            raise BadTransfer(f"it answered {response.status}: {response.read(200).decode(errors='replace')}")
+            raise BadTransfer(
+                f"it answered {response.status}: {response.read(200).decode(errors='replace')}"
+            )
         if response.status == http.client.OK:  # the whole file, even if only the rest was asked for
             self._start_again()
         if response.length != self.file.size - self.size:
-            raise BadTransfer(f"it announces {response.length} bytes, and {self.file.size - self.size} are missing")
+            raise BadTransfer(
+                f"it announces {response.length} bytes, and {self.file.size - self.size} are "
+                "missing"
+            )
 
     def take(self, chunk: bytes) -> None:
         """Appends what has arrived."""

@@ -1,9 +1,10 @@
-"""On a CPU vLLM's engine can be a fork of its API server: it need not import anew what that has imported.
+"""On a CPU vLLM's engine can be a fork of its API server: it need not import anew what that has
+imported.
 
-vLLM's CPU build spawns engine and workers whatever `VLLM_WORKER_MULTIPROC_METHOD` says, so that each worker can have
-its own threads and libraries. The engine of one device (a tensor-parallel size of 1) is its own worker, and
-`lrl.generators.cpu_backend` sets its threads. The second import took 6 of the 14 seconds of a start and 0.3 GiB; a
-forked engine writes as fast.
+vLLM's CPU build spawns engine and workers whatever `VLLM_WORKER_MULTIPROC_METHOD` says, so that
+each worker can have its own threads and libraries. The engine of one device (a tensor-parallel size
+of 1) is its own worker, and `lrl.generators.cpu_backend` sets its threads. The second import took 6
+of the 14 seconds of a start and 0.3 GiB; a forked engine writes as fast.
 """
 
 import os

@@ -1,8 +1,9 @@
 """Process groups of one rank share one thread of gloo.
 
-vLLM makes 13 process groups also for an engine that is alone. Each has a thread that wakes 100 times a second: on a CPU
-an engine that had nothing to do took 3.4 % of a core, and takes 0.6 % with one thread. A group of one rank sends
-nothing, so one is enough for all of them. A step of training beside it takes as long as before.
+vLLM makes 13 process groups also for an engine that is alone. Each has a thread that wakes 100
+times a second: on a CPU an engine that had nothing to do took 3.4 % of a core, and takes 0.6 % with
+one thread. A group of one rank sends nothing, so one is enough for all of them. A step of training
+beside it takes as long as before.
 """
 
 import functools
@@ -19,11 +20,14 @@ def install() -> None:
         return
     device = functools.cache(ProcessGroupGloo.create_default_device)
 
-    def sharing(self: Any, store: Any, rank: int, size: int, *given: Any, **timeout: timedelta) -> None:
+    def sharing(
+        self: Any, store: Any, rank: int, size: int, *given: Any, **timeout: timedelta
+    ) -> None:
         if size > 1 or given:  # `given`: options, in which the caller names a device itself
             return make(self, store, rank, size, *given, **timeout)
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [device()], timeout.get("timeout", options._timeout)
+        options._devices = [device()]
+        options._timeout = timeout.get("timeout", options._timeout)
         return make(self, store, rank, size, options)
 
     ProcessGroupGloo.__init__ = sharing  # type: ignore[method-assign]

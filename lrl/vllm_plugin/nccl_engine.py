@@ -1,13 +1,15 @@
-"""The generator's end of the NCCL transports; runs inside vLLM's worker, registered by `lrl.vllm_plugin.plugin`.
+"""The generator's end of the NCCL transports; runs inside vLLM's worker, registered by
+`lrl.vllm_plugin.plugin`.
 
 It is vLLM's own engine, which the trainer can end (`lrl.vllm_plugin.abort_route`). NCCL's kernels
 wait for a lost member for ever, and so would the worker; once its communicator is aborted they
 return, and leave garbage in their buffers.
 
-A transfer that was ended is no error here, because of vLLM's executor for several workers: it raises the first error
-that it reads and leaves the answers of the other workers unread, so that every later call would get the answer of the
-one before. The trainer knows that it has ended the transfer. It closes the update, which gives half-loaded layers back
-to vLLM, before it starts the next one.
+A transfer that was ended is no error here, because of vLLM's executor for several workers: it
+raises the first error that it reads and leaves the answers of the other workers unread, so that
+every later call would get the answer of the one before. The trainer knows that it has ended the
+transfer. It closes the update, which gives half-loaded layers back to vLLM, before it starts the
+next one.
 """
 
 import copy
@@ -42,19 +44,23 @@ class NcclEngine(NCCLWeightTransferEngine):
     _mark: Path
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Joins a new communicator and leaves the one before; joins none if the trainer gives it up.
+        """Joins a new communicator and leaves the one before; joins none if the trainer gives it
+        up.
 
         Raises:
             RuntimeError: vLLM does not use NCCL in this process.
         """
         self.shutdown()
         self._mark = abort_mark(transfer_name(init_info.nccl_unique_id_b64))
-        # On a copy: NCCL gives no handle by which to end this call, so a thread may be left behind in it.
+        # On a copy: NCCL gives no handle by which to end this call, so a thread may be left behind
+        # in it.
         joining = copy.copy(self)
         joined = start_daemon_call(partial(joining._join, init_info), "lrl-nccl-join")
         while not wait([joined], LOOK_S).done:
             if self._mark.exists():
-                log.warning("The trainer has given this communicator up before all members had joined it.")
+                log.warning(
+                    "The trainer has given this communicator up before all members had joined it."
+                )
                 joined.add_done_callback(lambda late: joining.shutdown())
                 return
         joined.result()
@@ -68,7 +74,9 @@ class NcclEngine(NCCLWeightTransferEngine):
         """
         group = self.model_update_group
         if group is None:
-            raise RuntimeError("This generator is in no communicator: /init_weight_transfer_engine comes first.")
+            raise RuntimeError(
+                "This generator is in no communicator: /init_weight_transfer_engine comes first."
+            )
         try:
             with _aborted_at(self._mark, group):
                 super().update_weights(update_info)
@@ -76,17 +84,24 @@ class NcclEngine(NCCLWeightTransferEngine):
             if not str(error).startswith(NCCL_ERROR):
                 raise
             log.warning("%s. The trainer will end this transfer.", error)
-            while not self._mark.exists():  # at its deadline at the latest; without a trainer no generator lives
+            while (
+                not self._mark.exists()
+            ):  # at its deadline at the latest; without a trainer no generator lives
                 time.sleep(LOOK_S)
         if self._mark.exists():
-            log.warning("The trainer has ended this transfer; the weights are incomplete until the next one.")
+            log.warning(
+                "The trainer has ended this transfer; the weights are incomplete until the next "
+                "one."
+            )
 
     def _join(self, init_info: Any) -> None:
         if self.device.type != "cpu":
             torch.accelerator.set_device_index(self.device)  # a thread begins with the first device
         super().init_transfer_engine(init_info)
         if self.model_update_group.disabled:
-            raise RuntimeError("vLLM has turned NCCL off in this generator: is VLLM_DISABLE_PYNCCL set?")
+            raise RuntimeError(
+                "vLLM has turned NCCL off in this generator: is VLLM_DISABLE_PYNCCL set?"
+            )
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Tokens that vLLM's engine holds back for a moment: its API server then has work once a second, not at each token.
+"""Tokens that vLLM's engine holds back for a moment: its API server then has work once a second,
+not at each token.
 
-The engine hands over the tokens of every response after each of its steps. Most of the API server's work is for each
-response in each such message, however many tokens it has. So the queue in front of the engine's socket collects the
-tokens of lrl's responses and passes them on together: all of them after `HOLD_S` seconds, and those of a response that
-ends at once, with its end. Everything else passes at once, in the old order. A response's first token does, which shows
-that its prompt was read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
-answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's own metrics of
-latency then count parcels, not tokens.
+The engine hands over the tokens of every response after each of its steps. Most of the API server's
+work is for each response in each such message, however many tokens it has. So the queue in front of
+the engine's socket collects the tokens of lrl's responses and passes them on together: all of them
+after `HOLD_S` seconds, and those of a response that ends at once, with its end. Everything else
+passes at once, in the old order. A response's first token does, which shows that its prompt was
+read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
+answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's
+own metrics of latency then count parcels, not tokens.
 """
 
 from __future__ import annotations
@@ -26,8 +28,14 @@ UNUSUAL = (
     "new_sampling_mask", "kv_transfer_params", "ec_transfer_params", "mm_cache_miss_hashes",
 )  # fmt: skip
 """Fields of vLLM's `EngineCoreOutput` with which an output is not held."""
-NEWS = ("spec_decoding_stats", "kv_connector_stats", "kv_cache_eviction_events", "iteration_details")
-"""Fields of vLLM's `SchedulerStats` that count what happened since the last ones; the others describe a moment."""
+NEWS = (
+    "spec_decoding_stats",
+    "kv_connector_stats",
+    "kv_cache_eviction_events",
+    "iteration_details",
+)
+"""Fields of vLLM's `SchedulerStats` that count what happened since the last ones; the others
+describe a moment."""
 
 
 def install() -> None:
@@ -54,16 +62,20 @@ class OutputBatcher:
         clock: Returns seconds.
     """
 
-    def __init__(self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, outputs: queue.Queue[Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.put_nowait = outputs.put_nowait
-        self._outputs, self._clock = outputs, clock
+        self._outputs = outputs
+        self._clock = clock
         self._held: dict[tuple[int, str], list[Any]] = {}  # by client and request
         self._like: Any = None  # the last message of which tokens are held
         self._until = 0.0
         self._ready = deque[Any]()
 
     def get(self) -> Any:
-        """Returns the next message to the API server. Waits until there is one, or held tokens are due."""
+        """Returns the next message to the API server. Waits until there is one, or held tokens are
+        due."""
         while not self._ready:
             try:
                 left = max(0.0, self._until - self._clock()) if self._held else None
@@ -101,7 +113,12 @@ class OutputBatcher:
         """Passes on all that is held, a message for each client."""
         for client in sorted({client for client, _ in self._held}):
             outputs = [joined(parts) for (owner, _), parts in self._held.items() if owner == client]
-            self._ready.append((client, type(self._like)(outputs=outputs, weight_version=self._like.weight_version)))
+            self._ready.append(
+                (
+                    client,
+                    type(self._like)(outputs=outputs, weight_version=self._like.weight_version),
+                )
+            )
         self._held.clear()
 
 
@@ -113,8 +130,11 @@ def passes_at_once(output: Any) -> bool:
 
 
 def has_news(stats: Any) -> bool:
-    """Whether a step has statistics that must be sent. The others may be dropped: the next step has newer ones."""
-    return stats is not None and bool(stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in NEWS))
+    """Whether a step has statistics that must be sent. The others may be dropped: the next step has
+    newer ones."""
+    return stats is not None and bool(
+        stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in NEWS)
+    )
 
 
 def joined(parts: list[Any]) -> Any:

@@ -1,13 +1,22 @@
 """The vLLM plugin (entry point `vllm.general_plugins`), loaded in each of its processes.
 
-It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that come together and
-tell their versions. On a CPU it lets the engine be a fork. Process groups of one rank share a thread.
+It registers lrl's engines, lets vLLM's engine hold tokens back, and its API server take those that
+come together and tell their versions. On a CPU it lets the engine be a fork. Process groups of one
+rank share a thread.
 """
 
-from lrl.vllm_plugin import flat_logprobs, forked_engine, gloo_thread, output_batching, token_versions
+from lrl.vllm_plugin import (
+    flat_logprobs,
+    forked_engine,
+    gloo_thread,
+    output_batching,
+    token_versions,
+)
 
 ENGINES = {
-    **dict.fromkeys(("shared_memory", "pull"), ("lrl.vllm_plugin.shared_memory_engine", "SharedMemoryEngine")),
+    **dict.fromkeys(
+        ("shared_memory", "pull"), ("lrl.vllm_plugin.shared_memory_engine", "SharedMemoryEngine")
+    ),
     "nccl": ("lrl.vllm_plugin.nccl_engine", "NcclEngine"),
 }
 """Module and class by name; `nccl` takes the place of vLLM's own, from which it derives."""

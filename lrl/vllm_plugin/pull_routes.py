@@ -1,4 +1,5 @@
-"""The routes of a generator that fetches its weights; an ASGI middleware of vLLM's API server, behind the run's token.
+"""The routes of a generator that fetches its weights; an ASGI middleware of vLLM's API server,
+behind the run's token.
 
     POST /lrl/fetch            fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
     GET  /lrl/weights/<name>   serves a file of the version that this generator holds to other generators
@@ -55,10 +56,14 @@ class PullRoutes:
 
     async def _fetch(self, order: dict[str, object]) -> Response:
         try:
-            return JSONResponse(asdict(await asyncio.to_thread(self.files.fetch, FetchOrder.from_json(order))))
+            return JSONResponse(
+                asdict(await asyncio.to_thread(self.files.fetch, FetchOrder.from_json(order)))
+            )
         except (FetchFailed, OSError) as error:
             return JSONResponse({"error": str(error)}, 502)
 
     def _file(self, name: str) -> Response:
         path = self.files.find(name)
-        return JSONResponse({"error": f"{name} is not here"}, 404) if path is None else LargeFile(path)
+        return (
+            JSONResponse({"error": f"{name} is not here"}, 404) if path is None else LargeFile(path)
+        )

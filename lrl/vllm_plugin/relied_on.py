@@ -1,7 +1,7 @@
 """Every name of vLLM that lrl relies on beyond its imports, which the test finds by itself.
 
-A member is written with `()` where lrl calls or overrides it, without where it reads or sets it: a method that becomes
-a property breaks lrl, and the other way round.
+A member is written with `()` where lrl calls or overrides it, without where it reads or sets it: a
+method that becomes a property breaks lrl, and the other way round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ TRANSFER = "vllm.distributed.weight_transfer"
 
 
 class Members(NamedTuple):
-    """What a class must have; `alternatives` are for releases that differ, one of them is enough."""
+    """What a class must have; `alternatives` are for releases that differ, one of them is
+    enough."""
 
     by: str
     """The file of lrl that relies on it."""
@@ -23,7 +24,8 @@ class Members(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How lrl calls a function or method, or how it is called where lrl puts its own in the place."""
+    """How lrl calls a function or method, or how it is called where lrl puts its own in the
+    place."""
 
     by: str
     module: str
@@ -47,9 +49,10 @@ MEMBERS = (
         "vllm.v1.engine",
         "EngineCoreOutput",
         (
-            "request_id new_token_ids new_logprobs finish_reason events new_prompt_logprobs_tensors "
-            "prompt_token_id_logprobs pooling_output prefill_stats routed_experts new_sampling_mask "
-            "kv_transfer_params ec_transfer_params mm_cache_miss_hashes",
+            "request_id new_token_ids new_logprobs finish_reason events "
+            "new_prompt_logprobs_tensors prompt_token_id_logprobs pooling_output prefill_stats "
+            "routed_experts new_sampling_mask kv_transfer_params ec_transfer_params "
+            "mm_cache_miss_hashes",
         ),
     ),
     Members(
@@ -62,7 +65,10 @@ MEMBERS = (
         "vllm_plugin/output_batching.py",
         "vllm.v1.metrics.stats",
         "SchedulerStats",
-        ("prefix_cache_stats spec_decoding_stats kv_connector_stats kv_cache_eviction_events iteration_details",),
+        (
+            "prefix_cache_stats spec_decoding_stats kv_connector_stats kv_cache_eviction_events "
+            "iteration_details",
+        ),
     ),
     Members(
         "vllm_plugin/flat_logprobs.py",
@@ -88,7 +94,12 @@ MEMBERS = (
         "RequestState",
         ("_new_completion_output() _weight_version_spans() request_id",),
     ),
-    Members("vllm_plugin/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform", ("check_and_update_config()",)),
+    Members(
+        "vllm_plugin/forked_engine.py",
+        "vllm.platforms.cpu",
+        "CpuPlatform",
+        ("check_and_update_config()",),
+    ),
     Members("vllm_plugin/forked_engine.py", "vllm.platforms.interface", "Platform", ("is_cpu()",)),
     Members(
         "vllm_plugin/write_route.py",
@@ -96,21 +107,28 @@ MEMBERS = (
         "AsyncLLM",
         ("generate() get_weight_version() engine_core",),
     ),
-    Members("vllm_plugin/write_route.py", "vllm.v1.engine.core_client", "AsyncMPClient", ("outputs_queue",)),
+    Members(
+        "vllm_plugin/write_route.py",
+        "vllm.v1.engine.core_client",
+        "AsyncMPClient",
+        ("outputs_queue",),
+    ),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.outputs",
         "CompletionOutput",
         ("index token_ids logprobs finish_reason weight_versions",),
     ),
-    Members("vllm_plugin/write_route.py", "vllm.outputs", "WeightVersionSpan", ("version start end",)),
+    Members(
+        "vllm_plugin/write_route.py", "vllm.outputs", "WeightVersionSpan", ("version start end",)
+    ),
     Members(
         "vllm_plugin/write_route.py",
         "vllm.sampling_params",
         "SamplingParams",
         (
-            "n max_tokens temperature logprobs detokenize output_kind flat_logprobs prompt_logprobs ignore_eos "
-            "stop_token_ids",
+            "n max_tokens temperature logprobs detokenize output_kind flat_logprobs "
+            "prompt_logprobs ignore_eos stop_token_ids",
         ),
     ),
     Members("vllm_plugin/write_route.py", "vllm.sampling_params", "RequestOutputKind", ("DELTA",)),
@@ -125,8 +143,9 @@ MEMBERS = (
         f"{TRANSFER}.base",
         "WeightTransferEngine",
         (
-            "init_transfer_engine() start_weight_update() update_weights() receive_weights() finish_weight_update() "
-            "shutdown() parse_update_info() init_info_cls update_info_cls device model vllm_config model_config",
+            "init_transfer_engine() start_weight_update() update_weights() receive_weights() "
+            "finish_weight_update() shutdown() parse_update_info() init_info_cls update_info_cls "
+            "device model vllm_config model_config",
         ),
     ),
     Members(
@@ -157,7 +176,10 @@ MEMBERS = (
         "weights/nccl.py",
         f"{TRANSFER}.nccl_common",
         "NCCLWeightTransferInitInfo",
-        ("nccl_unique_id_b64 rank_offset world_size packed packed_buffer_size_bytes packed_num_buffers",),
+        (
+            "nccl_unique_id_b64 rank_offset world_size packed packed_buffer_size_bytes "
+            "packed_num_buffers",
+        ),
     ),
     Members(
         "weights/nccl.py",
@@ -199,7 +221,10 @@ MEMBERS = (
         "weights/ipc.py",
         f"{TRANSFER}.base",
         "VLLMWeightSyncClient",
-        ("init_weight_transfer_engine() start_weight_update() update_weights() finish_weight_update()",),
+        (
+            "init_weight_transfer_engine() start_weight_update() update_weights() "
+            "finish_weight_update()",
+        ),
     ),
     Members(
         "weights/wire.py",
@@ -210,15 +235,49 @@ MEMBERS = (
 )
 
 CALLS = (
-    Call("vllm_plugin/output_batching.py", "vllm.v1.engine.core", "EngineCoreProc.process_output_sockets", 3),
-    Call("vllm_plugin/flat_logprobs.py", "vllm.v1.engine.logprobs", "LogprobsProcessor._update_sample_logprobs", 1),
-    Call("vllm_plugin/token_versions.py", "vllm.v1.engine.output_processor", "RequestState._weight_version_spans", 0),
-    Call("vllm_plugin/forked_engine.py", "vllm.platforms.cpu", "CpuPlatform.check_and_update_config", 1),
+    Call(
+        "vllm_plugin/output_batching.py",
+        "vllm.v1.engine.core",
+        "EngineCoreProc.process_output_sockets",
+        3,
+    ),
+    Call(
+        "vllm_plugin/flat_logprobs.py",
+        "vllm.v1.engine.logprobs",
+        "LogprobsProcessor._update_sample_logprobs",
+        1,
+    ),
+    Call(
+        "vllm_plugin/token_versions.py",
+        "vllm.v1.engine.output_processor",
+        "RequestState._weight_version_spans",
+        0,
+    ),
+    Call(
+        "vllm_plugin/forked_engine.py",
+        "vllm.platforms.cpu",
+        "CpuPlatform.check_and_update_config",
+        1,
+    ),
     Call("vllm_plugin/write_route.py", "vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
-    Call("vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.generate", 3, "priority"),
-    Call("vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.get_weight_version", 0),
-    Call("vllm_plugin/plugin.py", f"{TRANSFER}.factory", "WeightTransferEngineFactory.register_engine", 3),
-    Call("vllm_plugin/shared_memory_engine.py", f"{TRANSFER}.base", "WeightTransferEngine.__init__", 4),
+    Call(
+        "vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.generate", 3, "priority"
+    ),
+    Call(
+        "vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.get_weight_version", 0
+    ),
+    Call(
+        "vllm_plugin/plugin.py",
+        f"{TRANSFER}.factory",
+        "WeightTransferEngineFactory.register_engine",
+        3,
+    ),
+    Call(
+        "vllm_plugin/shared_memory_engine.py",
+        f"{TRANSFER}.base",
+        "WeightTransferEngine.__init__",
+        4,
+    ),
     Call(
         "vllm_plugin/shared_memory_engine.py",
         "vllm.model_executor.model_loader.reload.layerwise",
@@ -231,7 +290,12 @@ CALLS = (
         "finalize_layerwise_reload",
         2,
     ),
-    Call("vllm_plugin/shared_memory_engine.py", "vllm.model_executor.model_loader", "get_model_loader", 1),
+    Call(
+        "vllm_plugin/shared_memory_engine.py",
+        "vllm.model_executor.model_loader",
+        "get_model_loader",
+        1,
+    ),
     Call(
         "vllm_plugin/shared_memory_engine.py",
         "vllm.model_executor.model_loader.default_loader",
@@ -253,7 +317,13 @@ CALLS = (
         0,
         "iterator group src post_unpack_func device buffer_size_bytes num_buffers",
     ),
-    Call("weights/ipc.py", f"{TRANSFER}.factory", "WeightTransferTrainerFactory.trainer_init", 1, "client source"),
+    Call(
+        "weights/ipc.py",
+        f"{TRANSFER}.factory",
+        "WeightTransferTrainerFactory.trainer_init",
+        1,
+        "client source",
+    ),
 )
 
 ROUTES = (

@@ -1,8 +1,9 @@
 """Versions of the tokens of a response that is still being written.
 
-vLLM notes which weights wrote which tokens, and tells it with the end of a response alone. A half-written response may
-continue on another generator or in another run, so lrl needs its versions with every frame. The trainer's own record of
-its syncs would not do: frames that were sent before a pause may be read after the resume.
+vLLM notes which weights wrote which tokens, and tells it with the end of a response alone. A
+half-written response may continue on another generator or in another run, so lrl needs its versions
+with every frame. The trainer's own record of its syncs would not do: frames that were sent before a
+pause may be read after the resume.
 """
 
 from __future__ import annotations

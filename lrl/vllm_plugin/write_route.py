@@ -1,9 +1,11 @@
-"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, behind the run's token.
+"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, behind the run's
+token.
 
     POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.frames`)
     POST /lrl/flush    sends all tokens written so far, and marks that place in every stream
 
-They ask vLLM's engine for the same tokens as vLLM's own generate route, which builds objects and JSON for each of them.
+They ask vLLM's engine for the same tokens as vLLM's own generate route, which builds objects and
+JSON for each of them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 TURNS = 64
-"""Turns of the loop in which vLLM hands a message of the engine to all of its responses: 128 of them in a turn."""
+"""Turns of the loop in which vLLM hands a message of the engine to all of its responses: 128 of
+them in a turn."""
 
 
 class WriteRoute:
@@ -34,7 +37,9 @@ class WriteRoute:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._streams: dict[str, Send] = {}  # that have begun, by the request's id
-        self._ended = deque[str](maxlen=1024)  # the last requests; what they sent may still be on its way
+        self._ended = deque[str](
+            maxlen=1024
+        )  # the last requests; what they sent may still be on its way
         self._flushes = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,11 +99,14 @@ class WriteRoute:
 
 
 def generate(engine: Any, body: dict[str, Any]) -> Any:
-    """Returns vLLM's outputs of a request, new tokens alone; raises VLLMClientError if it is wrong."""
+    """Returns vLLM's outputs of a request, new tokens alone; raises VLLMClientError if it is
+    wrong."""
     from vllm.inputs.engine import tokens_input
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    sampling = SamplingParams(**body["sampling_params"], output_kind=RequestOutputKind.DELTA, flat_logprobs=True)
+    sampling = SamplingParams(
+        **body["sampling_params"], output_kind=RequestOutputKind.DELTA, flat_logprobs=True
+    )
     prompt = tokens_input(body["token_ids"], cache_salt=body["cache_salt"])
     return engine.generate(prompt, sampling, OWN + body["request_id"], priority=body["priority"])
 
@@ -110,7 +118,13 @@ def part_of(output: Any) -> Part:
     # With `logprobs=0` there is one number a token.
     logprobs = output.logprobs.logprobs if tokens else []
     versions = None if spans is None else [(span.version, span.start, span.end) for span in spans]
-    return Part(output.index, tokens, logprobs, output.finish_reason, versions)
+    return Part(
+        output.index,
+        tokens,
+        logprobs=logprobs,
+        finish_reason=output.finish_reason,
+        versions=versions,
+    )
 
 
 def piece(content: bytes, more: bool = True) -> dict[str, Any]:

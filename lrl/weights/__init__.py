@@ -1,6 +1,7 @@
 """Weights into generators: one path (`sync`), one verification (`probe`), one file per transport.
 
-Hides vLLM's weight-transfer engines and routes. A new transport is a file and its line in `TRANSPORTS`.
+Hides vLLM's weight-transfer engines and routes. A new transport is a file and its line in
+`TRANSPORTS`.
 """
 
 from importlib import import_module
@@ -16,11 +17,13 @@ TRANSPORTS = {
     "shared_memory": "lrl.weights.shared_memory:SharedMemory",
     "pull": "lrl.weights.pull:Pull",
 }
-"""The class of each transport; `auto` takes the first one that the machine allows, and its guests where it is open."""
+"""The class of each transport; `auto` takes the first one that the machine allows, and its guests
+where it is open."""
 NOT_DRIVEN = {
     "nccl_m2n": (
-        "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL 2.30.5 or newer, and "
-        "whether a transfer in it can be ended when a member is lost was never tried"
+        "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL "
+        "2.30.5 or newer, and whether a transfer in it can be ended when a member is lost was "
+        "never tried"
     ),
 }
 """Engines of vLLM that a user may ask for by name, and why they are refused."""
@@ -29,7 +32,9 @@ NOT_DRIVEN = {
 def find_transport(name: str) -> type[Transport]:
     """Returns the class of a transport; raises ConfigError for an unknown name."""
     if name not in TRANSPORTS:
-        raise ConfigError(f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}.")
+        raise ConfigError(
+            f"strategy.weight_transfer is {name!r}; choose auto, {', '.join(TRANSPORTS)}."
+        )
     module, _, attribute = TRANSPORTS[name].partition(":")
     found: type[Transport] = getattr(import_module(module), attribute)
     return found
@@ -39,13 +44,16 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
     """Returns the transport that `strategy.weight_transfer` stands for on `machine`.
 
     Raises:
-        ConfigError: The name is unknown, or the machine does not allow it; names the transport that works.
+        ConfigError: The name is unknown, or the machine does not allow it; names the transport that
+            works.
     """
     works = next(one for one in map(find_transport, TRANSPORTS) if _suits(one, machine))
     if name == "auto":
         return works
     if why := NOT_DRIVEN.get(name) or find_transport(name).refusal(machine):
-        raise ConfigError(f"strategy.weight_transfer is {name!r}, {why}. Here `{works.backend}` works.")
+        raise ConfigError(
+            f"strategy.weight_transfer is {name!r}, {why}. Here `{works.backend}` works."
+        )
     return find_transport(name)
 
 

@@ -1,7 +1,9 @@
-"""Low-rank adapters (LoRA) on their way: the trainer sends two small matrices for each W, a generator merges them.
+"""Low-rank adapters (LoRA) on their way: the trainer sends two small matrices for each W, a
+generator merges them.
 
-A generator could also keep them apart, with vLLM's own adapters. But vLLM goes on with the old adapter in every
-response that it is writing (seen with vLLM 0.32), so that tokens would carry a version that did not write them.
+A generator could also keep them apart, with vLLM's own adapters. But vLLM goes on with the old
+adapter in every response that it is writing (seen with vLLM 0.32), so that tokens would carry a
+version that did not write them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +29,8 @@ def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str,
 
 
 def are_adapters(tensors: Iterable[str]) -> bool:
-    """Returns whether an update of tensors with these names has adapters in the place of weights."""
+    """Returns whether an update of tensors with these names has adapters in the place of
+    weights."""
     return any(name.endswith(UP) for name in tensors)
 
 
@@ -39,7 +42,8 @@ def merged(
     Args:
         base: The weights of the first version, by their names in a checkpoint.
         adapters: The tensors of `named`.
-        dtype: In which the generator computes: float32, bfloat16 or float16. That of the files does not matter.
+        dtype: In which the generator computes: float32, bfloat16 or float16. That of the files does
+            not matter.
 
     Raises:
         ValueError: An adapter is for a weight that `base` does not have; behind the last weight.
@@ -48,9 +52,12 @@ def merged(
     for name, weight in base:
         if name + UP in left:
             left -= {name + DOWN, name + UP}
-            weight = merge(name, weight, adapters[name + DOWN], adapters[name + UP], dtype)
+            weight = merge(
+                name, weight, down=adapters[name + DOWN], up=adapters[name + UP], dtype=dtype
+            )
         yield name, weight
     if left:
         raise ValueError(
-            f"There is no weight for the adapter {min(left)}: the trainer's adapters are of another model."
+            f"There is no weight for the adapter {min(left)}: the trainer's adapters are of "
+            "another model."
         )

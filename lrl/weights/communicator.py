@@ -1,7 +1,8 @@
 """An NCCL communicator as vLLM holds it: how one is identified, joined and ended.
 
-NCCL waits for a lost member for ever. `ncclCommAbort` is its only way out: the kernels and threads of a communicator
-poll the flag that it sets. It can be called while they wait, but nothing may use the communicator afterwards.
+NCCL waits for a lost member for ever. `ncclCommAbort` is its only way out: the kernels and threads
+of a communicator poll the flag that it sets. It can be called while they wait, but nothing may use
+the communicator afterwards.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ ABORT_S = 10.0
 
 
 def new_unique_id() -> bytes:
-    """Returns what NCCL makes of this process as the root of a communicator, to be given to its members.
+    """Returns what NCCL makes of this process as the root of a communicator, to be given to its
+    members.
 
     Raises:
         OSError: There is no NCCL library.
@@ -32,7 +34,8 @@ def new_unique_id() -> bytes:
 
 
 def transfer_name(unique_id: str) -> str:
-    """Returns the name of the communicator with this unique id: 16 hexadecimal digits that do not give the id away."""
+    """Returns the name of the communicator with this unique id: 16 hexadecimal digits that do not
+    give the id away."""
     return hashlib.sha256(unique_id.encode()).hexdigest()[:16]
 
 
@@ -46,15 +49,17 @@ def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> 
 
     found = nccl_common.uid_init_process_group(unique_id, rank, world_size, device)
     if found.disabled:
-        raise ConfigError("strategy.weight_transfer is 'nccl', and VLLM_DISABLE_PYNCCL turns NCCL off: unset it.")
+        raise ConfigError(
+            "strategy.weight_transfer is 'nccl', and VLLM_DISABLE_PYNCCL turns NCCL off: unset it."
+        )
     return found
 
 
 def abort(communicator: Any) -> bool:
     """Ends all that waits in `communicator`, for good; returns whether it ended within `ABORT_S`.
 
-    Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a thread that the abort
-    sets free would use it meanwhile.
+    Not vLLM's `destroy`: that marks the communicator as unusable when the abort is over, and a
+    thread that the abort sets free would use it meanwhile.
     """
     if communicator is None or communicator.disabled:
         return True

@@ -33,8 +33,11 @@ class Phase:
         loop: The event loop that carries the calls.
     """
 
-    def __init__(self, name: str, works: dict[Generator, Coroutine[Any, Any, Any]], loop: LoopThread) -> None:
-        self.name, self.asked = name, list(works)
+    def __init__(
+        self, name: str, works: dict[Generator, Coroutine[Any, Any, Any]], loop: LoopThread
+    ) -> None:
+        self.name = name
+        self.asked = list(works)
         self.errors: dict[Generator, GeneratorError] = {}
         """The failures so far."""
         self.answered: set[Generator] = set()
@@ -44,7 +47,10 @@ class Phase:
 
     def why(self, generator: Generator) -> str:
         """Returns the failure of `generator` in words."""
-        return f"{self.name} failed after {time.monotonic() - self._started:.1f} s: {self.errors[generator]}"
+        return (
+            f"{self.name} failed after {time.monotonic() - self._started:.1f} s: "
+            f"{self.errors[generator]}"
+        )
 
     async def _note(self, generator: Generator, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -57,16 +63,19 @@ class Phase:
 
 
 class Control:
-    """Sends each phase of a sync to all generators at once, and leaves those that fail out of the next phase.
+    """Sends each phase of a sync to all generators at once, and leaves those that fail out of the
+    next phase.
 
-    It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it. They keep a
-    reference to it and pass no version: `begin` sets the version before each sync. The four calls of that client raise
-    CollectiveBroken if one generator fails and the transfer needs them all.
+    It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it.
+    They keep a reference to it and pass no version: `begin` sets the version before each sync. The
+    four calls of that client raise CollectiveBroken if one generator fails and the transfer needs
+    them all.
 
     Args:
         loop: The event loop that carries the calls.
         deadline_s: Seconds for each phase.
-        silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most `deadline_s`.
+        silence_s: Seconds for a call that takes milliseconds when nothing is wrong; at most
+            `deadline_s`.
         interrupted: Called while waiting; it raises to end the wait.
         collective: Whether the transfer needs every generator, so that one failure fails all.
     """
@@ -90,25 +99,37 @@ class Control:
         self.failed: dict[Generator, str] = {}
         """Generators that have failed, with the reason."""
         self.opened: set[Generator] = set()
-        """Generators in which an update may be open: it was started, and no finish was confirmed."""
+        """Generators in which an update may be open: it was started, and no finish was
+        confirmed."""
         self.silent: set[Generator] = set()
-        """Failed generators that let the deadline of a short call pass: their event loop stands still."""
+        """Failed generators that let the deadline of a short call pass: their event loop stands
+        still."""
         self.sound: set[Generator] = set()
-        """Failed generators that are not to blame: another one broke the collective, or the trainer had no room."""
+        """Failed generators that are not to blame: another one broke the collective, or the trainer
+        had no room."""
 
     def begin(self, generators: Sequence[Generator], version: int) -> None:
         """Directs the next calls to `generators`."""
-        self.version, self.taking_part = version, list(generators)
-        self.failed, self.silent, self.sound = {}, set(), set()
+        self.version = version
+        self.taking_part = list(generators)
+        self.failed = {}
+        self.silent = set()
+        self.sound = set()
 
-    def each(self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False) -> None:
-        """Runs one phase for all that take part, at once; the calls of a `short` one have `silence_s`."""
+    def each(
+        self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False
+    ) -> None:
+        """Runs one phase for all that take part, at once; the calls of a `short` one have
+        `silence_s`."""
         under_way = self.start(phase, work)
         self.loop.wait_for(under_way.ended, self.deadline_s + 5.0, under_way.name, self.interrupted)
         self._settle(under_way, short)
 
     def start(
-        self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], needs_all: bool = False
+        self,
+        phase: str,
+        work: Callable[[Generator], Coroutine[Any, Any, Any]],
+        needs_all: bool = False,
     ) -> Phase:
         """Starts one phase for all that take part, and does not wait for it.
 
@@ -120,7 +141,9 @@ class Control:
         if needs_all:
             self._need_all(phase)
         name = f"{phase} for weight version {self.version}"
-        return Phase(name, {generator: work(generator) for generator in self.taking_part}, self.loop)
+        return Phase(
+            name, {generator: work(generator) for generator in self.taking_part}, self.loop
+        )
 
     def _settle(self, ended: Phase, short: bool) -> None:
         """Leaves those that failed a phase out of the next."""
@@ -138,13 +161,15 @@ class Control:
     def drop(self, failed: Mapping[Generator, str]) -> None:
         """Marks generators as failed, with the reason; they take no part in what follows."""
         self.failed = {**failed, **self.failed}  # the first failure says most
-        self.taking_part = [generator for generator in self.taking_part if generator not in self.failed]
+        self.taking_part = [
+            generator for generator in self.taking_part if generator not in self.failed
+        ]
 
     def join(self, phase: Phase, own: Future[T], name: str, abort: Callable[[], None]) -> T:
         """Waits for both ends of a collective: `phase` in the generators and `own` in the trainer.
 
-        At the first sign that they cannot meet, the trainer's end is aborted, then the others'. Who failed before, or
-        does not answer afterwards, is to blame.
+        At the first sign that they cannot meet, the trainer's end is aborted, then the others'. Who
+        failed before, or does not answer afterwards, is to blame.
 
         Args:
             phase: The calls to the generators.
@@ -153,7 +178,8 @@ class Control:
             abort: Ends the trainer's part.
 
         Raises:
-            CollectiveBroken: A generator failed or was evicted, the trainer's part failed, or `deadline_s` passed.
+            CollectiveBroken: A generator failed or was evicted, the trainer's part failed, or
+                `deadline_s` passed.
         """
         try:
             self._wait_for_both(phase, own)
@@ -166,15 +192,21 @@ class Control:
         except BaseException:  # a signal: the end of the run ends the generators, too
             abort()
             raise
-        self._settle(phase, short=False)  # no errors: only whose eviction came at this moment is left out
+        self._settle(
+            phase, short=False
+        )  # no errors: only whose eviction came at this moment is left out
         return own.result()
 
     def _wait_for_both(self, phase: Phase, own: Future[Any]) -> None:
         end = time.monotonic() + self.deadline_s
         while True:
-            lost = [one.name for one in phase.asked if one in phase.errors or one.eviction is not None]
+            lost = [
+                one.name for one in phase.asked if one in phase.errors or one.eviction is not None
+            ]
             if lost:
-                raise CollectiveBroken(f"{phase.name} broke off, because {' and '.join(lost)} failed.")
+                raise CollectiveBroken(
+                    f"{phase.name} broke off, because {' and '.join(lost)} failed."
+                )
             if own.done():
                 _raise_as_broken(own, phase.name)
             if own.done() and phase.ended.done():
@@ -193,7 +225,8 @@ class Control:
         self.taking_part = [one for one in phase.asked if one not in self.failed]
 
     def _wait_for_answers(self, phase: Phase) -> None:
-        """Waits for those who still take part to return from a phase that was aborted; blames who fails or does not."""
+        """Waits for those who still take part to return from a phase that was aborted; blames who
+        fails or does not."""
         end = time.monotonic() + self.silence_s
         while any(one not in phase.answered for one in self.taking_part) and time.monotonic() < end:
             if self.interrupted is not None:
@@ -223,7 +256,8 @@ class Control:
         self.update_weights_of(lambda generator: update_info)
 
     def update_weights_of(self, update_info: Callable[[Generator], Any]) -> None:
-        """Makes the workers of each generator load the weights that `update_info` describes for it."""
+        """Makes the workers of each generator load the weights that `update_info` describes for
+        it."""
         self._post(UPDATE, lambda generator: {"update_info": update_info(generator)})
 
     def start_update(self, update_info: Any) -> Phase:
@@ -238,17 +272,23 @@ class Control:
         self.opened -= set(self.taking_part)
 
     def close_update(self) -> None:
-        """Closes an update that a failed attempt may have left open: vLLM refuses a second start until then.
+        """Closes an update that a failed attempt may have left open: vLLM refuses a second start
+        until then.
 
-        If the start never arrived, the engine answers with an error, which is ignored. The next update overwrites
-        whatever this one loaded, and no generator is ever confirmed under the version `abandoned`.
+        If the start never arrived, the engine answers with an error, which is ignored. The next
+        update overwrites whatever this one loaded, and no generator is ever confirmed under the
+        version `abandoned`.
         """
         route, body = "/finish_weight_update", {"weight_version": "abandoned"}
         open_at = [generator for generator in self.taking_part if generator in self.opened]
         if not open_at:
             return
-        works = [generator.client.post(route, body, deadline_s=self.silence_s) for generator in open_at]
-        self.loop.wait(gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted)
+        works = [
+            generator.client.post(route, body, deadline_s=self.silence_s) for generator in open_at
+        ]
+        self.loop.wait(
+            gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted
+        )
         self.opened -= set(open_at)
 
     def release_engines(self) -> None:
@@ -259,22 +299,33 @@ class Control:
         """
         route = "/shutdown_weight_transfer_engine"
         self.close_update()  # vLLM refuses while one is open
-        self.each(route, lambda generator: generator.client.post(route, deadline_s=self.silence_s), short=True)
+        self.each(
+            route,
+            lambda generator: generator.client.post(route, deadline_s=self.silence_s),
+            short=True,
+        )
         self._need_all(route)
 
     def abort_transfer(self, name: str) -> None:
         """Makes every worker return from the collective of the communicator `name`."""
         route = f"{ABORT_ROUTE}{name}"
-        self.each(route, lambda generator: generator.client.post(route, deadline_s=self.silence_s), short=True)
+        self.each(
+            route,
+            lambda generator: generator.client.post(route, deadline_s=self.silence_s),
+            short=True,
+        )
 
     def _init_body(self, init_info: dict[str, Any]) -> Callable[[Generator], dict[str, Any]]:
-        """Returns the body for each generator; in a communicator every worker of each needs its own rank."""
+        """Returns the body for each generator; in a communicator every worker of each needs its own
+        rank."""
 
         def body(generator: Generator) -> dict[str, Any]:
             info = dict(init_info)
             if "rank_offset" in info:
                 before = self.taking_part[: self.taking_part.index(generator)]
-                info["rank_offset"] += sum(one.server.settings.tensor_parallel_size for one in before)
+                info["rank_offset"] += sum(
+                    one.server.settings.tensor_parallel_size for one in before
+                )
             return {"init_info": info}
 
         return body
@@ -282,24 +333,40 @@ class Control:
     def _slow_post(
         self, route: str, body: Callable[[Generator], dict[str, Any]]
     ) -> Callable[[Generator], Coroutine[Any, Any, Any]]:
-        """Returns calls that outlast `join`, so that an abort comes first and who is well can answer it."""
+        """Returns calls that outlast `join`, so that an abort comes first and who is well can
+        answer it."""
         deadline_s = 2 * self.deadline_s + self.silence_s
-        return lambda generator: generator.client.post(route, body(generator), deadline_s=deadline_s)
+        return lambda generator: generator.client.post(
+            route, body(generator), deadline_s=deadline_s
+        )
 
-    def _post(self, route: str, body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None) -> None:
-        self.each(route, lambda generator: generator.client.post(route, body(generator), deadline_s=self.deadline_s))
+    def _post(
+        self,
+        route: str,
+        body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None,
+    ) -> None:
+        self.each(
+            route,
+            lambda generator: generator.client.post(
+                route, body(generator), deadline_s=self.deadline_s
+            ),
+        )
         self._need_all(route)
 
     def _need_all(self, route: str) -> None:
         """Raises CollectiveBroken if a generator has failed and the transfer needs them all."""
         if self.failed and self.collective:
-            raise CollectiveBroken(f"{route} failed for another generator, and all take part in one transfer.")
+            raise CollectiveBroken(
+                f"{route} failed for another generator, and all take part in one transfer."
+            )
 
 
 def _raise_as_broken(own: Future[Any], what: str) -> None:
     """Raises the error of the trainer's part, if it has one; NCCL's own as CollectiveBroken."""
     error = own.exception()
-    if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError | RankLostError):
+    if isinstance(error, RuntimeError) and not isinstance(
+        error, torch.OutOfMemoryError | RankLostError
+    ):
         raise CollectiveBroken(f"{what} broke off in the trainer: {error}") from error
     if error is not None:
         raise error

@@ -1,10 +1,12 @@
-"""The difference of two versions of one file of weights: which of its words of 16 bits differ, and by which bits.
+"""The difference of two versions of one file of weights: which of its words of 16 bits differ, and
+by which bits.
 
-A small step leaves most bfloat16 weights as they are. Where few words differ, their places and differences are far less
-to compress than the XOR of all words, which is mostly zeros. In float32 almost every weight changes, in its lower word.
+A small step leaves most bfloat16 weights as they are. Where few words differ, their places and
+differences are far less to compress than the XOR of all words, which is mostly zeros. In float32
+almost every weight changes, in its lower word.
 
-A delta is a row of zlib streams, one for each `PIECE` of the files, each after its length: several threads make them.
-Zlib's strategy for runs (Z_RLE) at level 1 is fast where little repeats.
+A delta is a row of zlib streams, one for each `PIECE` of the files, each after its length: several
+threads make them. Zlib's strategy for runs (Z_RLE) at level 1 is fast where little repeats.
 """
 
 import os
@@ -30,13 +32,17 @@ ROW = 2**16
 """Words of a row: the place of a word in its row has 16 bits."""
 LENGTH = struct.Struct(">Q")
 MAX_DELTA_SHARE = 0.5
-"""Largest share of the file that a delta is worth: above it, making it takes longer than a gigabit link saves."""
+"""Largest share of the file that a delta is worth: above it, making it takes longer than a gigabit
+link saves."""
 PIECES_BEFORE_GIVING_UP = 2
 """Pieces after which a delta that is above `MAX_DELTA_SHARE` is given up."""
 
 
-def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None) -> bool:
-    """Writes what turns `old` into `new`; returns False, with a part of it written, if that is not worth it.
+def write_delta(
+    old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None
+) -> bool:
+    """Writes what turns `old` into `new`; returns False, with a part of it written, if that is not
+    worth it.
 
     Args:
         old: The older file.
@@ -56,13 +62,16 @@ def write_delta(old: Path, new: Path, file: Path, interrupted: Callable[[], None
     try:
         with file.open("wb") as out:
             for number, piece in enumerate(
-                pool.map(lambda start: compressed(_piece(before, start), _piece(after, start)), starts), 1
+                pool.map(
+                    lambda start: compressed(_piece(before, start), _piece(after, start)), starts
+                ),
+                1,
             ):
                 interrupted()
                 out.write(LENGTH.pack(len(piece)) + piece)
-                if number >= min(PIECES_BEFORE_GIVING_UP, len(starts)) and out.tell() > MAX_DELTA_SHARE * min(
-                    len(after), number * PIECE
-                ):
+                if number >= min(
+                    PIECES_BEFORE_GIVING_UP, len(starts)
+                ) and out.tell() > MAX_DELTA_SHARE * min(len(after), number * PIECE):
                     return False
     finally:
         pool.shutdown(cancel_futures=True)
@@ -96,16 +105,21 @@ def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
 def compressed(before: Bytes, after: Bytes) -> bytes:
     """Returns what turns `before` into `after`, both of the same length.
 
-    It is one zlib stream of the number of words that differ in each row, of the steps from each such place to the next,
-    and of the XOR there; the lower and upper bytes of steps and XOR apart, because the upper ones are mostly zero.
+    It is one zlib stream of the number of words that differ in each row, of the steps from each
+    such place to the next, and of the XOR there; the lower and upper bytes of steps and XOR apart,
+    because the upper ones are mostly zero.
     """
     old, new = _words(before), _words(after)
     places = np.flatnonzero(old != new)
-    counts = np.diff(np.searchsorted(places, np.arange(0, len(old), ROW)), append=len(places)).astype("<u4")
+    counts = np.diff(
+        np.searchsorted(places, np.arange(0, len(old), ROW)), append=len(places)
+    ).astype("<u4")
     steps = np.diff(places.astype("<u2"), prepend=np.uint16(0))  # within the row: modulo 2**16
     planes = [*_planes(steps), *_planes(old[places] ^ new[places])]
     stream = zlib.compressobj(1, strategy=zlib.Z_RLE)
-    return b"".join([*(stream.compress(part.tobytes()) for part in (counts, *planes)), stream.flush()])
+    return b"".join(
+        [*(stream.compress(part.tobytes()) for part in (counts, *planes)), stream.flush()]
+    )
 
 
 def restored(before: Bytes, small: bytes) -> Bytes:

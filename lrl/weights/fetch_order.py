@@ -39,10 +39,13 @@ class FetchOrder:
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> "FetchOrder":
-        """Returns the order that `asdict` has made a mapping of; raises TypeError or KeyError for anything else."""
+        """Returns the order that `asdict` has made a mapping of; raises TypeError or KeyError for
+        anything else."""
         delta = RemoteFile(**found["delta"]) if found["delta"] else None
         sources = [Location(**source) for source in found["sources"]]
-        return FetchOrder(**found | {"whole": RemoteFile(**found["whole"]), "delta": delta, "sources": sources})
+        return FetchOrder(
+            **found | {"whole": RemoteFile(**found["whole"]), "delta": delta, "sources": sources}
+        )
 
 
 @dataclass(frozen=True)

@@ -22,5 +22,9 @@ class FileServer(TokenServer):
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         path = self.files.get(request.match_info["name"])
         if path is None or not await asyncio.to_thread(path.exists):
-            return web.json_response({"error": "there is no such version any more"}, status=http.HTTPStatus.NOT_FOUND)
-        return web.FileResponse(path, chunk_size=2**20)  # by the kernel alone without TLS, else in such pieces
+            return web.json_response(
+                {"error": "there is no such version any more"}, status=http.HTTPStatus.NOT_FOUND
+            )
+        return web.FileResponse(
+            path, chunk_size=2**20
+        )  # by the kernel alone without TLS, else in such pieces

@@ -1,4 +1,5 @@
-"""Weights by CUDA IPC: the generator opens the trainer's tensors in place, on the GPU that both share."""
+"""Weights by CUDA IPC: the generator opens the trainer's tensors in place, on the GPU that both
+share."""
 
 import base64
 import pickle
@@ -18,8 +19,8 @@ BUFFER_BYTES = 2**28
 class PickledHandles:
     """The control plane with CUDA handles pickled for JSON, as vLLM's route expects them.
 
-    vLLM unpickles them only with VLLM_ALLOW_INSECURE_SERIALIZATION=1, which only this transport's servers have; they
-    listen on loopback.
+    vLLM unpickles them only with VLLM_ALLOW_INSECURE_SERIALIZATION=1, which only this transport's
+    servers have; they listen on loopback.
     """
 
     def __init__(self, control: Control) -> None:
@@ -37,7 +38,8 @@ class PickledHandles:
 
 
 class Ipc(Transport):
-    """The transport to a generator that shares the trainer's GPU; vLLM's engine drives the control plane by itself."""
+    """The transport to a generator that shares the trainer's GPU; vLLM's engine drives the control
+    plane by itself."""
 
     backend = "ipc"
 
@@ -49,15 +51,17 @@ class Ipc(Transport):
         if machine.adapters:
             return "which sends whole weights, and model.lora trains adapters"
         if machine.ranks > 1:
-            return f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
+            return (
+                f"but {machine.ranks} ranks train, and only one of them shares the generator's GPU"
+            )
         return "" if machine.shares_device else "but the generator has a GPU of its own"
 
     @classmethod
     def join_refusal(cls, same_machine: bool) -> str:
         """The one generator on the trainer's GPU is the run's own."""
         return (
-            "moves its weights within one GPU (ipc), which its one generator shares with the trainer. For a fleet that "
-            "grows, start it with strategy.generator_devices above 0."
+            "moves its weights within one GPU (ipc), which its one generator shares with the "
+            "trainer. For a fleet that grows, start it with strategy.generator_devices above 0."
         )
 
     @classmethod
@@ -74,7 +78,8 @@ class Ipc(Transport):
         self._engine: Any = None
 
     def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the policy."""
+        """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the
+        policy."""
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 

@@ -3,11 +3,14 @@
 import torch
 
 
-def travels_as(dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None) -> torch.dtype:
+def travels_as(
+    dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
+) -> torch.dtype:
     """Returns the format of a tensor on its way.
 
-    Matrices travel in the generators' format, if that is narrower: a generator would round them anyway. Vectors keep
-    the policy's: they are few bytes, and vLLM computes with some of them in float32. So do integers.
+    Matrices travel in the generators' format, if that is narrower: a generator would round them
+    anyway. Vectors keep the policy's: they are few bytes, and vLLM computes with some of them in
+    float32. So do integers.
 
     Args:
         dtype: The policy's format of the tensor.

@@ -35,13 +35,28 @@ BUFFER_BYTES = 2**28
 BUFFERS = 2
 """Buffers of either side, so that one is packed or loaded while the other travels."""
 OF_ONE_MACHINE = (
-    *("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_COMM_ID", "NCCL_CONF_FILE"),
-    *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_TOPO_FILE", "NCCL_TOPO_DUMP_FILE"),
+    *(
+        "NCCL_HOSTID",
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_OOB_NET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_COMM_ID",
+        "NCCL_CONF_FILE",
+    ),
+    *(
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_FILE",
+        "NCCL_DEBUG_SUBSYS",
+        "NCCL_TOPO_FILE",
+        "NCCL_TOPO_DUMP_FILE",
+    ),
     *("NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_ADDR"),
 )
-"""NCCL's variables that name things of one machine, and those of its log; all others must agree in a communicator."""
+"""NCCL's variables that name things of one machine, and those of its log; all others must agree in
+a communicator."""
 NOT_TENSOR_PARALLEL = ("pipeline-parallel", "data-parallel", "prefill-context-parallel")
-"""Beginnings of the vLLM flags that add workers to a generator in another way than tensor parallelism."""
+"""Beginnings of the vLLM flags that add workers to a generator in another way than tensor
+parallelism."""
 
 
 class Nccl(Transport):
@@ -69,30 +84,42 @@ class Nccl(Transport):
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
-        """Each worker needs a rank in the communicator, and the ranks are counted by tensor parallelism alone."""
+        """Each worker needs a rank in the communicator, and the ranks are counted by tensor
+        parallelism alone."""
         for name, value in settings.extra_args.items():
-            if name.strip("-").replace("_", "-").startswith(NOT_TENSOR_PARALLEL) and value not in (None, 1, "1"):
+            if name.strip("-").replace("_", "-").startswith(NOT_TENSOR_PARALLEL) and value not in (
+                None,
+                1,
+                "1",
+            ):
                 return (
-                    f"strategy.server.extra_args sets {name} to {value!r}, and strategy.weight_transfer nccl counts "
-                    "the workers of a generator by tensor parallelism alone. Leave it out and set "
-                    "strategy.server.tensor_parallel_size."
+                    f"strategy.server.extra_args sets {name} to {value!r}, and "
+                    "strategy.weight_transfer nccl counts the workers of a generator by tensor "
+                    "parallelism alone. Leave it out and set strategy.server.tensor_parallel_size."
                 )
         return ""
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Another host for each generator, where the trainer's environment names one (`refusal`)."""
+        """Another host for each generator, where the trainer's environment names one
+        (`refusal`)."""
         host = inherited.get("NCCL_HOSTID")
         return {} if host is None else {"NCCL_HOSTID": f"{host}-generator-{number}"}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """NCCL's variables: members that disagree about one of them may wait for each other for ever."""
-        return {name: own[name] for name in own if name.startswith("NCCL_") and name not in OF_ONE_MACHINE}
+        """NCCL's variables: members that disagree about one of them may wait for each other for
+        ever."""
+        return {
+            name: own[name]
+            for name in own
+            if name.startswith("NCCL_") and name not in OF_ONE_MACHINE
+        }
 
     @classmethod
     def buffer_bytes(cls, largest: int) -> int:
-        """The buffers, and one that is made before the oldest is free; each may exceed its size by a tensor."""
+        """The buffers, and one that is made before the oldest is free; each may exceed its size by
+        a tensor."""
         return (BUFFERS + 1) * (BUFFER_BYTES + largest)
 
     def __init__(self) -> None:
@@ -100,7 +127,8 @@ class Nccl(Transport):
         self._name = ""
 
     def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """Makes a communicator: rank 0 is the trainer, the workers of all generators follow (`Control` numbers them).
+        """Makes a communicator: rank 0 is the trainer, the workers of all generators follow
+        (`Control` numbers them).
 
         Raises:
             CollectiveBroken: A generator did not join.
@@ -108,7 +136,9 @@ class Nccl(Transport):
         """
         control.release_engines()
         settings = [generator.server.settings for generator in control.taking_part]
-        self._wire = Wire(weights, getattr(torch, settings[0].dtype))  # the generators of a pool have one format
+        self._wire = Wire(
+            weights, getattr(torch, settings[0].dtype)
+        )  # the generators of a pool have one format
         unique_id = communicator.new_unique_id()
         encoded = base64.b64encode(unique_id).decode()
         self._name = communicator.transfer_name(encoded)
@@ -116,10 +146,14 @@ class Nccl(Transport):
         info = {"nccl_unique_id_b64": encoded, "rank_offset": 1, "world_size": size, "packed": True}
         buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
         joining = control.start_init(info | buffers)
-        joined = start_daemon_call(partial(communicator.join, unique_id, 0, size, this_device()), "lrl-nccl-join")
+        joined = start_daemon_call(
+            partial(communicator.join, unique_id, 0, size, this_device()), "lrl-nccl-join"
+        )
 
         def give_up() -> None:
-            joined.add_done_callback(_abort_late)  # NCCL gives no handle by which to end the call itself
+            joined.add_done_callback(
+                _abort_late
+            )  # NCCL gives no handle by which to end the call itself
 
         self._communicator = control.join(joining, joined, self._name, give_up)
 
@@ -127,7 +161,8 @@ class Nccl(Transport):
         """See `Transport.send`.
 
         Raises:
-            CollectiveBroken: The communicator was aborted, because a generator failed or the deadline passed.
+            CollectiveBroken: The communicator was aborted, because a generator failed or the
+                deadline passed.
             StuckTransfer: The abort did not end the broadcast.
         """
         control.start_weight_update()
@@ -149,13 +184,16 @@ class Nccl(Transport):
         self._communicator = None
 
     def _broadcast_from(self, device: torch.device) -> Callable[[], None]:
-        """Returns the broadcast for another thread, which reads the weights on this thread's stream."""
+        """Returns the broadcast for another thread, which reads the weights on this thread's
+        stream."""
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         if stream is not None:
             stream.synchronize()  # the optimizer's last kernels may still write
 
         def broadcast() -> None:
-            from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+            from vllm.distributed.weight_transfer.packed_tensor import (
+                packed_nccl_broadcast_producer,
+            )
 
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # a thread begins with the first device
@@ -177,8 +215,9 @@ class Nccl(Transport):
     def _tensors(self, stream: Any) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor when it is complete.
 
-        vLLM packs on streams of its own. A sharded tensor is gathered on `stream`: on theirs, the gathering and the
-        broadcast could wait for each other on the GPU. After an abort the rest is read and not sent.
+        vLLM packs on streams of its own. A sharded tensor is gathered on `stream`: on theirs, the
+        gathering and the broadcast could wait for each other on the GPU. After an abort the rest is
+        read and not sent.
         """
         group, tensors = self._communicator, iter(self._wire)
         while True:
@@ -188,7 +227,9 @@ class Nccl(Transport):
                     stream.synchronize()
             if found is None:
                 return
-            if stream is not None:  # it is packed on the present stream, and may be freed before that has happened
+            if (
+                stream is not None
+            ):  # it is packed on the present stream, and may be freed before that has happened
                 found[1].record_stream(torch.cuda.current_stream())
             if not group.disabled:
                 yield found
@@ -196,7 +237,11 @@ class Nccl(Transport):
 
 def this_device() -> torch.device:
     """Returns the device of this thread."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 def _abort_late(joined: Future[Any]) -> None:

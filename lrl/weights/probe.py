@@ -1,4 +1,5 @@
-"""The verification of a sync: log-probs of a few real prompts, computed by the policy and by a generator.
+"""The verification of a sync: log-probs of a few real prompts, computed by the policy and by a
+generator.
 
 The first one of a generator proves more (`lrl.weights.first_proof`).
 """
@@ -20,8 +21,8 @@ class Probes:
     """Makes a run's probes.
 
     Args:
-        tolerance: Largest mean difference in nats per token; None derives it from the policy and the noise of each
-            generator (`lrl.weights.agreement`, `lrl.weights.yardstick`).
+        tolerance: Largest mean difference in nats per token; None derives it from the policy and
+            the noise of each generator (`lrl.weights.agreement`, `lrl.weights.yardstick`).
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -46,12 +47,13 @@ class Probes:
         """Makes the comparison of a generator with the policy as it is now.
 
         Args:
-            prompt_logprobs: The policy's log-probs of a text's tokens, in nats, each given those before it.
+            prompt_logprobs: The policy's log-probs of a text's tokens, in nats, each given those
+                before it.
             policy_dtype: Number format of the policy: float32 or bfloat16.
             tokens: The text.
             version: The policy's version.
-            first: For a pool that may have new generators; without it they are compared by this text alone, and with
-                the limit for any model.
+            first: For a pool that may have new generators; without it they are compared by this
+                text alone, and with the limit for any model.
         """
         formats = self._measured(policy_dtype, first)
         texts = [Text(prompt_logprobs, tokens, formats or ())]
@@ -67,42 +69,61 @@ class Probes:
             asked = texts[:1] if generator in self._yardsticks else texts
             client, deadline_s = generator.client, self.deadline_s
             found = await asyncio.gather(
-                *(client.prompt_logprobs(text.tokens, salt=salt, deadline_s=deadline_s) for text in asked)
+                *(
+                    client.prompt_logprobs(text.tokens, salt=salt, deadline_s=deadline_s)
+                    for text in asked
+                )
             )
             self.difference = max(self.difference, mean_difference(texts[0].expected, found[0]))
             dtype = less_exact(policy_dtype, format_of(generator.server.settings))
             if (fault := self._fault(generator, dtype, asked, found)) is not None:
                 raise GeneratorError(
-                    f"{generator.name} does not compute what the policy computes after the sync to version {version}: "
-                    f"{fault} (WeightSync.probe_tolerance). The weights did not arrive whole, or trainer and generator "
-                    "disagree about the model (dtype, attention). No rollout of this version was trained."
+                    f"{generator.name} does not compute what the policy computes after the sync to "
+                    f"version {version}: {fault} (WeightSync.probe_tolerance). The weights did not "
+                    "arrive whole, or trainer and generator disagree about the model (dtype, "
+                    "attention). No rollout of this version was trained."
                 )
             generator.verify()
 
         return probe
 
     def sampled_tolerance(self, training_dtype: str) -> float:
-        """Returns the largest mean difference between the log-probs of sampled tokens, in nats at temperature 1."""
+        """Returns the largest mean difference between the log-probs of sampled tokens, in nats at
+        temperature 1."""
         if self.tolerance is not None:
             return self.tolerance
         dtype = less_exact(training_dtype, *self._formats)
         return tolerance(dtype, None if self._first is None else self._first.spread(dtype))
 
     def _measured(self, policy_dtype: str, first: FirstProof | None) -> set[Rounded] | None:
-        """Returns the formats whose rounding the first proof of new generators needs; None if there are none."""
-        new = [generator for generator in first.generators if generator not in self._yardsticks] if first else []
+        """Returns the formats whose rounding the first proof of new generators needs; None if there
+        are none."""
+        new = (
+            [generator for generator in first.generators if generator not in self._yardsticks]
+            if first
+            else []
+        )
         if first is None or not new:
             return None
         own = {format_of(generator.server.settings) for generator in new}
         self._formats |= own
-        compared = {less_exact(dtype, each) for dtype in (policy_dtype, first.training_dtype) for each in own}
-        return {known for dtype in compared if (known := rounds_as(dtype)) and self.tolerance is None}
+        compared = {
+            less_exact(dtype, each)
+            for dtype in (policy_dtype, first.training_dtype)
+            for each in own
+        }
+        return {
+            known for dtype in compared if (known := rounds_as(dtype)) and self.tolerance is None
+        }
 
     def _fault(
         self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
     ) -> str | None:
         yardstick = self._yardsticks.setdefault(generator, Yardstick(dtype, texts[0].spread(dtype)))
-        if self.tolerance is None and (fault := yardstick.fault(texts[0].expected, found[0])) is not None:
+        if (
+            self.tolerance is None
+            and (fault := yardstick.fault(texts[0].expected, found[0])) is not None
+        ):
             return fault
         compared = list(zip(texts, found, strict=True))[0 if self.tolerance is not None else 1 :]
         faults = (text.fault(logprobs, dtype, self.tolerance) for text, logprobs in compared)

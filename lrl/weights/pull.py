@@ -1,11 +1,13 @@
-"""Weights that the generators fetch: for other machines without a common GPU network, over any distance.
+"""Weights that the generators fetch: for other machines without a common GPU network, over any
+distance.
 
     trainer: stage a file, and its difference to the one before -> order -> generators fetch while they write
              -> pause -> each loads the file from its own shared memory
 
-No generator waits for another's link or death, the pause is that of shared memory, and a transfer that breaks is
-resumed. A generator that holds the version before fetches the difference; any other one the whole. Those that have the
-version serve it to others (`lrl.weights.upload_slots`). The other end is `lrl.vllm_plugin.pull_routes`.
+No generator waits for another's link or death, the pause is that of shared memory, and a transfer
+that breaks is resumed. A generator that holds the version before fetches the difference; any other
+one the whole. Those that have the version serve it to others (`lrl.weights.upload_slots`). The
+other end is `lrl.vllm_plugin.pull_routes`.
 """
 
 import logging
@@ -31,7 +33,8 @@ from lrl.weights.wire import Described, described, formatted
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.25
-"""Share of a phase's deadline after which the trainer opens one more place, if none has become free for so long."""
+"""Share of a phase's deadline after which the trainer opens one more place, if none has become free
+for so long."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,15 @@ class Pull(Transport):
         if not is_loopback(host):
             return ""
         return (
-            f"serves its weights (pull) at strategy.server.host {host}, which only its own machine reaches. Start it "
-            "with an address of its machine that this one reaches, and with tls_cert and tls_key or insecure."
+            f"serves its weights (pull) at strategy.server.host {host}, which only its own machine "
+            "reaches. Start it with an address of its machine that this one reaches, and with "
+            "tls_cert and tls_key or insecure."
         )
 
     @classmethod
     def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
-        """Two files and a delta for each generator that is here; the trainer's own are in no folder."""
+        """Two files and a delta for each generator that is here; the trainer's own are in no
+        folder."""
         needed = int(generators * (2 + MAX_DELTA_SHARE) * weight_bytes)
         return too_little_room(cls.backend, needed, shutil.disk_usage(SHARED_MEMORY).free)
 
@@ -89,13 +94,17 @@ class Pull(Transport):
         """Starts the server of the files at the first call; see `Transport.connect`."""
         if self._server is None:
             own = control.taking_part[0].server  # token and settings are those of all
-            self._name, self._endpoint = name, own.settings.endpoint
-            self._dtype = None if own.settings.dtype == "auto" else getattr(torch, own.settings.dtype)
+            self._name = name
+            self._endpoint = own.settings.endpoint
+            self._dtype = (
+                None if own.settings.dtype == "auto" else getattr(torch, own.settings.dtype)
+            )
             self._server = FileServer(self._endpoint, own.token)
         control.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
-        """Writes the weights as the generators compute with them; keeps the version before for the delta."""
+        """Writes the weights as the generators compute with them; keeps the version before for the
+        delta."""
         self._tensors = self._tensors or described(weights, self._dtype)
         self._number += 1
         name = f"{self._name}-{self._number}"
@@ -106,7 +115,9 @@ class Pull(Transport):
             file.close()
             raise
         staged = Staged.of(file, name, found)
-        if self._staged is not None and _same(staged, self._staged):  # another attempt at one version
+        if self._staged is not None and _same(
+            staged, self._staged
+        ):  # another attempt at one version
             file.close()
             return
         _remove(self._older, self._delta)
@@ -117,7 +128,9 @@ class Pull(Transport):
         assert self._server is not None and self._staged is not None, "connected and staged before"
         if self._older is not None:
             self._make_delta(self._older, self._staged, control.interrupted or (lambda: None))
-        self._server.files = {one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None}
+        self._server.files = {
+            one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None
+        }
         slots, deadline_s = UploadSlots(PATIENCE * control.deadline_s), control.deadline_s
         control.each(FETCH, lambda generator: self._have_fetched(generator, slots, deadline_s))
 
@@ -126,7 +139,9 @@ class Pull(Transport):
         assert self._staged is not None, "staged before"
         checksum = self._staged.remote.checksum
         control.start_weight_update()
-        control.update_weights_of(lambda generator: {"file": self._fetched[generator], "checksum": checksum})
+        control.update_weights_of(
+            lambda generator: {"file": self._fetched[generator], "checksum": checksum}
+        )
         control.finish_weight_update()
 
     def close(self) -> None:
@@ -145,28 +160,55 @@ class Pull(Transport):
                 found = checksum(file.path)
                 self._delta = Staged.of(file, f"{newer.remote.name}-delta", found)
                 self._base = older.remote.name
-                share, seconds = self._delta.remote.size / newer.remote.size, time.monotonic() - started
-                log.info("The difference of two versions is %.1f %% of one; %.1f s to make.", 100 * share, seconds)
+                share, seconds = (
+                    self._delta.remote.size / newer.remote.size,
+                    time.monotonic() - started,
+                )
+                log.info(
+                    "The difference of two versions is %.1f %% of one; %.1f s to make.",
+                    100 * share,
+                    seconds,
+                )
         except OSError as error:
-            log.warning("There is no difference of two versions to fetch, and all fetch the whole: %s", error)
+            log.warning(
+                "There is no difference of two versions to fetch, and all fetch the whole: %s",
+                error,
+            )
         finally:
             if self._delta is None:
                 file.close()
         _remove(older)
         self._older = None
 
-    async def _have_fetched(self, generator: Generator, slots: UploadSlots, deadline_s: float) -> None:
+    async def _have_fetched(
+        self, generator: Generator, slots: UploadSlots, deadline_s: float
+    ) -> None:
         """Has one generator fetch the version when there is a place for it."""
         assert self._staged is not None, "staged before"
         started = time.monotonic()
         async with slots.take(generator) as peer:
             left_s = deadline_s - (time.monotonic() - started)
-            sources = [*([peer.server.location] if peer is not None else []), self._location(generator)]
-            delta, base = (self._delta.remote, self._base) if self._delta is not None else (None, "")
-            order = FetchOrder(self._staged.remote, sources, left_s, delta, base)
-            report = FetchReport(**await generator.client.post(FETCH, asdict(order), deadline_s=left_s))
+            sources = [
+                *([peer.server.location] if peer is not None else []),
+                self._location(generator),
+            ]
+            delta, base = (
+                (self._delta.remote, self._base) if self._delta is not None else (None, "")
+            )
+            order = FetchOrder(
+                self._staged.remote, sources, deadline_s=left_s, delta=delta, base=base
+            )
+            report = FetchReport(
+                **await generator.client.post(FETCH, asdict(order), deadline_s=left_s)
+            )
         seconds, received = time.monotonic() - started, sum(report.received)
-        log.info("%s has the weights (%s): %d bytes in %.1f s.", generator.name, report.how, received, seconds)
+        log.info(
+            "%s has the weights (%s): %d bytes in %.1f s.",
+            generator.name,
+            report.how,
+            received,
+            seconds,
+        )
         self._fetched[generator] = report.file
         self.fetched_bytes += received
         self.sent_bytes += report.received[-1]

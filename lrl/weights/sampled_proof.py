@@ -1,9 +1,9 @@
 """The proof that generators sample from the distribution whose log-probs they return.
 
-A probe asks for the log-probs of given texts. It cannot see an option of vLLM that changes what is sampled: a way of
-speculative decoding, a processor of logits, a plugin. The tokens of the first rollouts show it. Those of lag 0 were
-written by the version that trains, so their log-probs are the policy's but for rounding. They are compared once, before
-the update.
+A probe asks for the log-probs of given texts. It cannot see an option of vLLM that changes what is
+sampled: a way of speculative decoding, a processor of logits, a plugin. The tokens of the first
+rollouts show it. Those of lag 0 were written by the version that trains, so their log-probs are the
+policy's but for rounding. They are compared once, before the update.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,9 @@ ENOUGH_TOKENS = 64
 """Tokens of lag 0 that a step must have to be the one that is compared; as many as a probe has."""
 
 
-def check_sampled(metrics: Mapping[str, float], allowed: float, options: Mapping[str, Any], step: int) -> None:
+def check_sampled(
+    metrics: Mapping[str, float], allowed: float, options: Mapping[str, Any], step: int
+) -> None:
     """Raises RuntimeError if the log-probs of sampled tokens are not the policy's.
 
     Args:
@@ -29,12 +31,16 @@ def check_sampled(metrics: Mapping[str, float], allowed: float, options: Mapping
     remedy = (
         f"Leave out what strategy.server.extra_args has ({named}), one after the other."
         if named
-        else "strategy.server.extra_args has none: look for plugins and VLLM_ variables in the generators' environment."
+        else (
+            "strategy.server.extra_args has none: look for plugins and VLLM_ variables in the "
+            "generators' environment."
+        )
     )
     raise RuntimeError(
-        f"step {step}: the generators' log-probs of tokens that they have just sampled are off by {mean:.3g} nats a "
-        f"token (policy/mismatch_mean; the largest by {largest:.3g}) from those of the policy that wrote them, and "
-        f"{allowed:.2g} is allowed. Of given texts they compute what the policy computes, so an option changes what "
-        f"they sample or which log-probs they return. The weights were not touched. {remedy} "
-        "WeightSync.probe_tolerance sets another limit."
+        f"step {step}: the generators' log-probs of tokens that they have just sampled are off by "
+        f"{mean:.3g} nats a token (policy/mismatch_mean; the largest by {largest:.3g}) from those "
+        f"of the policy that wrote them, and {allowed:.2g} is allowed. Of given texts they compute "
+        "what the policy computes, so an option changes what they sample or which log-probs they "
+        f"return. The weights were not touched. {remedy} WeightSync.probe_tolerance sets another "
+        "limit."
     )

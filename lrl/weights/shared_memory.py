@@ -1,9 +1,9 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
-The trainer writes one safetensors file while the generators still write responses; in the pause they only map and load
-it. A rename replaces the older file, so a worker never sees half of one, and a checksum makes a worker refuse a damaged
-file. The fallback is a file in the temporary folder. The name begins with the run's id, by which the supervisor finds
-the files of a killed run.
+The trainer writes one safetensors file while the generators still write responses; in the pause
+they only map and load it. A rename replaces the older file, so a worker never sees half of one, and
+a checksum makes a worker refuse a damaged file. The fallback is a file in the temporary folder. The
+name begins with the run's id, by which the supervisor finds the files of a killed run.
 """
 
 import shutil
@@ -30,8 +30,9 @@ class SharedMemory(Transport):
         if same_machine:
             return ""
         return (
-            "moves its weights through shared memory, which only its own machine has, and this is another one. Join "
-            "there, or start the run with strategy.weight_transfer: pull, or nccl on GPUs."
+            "moves its weights through shared memory, which only its own machine has, and this is "
+            "another one. Join there, or start the run with strategy.weight_transfer: pull, or "
+            "nccl on GPUs."
         )
 
     @classmethod

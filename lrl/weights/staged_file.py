@@ -1,9 +1,11 @@
-"""The file in which a trainer stages a version of its weights: safetensors, written one tensor at a time.
+"""The file in which a trainer stages a version of its weights: safetensors, written one tensor at a
+time.
 
-For other processes of the machine it has a name in shared memory (`stage_file`). What the trainer serves itself needs
-none (`UnnamedFile`).
+For other processes of the machine it has a name in shared memory (`stage_file`). What the trainer
+serves itself needs none (`UnnamedFile`).
 
-The library's own writer wants all tensors at once, which would be a second copy of the policy on rank 0.
+The library's own writer wants all tensors at once, which would be a second copy of the policy on
+rank 0.
 """
 
 import json
@@ -31,9 +33,11 @@ FORMATS = {
 
 
 class UnnamedFile:
-    """A file in memory that only this process has; the kernel frees it with the process, whatever ends that.
+    """A file in memory that only this process has; the kernel frees it with the process, whatever
+    ends that.
 
-    A trainer whose generators are all on other machines has no supervisor here that would remove files of a name.
+    A trainer whose generators are all on other machines has no supervisor here that would remove
+    files of a name.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +52,9 @@ class UnnamedFile:
             self._descriptor = -1
 
 
-def stage_file(described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: Path) -> int:
+def stage_file(
+    described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: Path
+) -> int:
     """Writes weights as safetensors next to `file`, then renames; returns the checksum.
 
     A rename replaces an older file at once, so a reader never sees half of one.
@@ -77,14 +83,19 @@ def stage_file(described: Sequence[Described], tensors: Iterable[tuple[str, Tens
     return found
 
 
-def stage_unnamed(described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: UnnamedFile) -> int:
+def stage_unnamed(
+    described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: UnnamedFile
+) -> int:
     """Writes weights as safetensors into `file`; returns the checksum. See `stage_file`.
 
     Raises:
         OSError: There is no memory for them.
     """
     head = header(described)
-    needed, free = len(head) + sum(one.nbytes for one in described), psutil.virtual_memory().available
+    needed, free = (
+        len(head) + sum(one.nbytes for one in described),
+        psutil.virtual_memory().available,
+    )
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
@@ -92,7 +103,9 @@ def stage_unnamed(described: Sequence[Described], tensors: Iterable[tuple[str, T
     return checksum(file.path)
 
 
-def _write(head: bytes, described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], draft: Path) -> None:
+def _write(
+    head: bytes, described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], draft: Path
+) -> None:
     places, place = {}, len(head)
     for one in described:
         places[one.name] = place
@@ -103,16 +116,23 @@ def _write(head: bytes, described: Sequence[Described], tensors: Iterable[tuple[
             out.seek(places.pop(name))
             out.write(_bytes(tensor))
     if places:
-        raise RuntimeError(f"The policy has no {min(places)} any more, which it had at the first sync.")
+        raise RuntimeError(
+            f"The policy has no {min(places)} any more, which it had at the first sync."
+        )
 
 
 def header(described: Sequence[Described]) -> bytes:
-    """Returns the beginning of a safetensors file: the length of a table, and the table of what comes behind it."""
+    """Returns the beginning of a safetensors file: the length of a table, and the table of what
+    comes behind it."""
     table: dict[str, Any] = {}
     end = 0
     for one in described:
         begin, end = end, end + one.nbytes
-        table[one.name] = {"dtype": FORMATS[one.dtype], "shape": one.shape, "data_offsets": (begin, end)}
+        table[one.name] = {
+            "dtype": FORMATS[one.dtype],
+            "shape": one.shape,
+            "data_offsets": (begin, end),
+        }
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors behind it are aligned
     return len(text).to_bytes(8, "little") + text
@@ -128,18 +148,19 @@ def require_room(folder: Path, needed: int) -> None:
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(
-            f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new version replaces "
-            "the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
+            f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new "
+            "version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
         )
 
 
 def too_little_room(transport: str, needed: int, free: int) -> str:
-    """Returns why `free` bytes of shared memory are too few for what `transport` stores at most; empty if they are
-    enough."""
+    """Returns why `free` bytes of shared memory are too few for what `transport` stores at most;
+    empty if they are enough."""
     if needed <= free:
         return ""
     takes, has = in_gib(needed, free)
     return (
-        f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes {takes}. Enlarge it: "
-        f"`mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or `docker run --shm-size` for a container."
+        f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes "
+        f"{takes}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
+        "`docker run --shm-size` for a container."
     )

@@ -2,17 +2,19 @@
 
     stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync -> verify
 
-`move` does all of it up to the resume while the trainer waits; `start` only the stage, which alone needs the policy,
-and the rest on a thread beside the next step (for transports that copy the weights). The trainer never waits for the
-verification: unverified tokens stay in their generator. A generator that the distribution does not reach is paused with
-the others, because nothing may begin under its older version once they hold the new one.
+`move` does all of it up to the resume while the trainer waits; `start` only the stage, which alone
+needs the policy, and the rest on a thread beside the next step (for transports that copy the
+weights). The trainer never waits for the verification: unverified tokens stay in their generator. A
+generator that the distribution does not reach is paused with the others, because nothing may begin
+under its older version once they hold the new one.
 
-Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and a version are also
-read back, because an answered call is no proof of its effect, and weights must not change under a generator that
-writes. Before the resume a failure does no harm: the generator is paused, and the sync is attempted again, at last by
-the transport's fallback. A generator that fails all attempts is evicted; so is one that lets the deadline of a pause or
-resume pass, since its event loop stands still. A collective transfer fails for all when it fails for one: that one is
-evicted at once, and the next attempt connects the others without it.
+Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
+a version are also read back, because an answered call is no proof of its effect, and weights must
+not change under a generator that writes. Before the resume a failure does no harm: the generator is
+paused, and the sync is attempted again, at last by the transport's fallback. A generator that fails
+all attempts is evicted; so is one that lets the deadline of a pause or resume pass, since its event
+loop stands still. A collective transfer fails for all when it fails for one: that one is evicted at
+once, and the next attempt connects the others without it.
 """
 
 import logging
@@ -34,7 +36,8 @@ RESUMES = 3
 PHASES = 20
 """More than the phases of a sync that wait, each with its own deadline."""
 ENDS_S = 10.0
-"""Seconds for a sync beside the step to notice the end of the run; it looks every fifth of a second."""
+"""Seconds for a sync beside the step to notice the end of the run; it looks every fifth of a
+second."""
 Failures = dict[Generator, str]
 """Failed generators, with the reason."""
 Resumed = Callable[[list[Generator]], Any]
@@ -54,8 +57,10 @@ class PoolSync:
         make_transport: Makes the trainer's end of the transfer.
         name: Of the connection, unique on this machine.
         interrupted: Called by the trainer's thread while it waits; raises to end the wait.
-        entered: Called with each phase of `move` that costs the trainer's time (`lrl.system.stopwatch.SYNC`).
-        keys_and_values: What a pause does with those of the responses in flight (`Generator.pause`).
+        entered: Called with each phase of `move` that costs the trainer's time
+            (`lrl.system.stopwatch.SYNC`).
+        keys_and_values: What a pause does with those of the responses in flight
+            (`Generator.pause`).
     """
 
     def __init__(
@@ -86,32 +91,45 @@ class PoolSync:
         self._delivery: futures.Future[Failures] | None = None
         self._verifications: list[futures.Future[Failures]] = []
         self._missed = False
-        """Whether the last sync, beside a step, missed a generator: only `move` makes all attempts."""
+        """Whether the last sync, beside a step, missed a generator: only `move` makes all
+        attempts."""
         self._ends = False
 
     # ---- for the trainer
 
     def move(self, weights: Weights, version: int, make_probe: Callable[[], Probe]) -> Failures:
-        """Gives the weights to all generators of the pool that do not hold them; returns those to evict."""
+        """Gives the weights to all generators of the pool that do not hold them; returns those to
+        evict."""
         self._missed = False
         if not (stale := self._admit_pending(version)):
             return {}
         self.control.interrupted = self.interrupted
         return self.give(weights, stale, version, self._verify(make_probe()))
 
-    def start(self, weights: Weights, version: int, make_probe: Callable[[], Probe], moved: Callable[[], Any]) -> bool:
+    def start(
+        self,
+        weights: Weights,
+        version: int,
+        make_probe: Callable[[], Probe],
+        moved: Callable[[], Any],
+    ) -> bool:
         """Stages the weights, and does the rest on a thread.
 
         Args:
             weights: The policy's; it may be changed afterwards.
             version: Their version.
             make_probe: Called at once.
-            moved: Called on the thread when no generator writes under the version before any longer.
+            moved: Called on the thread when no generator writes under the version before any
+                longer.
 
         Returns:
             Whether that is possible; otherwise nothing was done that `move` would not do.
         """
-        if self._missed or not self._transport.copies or not (stale := self._admit_pending(version)):
+        if (
+            self._missed
+            or not self._transport.copies
+            or not (stale := self._admit_pending(version))
+        ):
             return False
         probe = make_probe()
         self.control.interrupted = self.interrupted
@@ -144,15 +162,21 @@ class PoolSync:
         return self._delivery.exception() is not None or bool(self._delivery.result())
 
     def wait(self) -> Failures:
-        """Waits until all that the pool writes is verified or cut; returns the probes' failures since the last wait."""
+        """Waits until all that the pool writes is verified or cut; returns the probes' failures
+        since the last wait."""
         if self._delivery is not None:
             limit = PHASES * (self.control.deadline_s + 5.0)
-            late = self.control.loop.wait_for(self._delivery, limit, "a sync beside the step", self.interrupted)
-            self._delivery, self._missed = None, bool(late)
+            late = self.control.loop.wait_for(
+                self._delivery, limit, "a sync beside the step", self.interrupted
+            )
+            self._delivery = None
+            self._missed = bool(late)
         failed, verifications, self._verifications = Failures(), self._verifications, []
         for one in verifications:
             deadline_s = self.control.deadline_s + 5.0
-            found = self.control.loop.wait_for(one, deadline_s, "the verification of a sync", self.interrupted)
+            found = self.control.loop.wait_for(
+                one, deadline_s, "the verification of a sync", self.interrupted
+            )
             failed.update(found)
         return failed
 
@@ -166,12 +190,18 @@ class PoolSync:
         if self._delivery is not None:
             futures.wait([self._delivery], ENDS_S)
             error = self._delivery.exception() if self._delivery.done() else None
-            if isinstance(error, Exception) and not isinstance(error, RunEnded):  # a signal is a SystemExit
+            if isinstance(error, Exception) and not isinstance(
+                error, RunEnded
+            ):  # a signal is a SystemExit
                 log.warning("The last sync failed: %s", error)
         for one in self._verifications:
             one.cancel()
-        self._delivery, self._verifications = None, []
-        self._call(self.pool.drop_unverified("The run ended before it was proved."), "cutting unverified tokens")
+        self._delivery = None
+        self._verifications = []
+        self._call(
+            self.pool.drop_unverified("The run ended before it was proved."),
+            "cutting unverified tokens",
+        )
 
     def close(self) -> None:
         """Releases the transport; idempotent."""
@@ -181,7 +211,9 @@ class PoolSync:
 
     # ---- a sync
 
-    def give(self, weights: Weights, generators: Sequence[Generator], version: int, resumed: Resumed) -> Failures:
+    def give(
+        self, weights: Weights, generators: Sequence[Generator], version: int, resumed: Resumed
+    ) -> Failures:
         """Gives the weights to `generators`, in as many attempts as the transport has.
 
         Args:
@@ -209,7 +241,8 @@ class PoolSync:
         return given_up | {generator: first[generator] for generator in todo}
 
     def _deliver_beside(self, probe: Probe, moved: Callable[[], Any]) -> Failures:
-        """Delivers the staged copy in two attempts, without the policy; returns the generators that stay paused."""
+        """Delivers the staged copy in two attempts, without the policy; returns the generators that
+        stay paused."""
         resumed = self._verify(probe)
         given_up, late = self._deliver(self._distribute(), resumed, 1)
         if late:
@@ -224,11 +257,16 @@ class PoolSync:
         """Admits pending generators; returns those that need the weights."""
         self._call(self.pool.admit_pending(), "admitting generators")
         members = self.pool.generators
-        stale = [generator for generator in members if generator.version != version or not generator.serving]
+        stale = [
+            generator
+            for generator in members
+            if generator.version != version or not generator.serving
+        ]
         return list(members) if stale and self.control.collective else stale
 
     def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
-        """Connects new generators; all of them if the transport is collective and the pool has changed."""
+        """Connects new generators; all of them if the transport is collective and the pool has
+        changed."""
         self.control.begin([], version)
         new = [generator for generator in generators if generator not in self._connected]
         if self._transport.collective and self._connected != set(generators):
@@ -244,12 +282,17 @@ class PoolSync:
         known = self._connected | set(self.control.taking_part)
         self._connected = {generator for generator in known if generator.eviction is None}
 
-    def _stage(self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool) -> None:
+    def _stage(
+        self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool
+    ) -> None:
         """Does what can be done while the generators still write."""
         self._connect(weights, generators, version)
         late, sound = self.control.failed, self.control.sound
-        self.control.begin([generator for generator in generators if generator not in late], version)
-        self.control.failed, self.control.sound = late, sound
+        self.control.begin(
+            [generator for generator in generators if generator not in late], version
+        )
+        self.control.failed = late
+        self.control.sound = sound
         if self.control.taking_part:
             try:
                 self._transport.stage(weights, use_fallback)
@@ -257,20 +300,30 @@ class PoolSync:
                 self.control.fail(f"staging the weights failed: {error}")
 
     def _distribute(self) -> Failures:
-        """Brings the staged weights to the generators while they still write; returns those that it did not reach."""
+        """Brings the staged weights to the generators while they still write; returns those that it
+        did not reach."""
         control, failed = self.control, dict(self.control.failed)
         if not control.taking_part:
             return {}
         asked = list(control.taking_part)
         self._transport.distribute(control)
-        unreached = {one: why for one, why in control.failed.items() if one not in failed and one.eviction is None}
-        control.taking_part = [one for one in asked if one in control.taking_part or one in unreached]
+        unreached = {
+            one: why
+            for one, why in control.failed.items()
+            if one not in failed and one.eviction is None
+        }
+        control.taking_part = [
+            one for one in asked if one in control.taking_part or one in unreached
+        ]
         for generator in unreached:
             del control.failed[generator]
         return unreached
 
-    def _deliver(self, unreached: Failures, resumed: Resumed, number: int) -> tuple[Failures, Failures]:
-        """Moves the staged weights into the generators and resumes them; returns those to evict and those to retry.
+    def _deliver(
+        self, unreached: Failures, resumed: Resumed, number: int
+    ) -> tuple[Failures, Failures]:
+        """Moves the staged weights into the generators and resumes them; returns those to evict and
+        those to retry.
 
         Those that are `unreached` are only paused, and retried.
         """
@@ -313,27 +366,41 @@ class PoolSync:
         self.control.each(route, confirm, short=True)
 
     def _resume(self, paused_from: float) -> Failures:
-        """Resumes the generators and returns those that failed; one that answers without effect is asked again."""
+        """Resumes the generators and returns those that failed; one that answers without effect is
+        asked again."""
         control, version, todo = self.control, self.control.version, self.control.taking_part
         resumed, failed = list[Generator](), Failures()
         for attempt in range(RESUMES):
             control.begin(todo, version)
-            control.each("/resume", lambda generator: generator.resume(version, control.silence_s), short=True)
+            control.each(
+                "/resume",
+                lambda generator: generator.resume(version, control.silence_s),
+                short=True,
+            )
             if attempt == 0:
                 self.pause_seconds += time.monotonic() - paused_from
             self._confirm("/is_paused", {"is_paused": False})
             resumed += control.taking_part
             failed = control.failed | failed  # the first failure says most
-            todo = [one for one in control.failed if one.eviction is None and one not in control.silent]
+            todo = [
+                one for one in control.failed if one.eviction is None and one not in control.silent
+            ]
             if not todo:
                 break
-            self._log_failures(attempt + 1, {generator: control.failed[generator] for generator in todo})
+            self._log_failures(
+                attempt + 1, {generator: control.failed[generator] for generator in todo}
+            )
         control.taking_part = resumed
         return {generator: why for generator, why in failed.items() if generator not in resumed}
 
     def _log_failures(self, number: int, late: Failures) -> None:
         if late:
-            log.warning("Sync to version %d, attempt %d: %s", self.control.version, number, "; ".join(late.values()))
+            log.warning(
+                "Sync to version %d, attempt %d: %s",
+                self.control.version,
+                number,
+                "; ".join(late.values()),
+            )
 
     def _verify(self, probe: Probe) -> Resumed:
         loop, pool = self.control.loop, self.pool

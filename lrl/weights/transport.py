@@ -1,7 +1,9 @@
-"""The base of a weight transport: the trainer's end of a transfer. vLLM's engine of the same name is the other end.
+"""The base of a weight transport: the trainer's end of a transfer. vLLM's engine of the same name
+is the other end.
 
-A transport is one file with all that is particular to it: what it refuses, what its servers need, how it connects and
-sends. When to pause, the version's name and the check of the outcome are the same for all (`lrl.weights.sync`).
+A transport is one file with all that is particular to it: what it refuses, what its servers need,
+how it connects and sends. When to pause, the version's name and the check of the outcome are the
+same for all (`lrl.weights.sync`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Machine(NamedTuple):
     shares_device: bool
     """A generator has the trainer's own GPU."""
     is_open: bool = False
-    """The run's generators listen where other machines reach them, so that others may join from there."""
+    """The run's generators listen where other machines reach them, so that others may join from
+    there."""
     ranks: int = 1
     """Processes that train."""
     adapters: bool = False
@@ -36,7 +39,8 @@ class Transport(ABC):
     backend: str
     """Name of vLLM's engine, of the setting `strategy.weight_transfer` and of this transport."""
     collective = False
-    """All generators take part in one transfer; a change of the pool then means that all connect anew."""
+    """All generators take part in one transfer; a change of the pool then means that all connect
+    anew."""
     copies = False
     """`stage` copies the weights, so that the policy may change while they are sent."""
     fetches = False
@@ -54,44 +58,51 @@ class Transport(ABC):
 
     @classmethod
     def refusal(cls, machine: Machine) -> str:
-        """Returns why the transport cannot work on `machine`, as words behind its name; empty if it can."""
+        """Returns why the transport cannot work on `machine`, as words behind its name; empty if it
+        can."""
         return ""
 
     @classmethod
     def server_refusal(cls, settings: ServerSettings) -> str:
-        """Returns why the transport cannot work with servers of these settings, and the remedy; empty if it can."""
+        """Returns why the transport cannot work with servers of these settings, and the remedy;
+        empty if it can."""
         return ""
 
     @classmethod
     def join_refusal(cls, same_machine: bool) -> str:
-        """Returns why a generator of another process cannot join by this transport; empty if it can."""
+        """Returns why a generator of another process cannot join by this transport; empty if it
+        can."""
         return ""
 
     @classmethod
     def address_refusal(cls, host: str) -> str:
-        """Returns why a generator of another machine cannot join a run whose `strategy.server.host` is `host`."""
+        """Returns why a generator of another machine cannot join a run whose `strategy.server.host`
+        is `host`."""
         return ""
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables that generator `number` needs besides those it inherits."""
+        """Returns the environment variables that generator `number` needs besides those it
+        inherits."""
         return {}
 
     @classmethod
     def common_environment(cls, own: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables in `own` that every process of a transfer must have alike, or lack."""
+        """Returns the environment variables in `own` that every process of a transfer must have
+        alike, or lack."""
         return {}
 
     @classmethod
     def buffer_bytes(cls, largest: int) -> int:
-        """Returns the bytes that a transfer takes on each GPU, of trainer and generator, when the largest tensor has
-        `largest`."""
+        """Returns the bytes that a transfer takes on each GPU, of trainer and generator, when the
+        largest tensor has `largest`."""
         return 0
 
     @classmethod
     def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
-        """Returns why this machine has no room for what the transport stores for the run's `pools` pools of
-        `generators` together; empty if it has. `weight_bytes` are those of one copy as it travels."""
+        """Returns why this machine has no room for what the transport stores for the run's `pools`
+        pools of `generators` together; empty if it has. `weight_bytes` are those of one copy as it
+        travels."""
         return ""
 
     @abstractmethod
@@ -112,7 +123,8 @@ class Transport(ABC):
         """
 
     def distribute(self, control: Control) -> None:  # noqa: B027
-        """Brings what `stage` copied to the generators that take part, while they still write; `fetches` says so."""
+        """Brings what `stage` copied to the generators that take part, while they still write;
+        `fetches` says so."""
 
     @abstractmethod
     def send(self, control: Control) -> None:

@@ -1,9 +1,10 @@
 """The slots at which generators fetch one version: a tree that grows while they fetch.
 
-The trainer has `FAN_OUT` slots, and so has every generator that has fetched the version. A generator waits for a free
-place and gives it back. So rank 0 sends to two at once however many there are, no generator is the parent of another
-before it has the version, and a slow or frozen one holds one place and nobody else. Generators on the trainer's machine
-have no part in it: no link lies between, so they fetch from the trainer at once, and other machines do not reach them.
+The trainer has `FAN_OUT` slots, and so has every generator that has fetched the version. A
+generator waits for a free place and gives it back. So rank 0 sends to two at once however many
+there are, no generator is the parent of another before it has the version, and a slow or frozen one
+holds one place and nobody else. Generators on the trainer's machine have no part in it: no link
+lies between, so they fetch from the trainer at once, and other machines do not reach them.
 """
 
 import asyncio
@@ -15,18 +16,18 @@ from lrl.generators.generator import Generator
 from lrl.system.endpoint import is_loopback
 
 FAN_OUT = 2
-"""With a full link one place would be best: n generators have the version after log2(n + 1) transfers, and with two
-slots after 1.26 times that. But one alone would stand still behind one slow generator, and one connection rarely fills
-a link."""
+"""With a full link one place would be best: n generators have the version after log2(n + 1)
+transfers, and with two slots after 1.26 times that. But one alone would stand still behind one slow
+generator, and one connection rarely fills a link."""
 
 
 class UploadSlots:
     """The slots of one version; lives on the fleet's loop.
 
     Args:
-        patience_s: Seconds without any place given back, before the trainer opens one more. They do not count from a
-            generator's own request: in a large tree most wait longer than that while all goes well, and 968 of
-            1,000 went to the trainer at once (simulated).
+        patience_s: Seconds without any place given back, before the trainer opens one more. They do
+            not count from a generator's own request: in a large tree most wait longer than that
+            while all goes well, and 968 of 1,000 went to the trainer at once (simulated).
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -35,11 +36,13 @@ class UploadSlots:
         """None is the trainer."""
         self._changed = asyncio.Condition()
         self._moved_s = -1.0
-        """Time of the loop at which the last place was given back or opened; negative before the first request."""
+        """Time of the loop at which the last place was given back or opened; negative before the
+        first request."""
 
     @asynccontextmanager
     async def take(self, child: Generator) -> AsyncIterator[Generator | None]:
-        """Takes a place for `child` and gives it back; it is at the trainer if there is none at another generator."""
+        """Takes a place for `child` and gives it back; it is at the trainer if there is none at
+        another generator."""
         if is_here(child):
             yield None
             return

@@ -1,9 +1,10 @@
 """The policy's weights as they travel: which number format, in which order.
 
-The format is that of `lrl.weights.narrowing`. vLLM packs tensors of any format one behind the other into a buffer of
-bytes, and can view one as its own format only where its size divides the offset. So tensors of an odd size come last,
-the widest of them first; then every offset fits, wherever a buffer begins. All others keep the policy's order, in which
-a sharded policy gathers each of them once.
+The format is that of `lrl.weights.narrowing`. vLLM packs tensors of any format one behind the other
+into a buffer of bytes, and can view one as its own format only where its size divides the offset.
+So tensors of an odd size come last, the widest of them first; then every offset fits, wherever a
+buffer begins. All others keep the policy's order, in which a sharded policy gathers each of them
+once.
 """
 
 import math
@@ -33,19 +34,26 @@ class Described(NamedTuple):
 
 def described(weights: Weights, narrow: torch.dtype | None) -> list[Described]:
     """Returns what `formatted` yields, in the order of a wire; reads all weights once."""
-    found = [Described(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in formatted(weights, narrow)]
+    found = [
+        Described(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in formatted(weights, narrow)
+    ]
     odd = odd_ones(found)
     return [one for one in found if one not in odd] + odd
 
 
 def odd_ones(found: Sequence[Described]) -> list[Described]:
-    """Returns the tensors behind which the widest numbers would not fit, in their order on the wire."""
+    """Returns the tensors behind which the widest numbers would not fit, in their order on the
+    wire."""
     widest = max((one.dtype.itemsize for one in found), default=1)
-    return sorted((one for one in found if one.nbytes % widest), key=lambda one: -one.dtype.itemsize)
+    return sorted(
+        (one for one in found if one.nbytes % widest), key=lambda one: -one.dtype.itemsize
+    )
 
 
 def formatted(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """Yields the weights as they are now, in the format in which they travel and the policy's order."""
+    """Yields the weights as they are now, in the format in which they travel and the policy's
+    order."""
     for name, tensor in weights():
         yield name, tensor.detach().to(travels_as(tensor.dtype, tuple(tensor.shape), narrow))
 
@@ -59,7 +67,8 @@ class Wire:
     """
 
     def __init__(self, weights: Weights, narrow: torch.dtype) -> None:
-        self._weights, self._narrow = weights, narrow
+        self._weights = weights
+        self._narrow = narrow
         self.tensors = described(weights, narrow)
         """What `__iter__` yields, in its order."""
 
@@ -92,7 +101,9 @@ class Wire:
 
         class WireSource(WeightSource):
             # 0.33 raises a TypeError at the class statement for a method, 0.32 calls one.
-            metadata: Any = cached_property(declare) if hasattr(WeightSource, "iter_full") else declare
+            metadata: Any = (
+                cached_property(declare) if hasattr(WeightSource, "iter_full") else declare
+            )
 
             def iter_full(self) -> Iterator[tuple[str, Tensor]]:
                 return iter(wire)

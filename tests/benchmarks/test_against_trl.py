@@ -1,4 +1,5 @@
-"""The benchmark against TRL, as far as it goes without TRL: equal settings, resuming, scoring, table and picture."""
+"""The benchmark against TRL, as far as it goes without TRL: equal settings, resuming, scoring,
+table and picture."""
 
 import ast
 import json
@@ -23,7 +24,14 @@ TINY = WarmUp(loss=10.0, habit_steps=2, examples=4)
 
 
 def row(system: str, seed: int, step: int, accuracy: float, steps: int = 60) -> dict[str, Any]:
-    row = {"system": system, "seed": seed, "steps": steps, "step": step, "samples": 256 * step, "seconds": 2.0 * step}
+    row = {
+        "system": system,
+        "seed": seed,
+        "steps": steps,
+        "step": step,
+        "samples": 256 * step,
+        "seconds": 2.0 * step,
+    }
     return row | {"accuracy": accuracy, "start_s": 20.0, "trl": "1"}
 
 
@@ -55,7 +63,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None:
         asked.append((system, seed))
         with out.open("a") as file:
-            file.writelines(json.dumps(row(system, seed, step, 0.5, steps)) + "\n" for step in checkpoints(steps))
+            file.writelines(
+                json.dumps(row(system, seed, step, 0.5, steps)) + "\n"
+                for step in checkpoints(steps)
+            )
 
     monkeypatch.setattr(against_trl, "measure", measure)
     return asked
@@ -80,12 +91,17 @@ def test_both_sides_learn_with_the_quickstarts_settings() -> None:
 def test_a_run_is_scored_before_its_first_step_at_every_tenth_and_after_its_last() -> None:
     assert checkpoints(60) == [0, 10, 20, 30, 40, 50, 60]
     assert checkpoints(4) == [0, 4]
-    assert job(Path("f")).checkpoint(0) == Path("p") and job(Path("f")).checkpoint(10) == Path("f/step-010")
+    assert job(Path("f")).checkpoint(0) == Path("p") and job(Path("f")).checkpoint(10) == Path(
+        "f/step-010"
+    )
 
 
 def test_a_side_gets_the_job_it_was_sent(tmp_path: Path) -> None:
     sent = job(tmp_path, seed=2, max_lag=1)
-    assert Job.read(json.dumps({name: getattr(sent, name) for name in Job.__dataclass_fields__})) == sent
+    assert (
+        Job.read(json.dumps({name: getattr(sent, name) for name in Job.__dataclass_fields__}))
+        == sent
+    )
 
 
 def test_the_clock_counts_samples_and_leaves_the_start_out(tmp_path: Path) -> None:
@@ -136,7 +152,9 @@ def test_rows_join_accuracy_and_clock_and_the_last_row_is_appended_last(
     monkeypatch.setattr(runs, "POLICIES", tmp_path)
     monkeypatch.setattr(runs, "make_policy", lambda folder, seed: make_policy(folder, seed, TINY))
     monkeypatch.setattr(runs, "train", train)
-    monkeypatch.setattr(runs, "accuracy", lambda folder: 0.25 if folder.name == "policy-seed3" else 0.75)
+    monkeypatch.setattr(
+        runs, "accuracy", lambda folder: 0.25 if folder.name == "policy-seed3" else 0.75
+    )
     out = tmp_path / "rows.jsonl"
     runs.measure("lrl-1", 3, 12, out, tmp_path / "runs")
     found = [json.loads(line) for line in out.read_text().splitlines()]
@@ -147,10 +165,17 @@ def test_rows_join_accuracy_and_clock_and_the_last_row_is_appended_last(
     assert runs.is_done(out, "lrl-1", 3, 12) and not runs.is_done(out, "lrl-1", 3, 60)
 
 
-def test_both_sides_take_the_same_prompts_with_the_token_ids_of_the_policys_tokenizer(tmp_path: Path) -> None:
+def test_both_sides_take_the_same_prompts_with_the_token_ids_of_the_policys_tokenizer(
+    tmp_path: Path,
+) -> None:
     policy = make_policy(tmp_path / "policy", 0, TINY)
-    paths = [runs.write_prompts(tmp_path / name, policy, seed, 32) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
-    first, again, other = ([json.loads(line) for line in path.read_text().splitlines()] for path in paths)
+    paths = [
+        runs.write_prompts(tmp_path / name, policy, seed, 32)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    first, again, other = (
+        [json.loads(line) for line in path.read_text().splitlines()] for path in paths
+    )
     assert first == again != other and len(first) == 32
     for line in first:
         assert line["token_ids"] == make_tokenizer()(line["prompt"]).input_ids
@@ -165,7 +190,9 @@ def test_both_sides_take_the_same_prompts_with_the_token_ids_of_the_policys_toke
         ([], [], "length"),
     ],
 )
-def test_a_response_is_finished_only_by_its_end_token(tokens: list[int], answer: list[int], reason: str) -> None:
+def test_a_response_is_finished_only_by_its_end_token(
+    tokens: list[int], answer: list[int], reason: str
+) -> None:
     assert until_end(tokens, EOS) == answer
     assert finish_reason(answer, EOS) == reason
 
@@ -193,10 +220,17 @@ def test_trls_side_imports_nothing_that_trls_environment_lacks() -> None:
     folder, ours = Path(settings.__file__).parent, set()
     for name in ("trl_side.py", "trl_speed.py"):
         for node in ast.walk(ast.parse((folder / name).read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("lrl.", "benchmarks.")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                ("lrl.", "benchmarks.")
+            ):
                 ours.add(node.module)
-    ours.discard("benchmarks.against_trl.trl_side")  # it is among those read, and imports TRL itself
+    ours.discard(
+        "benchmarks.against_trl.trl_side"
+    )  # it is among those read, and imports TRL itself
     assert {"lrl.training.schedule", "lrl.quickstart.task"} <= ours
-    block = "import sys; sys.modules.update(dict.fromkeys(['lightning', 'vllm', 'peft', 'jsonargparse', 'aiohttp']))"
+    block = (
+        "import sys; sys.modules.update(dict.fromkeys(['lightning', 'vllm', 'peft', "
+        "'jsonargparse', 'aiohttp']))"
+    )
     imports = "; ".join(f"import {name}" for name in sorted(filter(None, ours)))
     subprocess.run([sys.executable, "-c", f"{block}; {imports}"], check=True, cwd=folder.parents[1])

@@ -8,7 +8,9 @@ import pytest
 from benchmarks import arguments
 
 
-@pytest.mark.parametrize("words", [[], ["--steps", "3"], ["--prompts", "my rows.jsonl", "--steps", "3"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--steps", "3"], ["--prompts", "my rows.jsonl", "--steps", "3"]]
+)
 def test_the_command_of_a_record_repeats_its_arguments(words: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.some")
     parser.add_argument("--prompts")

@@ -1,4 +1,5 @@
-"""The chaos benchmarks, as far as they go without a run: what they would call lost, and what they break."""
+"""The chaos benchmarks, as far as they go without a run: what they would call lost, and what they
+break."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ import pytest
 
 from benchmarks import records
 from benchmarks.chaos import __main__ as chaos
-from benchmarks.chaos import faults, generators, launch, nodes, orders, ranks, rewards, soak, trainer
+from benchmarks.chaos import (
+    faults,
+    generators,
+    launch,
+    nodes,
+    orders,
+    ranks,
+    rewards,
+    soak,
+    trainer,
+)
 from benchmarks.chaos.journal import Journal, Reader, accounted_for, surviving, trained_once
 from benchmarks.chaos.launch import TargetSettings
 
@@ -23,8 +34,17 @@ PROMPTS = 4
 
 
 def step(number: int, launched: int, indices: list[int], **more: Any) -> dict[str, Any]:
-    prompts = [(index * 3 + index // PROMPTS) % PROMPTS for index in indices]  # another order in each epoch
-    return {"event": "step", "step": number, "launch": launched, "indices": indices, "prompts": prompts, **more}
+    prompts = [
+        (index * 3 + index // PROMPTS) % PROMPTS for index in indices
+    ]  # another order in each epoch
+    return {
+        "event": "step",
+        "step": number,
+        "launch": launched,
+        "indices": indices,
+        "prompts": prompts,
+        **more,
+    }
 
 
 def two_epochs(launched: int = 0) -> list[dict[str, Any]]:
@@ -48,7 +68,12 @@ def test_a_missing_step_is_reported() -> None:
 
 
 def test_two_whole_epochs_are_recognised() -> None:
-    assert trained_once(two_epochs(), PROMPTS) == {"prompts": 8, "missing": [], "twice": [], "epochs_whole": 2}
+    assert trained_once(two_epochs(), PROMPTS) == {
+        "prompts": 8,
+        "missing": [],
+        "twice": [],
+        "epochs_whole": 2,
+    }
 
 
 def test_a_prompt_trained_in_the_place_of_another_is_found() -> None:
@@ -74,7 +99,9 @@ def test_a_row_that_is_trained_twice_under_two_indices_is_found() -> None:
         ({"done_through": 4, "done_ahead": []}, {"lost": [4], "untold": [3, 4]}),
     ],
 )
-def test_a_difference_between_ledger_and_journal_is_named(change: dict[str, Any], found: dict[str, Any]) -> None:
+def test_a_difference_between_ledger_and_journal_is_named(
+    change: dict[str, Any], found: dict[str, Any]
+) -> None:
     end = {"done_through": 3, "done_ahead": [4], "open": [3, 5, 6], "skipped": []} | change
     if "done_through" not in change and change:
         end["open"] = change.get("open", [5, 6]) + [3]
@@ -92,7 +119,9 @@ def test_kills_are_spread_over_the_run_and_follow_from_the_seed() -> None:
     assert moments == trainer.plan(20, 60, seed=0) != trainer.plan(20, 60, seed=1)
     assert sum(moment.starting for moment in moments) == 2
     steps = [moment.step for moment in moments]
-    assert steps == sorted(steps) and steps[-1] <= 57 and steps[0] < 3 and steps[10] in range(28, 32)
+    assert (
+        steps == sorted(steps) and steps[-1] <= 57 and steps[0] < 3 and steps[10] in range(28, 32)
+    )
     assert all(0 <= moment.share < 1 for moment in moments)
 
 
@@ -137,7 +166,10 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[launch.T
     real = subprocess.Popen
 
     def start(command: list[str], **more: Any) -> Any:
-        script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+        script = (
+            "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
+            "time.sleep(60)'])"
+        )
         return real([sys.executable, "-c", script], **more)
 
     monkeypatch.setattr(launch.subprocess, "Popen", start)
@@ -154,7 +186,11 @@ def test_a_process_that_outlives_its_target_is_found(target: launch.Target) -> N
     target.process.wait(120)
     (target.scratch / "left").touch()
     left = target.leftovers()
-    assert left["gone_s"] is None and left["temporary_files"] == ["left"] and not target.scratch.exists()
+    assert (
+        left["gone_s"] is None
+        and left["temporary_files"] == ["left"]
+        and not target.scratch.exists()
+    )
 
 
 def test_a_file_in_shared_memory_without_a_process_is_found(target: launch.Target) -> None:
@@ -167,7 +203,9 @@ def test_a_file_in_shared_memory_without_a_process_is_found(target: launch.Targe
     assert path.name not in target._shared()
 
 
-def test_a_target_that_ends_early_is_an_error_with_the_end_of_its_output(target: launch.Target) -> None:
+def test_a_target_that_ends_early_is_an_error_with_the_end_of_its_output(
+    target: launch.Target,
+) -> None:
     with pytest.raises(launch.Ended, match="ended with exit status 0 before its first step"):
         target.wait_for(lambda: False, 30.0, "its first step")
     target.leftovers()
@@ -182,13 +220,24 @@ def environment(process: Any) -> dict[str, str]:
 
 def test_the_commands_of_the_docs_are_understood() -> None:
     assert chaos.make_parser("trainer").parse_args(["--kills", "2", "--steps", "8"]).kills == 2
-    assert not chaos.make_parser("generators").parse_args(["--kills", "1", "--freezes", "1", "--no-both"]).both
-    assert chaos.make_parser("soak").parse_args(["--steps", "2000", "--every-s", "60"]).every_s == 60
+    assert (
+        not chaos.make_parser("generators")
+        .parse_args(["--kills", "1", "--freezes", "1", "--no-both"])
+        .both
+    )
+    assert (
+        chaos.make_parser("soak").parse_args(["--steps", "2000", "--every-s", "60"]).every_s == 60
+    )
     assert chaos.make_parser("sync").parse_args(["--print"]).print
-    assert chaos.make_parser("rewards").parse_args(["--kinds", "crash", "nan"]).kinds == ["crash", "nan"]
+    assert chaos.make_parser("rewards").parse_args(["--kinds", "crash", "nan"]).kinds == [
+        "crash",
+        "nan",
+    ]
 
 
-@pytest.mark.parametrize("words", [["generators"], ["trainer"], ["soak"], ["sync", "--print"], ["rewards"]])
+@pytest.mark.parametrize(
+    "words", [["generators"], ["trainer"], ["soak"], ["sync", "--print"], ["rewards"]]
+)
 def test_a_recorded_measurement_is_printed_and_not_repeated(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +253,10 @@ def test_a_recorded_measurement_is_printed_and_not_repeated(
 
 def test_each_launch_that_dies_in_the_export_has_a_step_to_do() -> None:
     last_steps = [ranks.steps_until(12, "export", rank) for rank in reversed(range(ranks.RANKS))]
-    assert last_steps == sorted(set(last_steps)) and max(last_steps) < ranks.steps_until(12, "step", 0) == 12
+    assert (
+        last_steps == sorted(set(last_steps))
+        and max(last_steps) < ranks.steps_until(12, "step", 0) == 12
+    )
 
 
 def test_every_fault_of_two_machines_comes_in_every_phase() -> None:
@@ -214,7 +266,9 @@ def test_every_fault_of_two_machines_comes_in_every_phase() -> None:
     assert ("rank 1", "save") in nodes.plan("trainer", ["save"], ["rank 1"])
 
 
-def test_an_order_is_carried_out_once_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_is_carried_out_once_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(orders, "PLACES", {"step": ("json", "dumps")})
     monkeypatch.setattr("json.dumps", json.dumps)  # put back at the end
     orders.obey(tmp_path)

@@ -1,4 +1,5 @@
-"""What the chaos benchmarks see and break: responses that go on, generators that leave, processes that are hit."""
+"""What the chaos benchmarks see and break: responses that go on, generators that leave, processes
+that are hit."""
 
 from __future__ import annotations
 
@@ -30,20 +31,34 @@ if names := os.environ["BELOW"].split():
 print("up", flush=True)
 time.sleep(60)
 """
-"""A process with one below it for the first name, which has one below it for the second, and so on."""
+"""A process with one below it for the first name, which has one below it for the second, and so
+on."""
 
 
 def group(tokens: list[list[int]], *, finished: bool) -> Group:
     reason = "stop" if finished else ""
     rollouts = [
-        Rollout(token_ids=t, logprobs=[-1.0] * len(t), versions=[3] * len(t), finish_reason=reason, reward=1.0)
+        Rollout(
+            token_ids=t,
+            logprobs=[-1.0] * len(t),
+            versions=[3] * len(t),
+            finish_reason=reason,
+            reward=1.0,
+        )
         for t in tokens
     ]
-    return Group(index=7, prompt=Prompt(id=2, token_ids=[1, 5], text="1+1="), rollouts=rollouts, admitted_by=3)
+    return Group(
+        index=7,
+        prompt=Prompt(id=2, token_ids=[1, 5], text="1+1="),
+        rollouts=rollouts,
+        admitted_by=3,
+    )
 
 
 def fleet(members: int = 2, serving: int = 2) -> Any:
-    pool = SimpleNamespace(generators=list(range(members)), serving=list(range(serving)), last_loss="it is gone")
+    pool = SimpleNamespace(
+        generators=list(range(members)), serving=list(range(serving)), last_loss="it is gone"
+    )
     return SimpleNamespace(rollouts=pool, generators=[0, 1], alive=serving, restarts=0, reissued=4)
 
 
@@ -63,7 +78,9 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("tokens", "kept", "lost"), [([[4, 5, 6], [7]], 1, 0), ([[4, 9, 6], [7]], 0, 1)])
+@pytest.mark.parametrize(
+    ("tokens", "kept", "lost"), [([[4, 5, 6], [7]], 1, 0), ([[4, 9, 6], [7]], 0, 1)]
+)
 def test_a_response_counts_as_continued_only_with_exactly_the_tokens_of_the_checkpoint(
     tmp_path: Path, tokens: list[list[int]], kept: int, lost: int
 ) -> None:
@@ -112,9 +129,11 @@ def test_a_fleet_is_whole_again_only_when_all_serve_and_a_pause_is_no_loss(tmp_p
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[int]:
-    """Process id of a trainer with a supervisor, and with the processes of a generator, each below the one before.
+    """Process id of a trainer with a supervisor, and with the processes of a generator, each below
+    the one before.
 
-    A process of its own: below this one the session's server may be running, which no fault may hit.
+    A process of its own: below this one the session's server may be running, which no fault may
+    hit.
     """
     script = tmp_path / "generators" / "supervisor.py"
     script.parent.mkdir()
@@ -153,7 +172,9 @@ def test_a_part_that_is_not_there_is_an_error(tree: int) -> None:
     worker = faults.part_of(supervisor, "Worker")
     worker.kill()
     wait_for(lambda: not faults.words(worker))
-    with pytest.raises(RuntimeError, match="0 processes of the generator at port 8123 are its Worker"):
+    with pytest.raises(
+        RuntimeError, match="0 processes of the generator at port 8123 are its Worker"
+    ):
         faults.part_of(supervisor, "Worker")
 
 
@@ -178,7 +199,9 @@ def test_sockets_are_no_files(tmp_path: Path) -> None:
 def test_a_slope_is_per_thousand_steps_at_any_rate_of_samples() -> None:
     samples = [{"step": 2.0 * n, "trainer_rss_mib": 500 + 0.01 * 2 * n} for n in range(200)]
     found = soak.trend(samples, "trainer_rss_mib")
-    assert found["slope"] == pytest.approx(10, rel=1e-3) and found["half"] == pytest.approx(0, abs=1e-3)
+    assert found["slope"] == pytest.approx(10, rel=1e-3) and found["half"] == pytest.approx(
+        0, abs=1e-3
+    )
     assert soak.trend([], "trainer_rss_mib") == {"mean": None, "slope": None, "half": None}
 
 
@@ -191,7 +214,12 @@ def test_every_measurement_has_a_table() -> None:
     )
     kill = {"starting": False, "gone_s": None, "temporary_files": [], "resumed": {"responses": 3}}
     twice = {"missing": [], "twice": [], "epochs_whole": 2, "prompts": 8}
-    counts = {"responses_resumed": 3, "tokens_resumed": 30, "answers_continued": 3, "answers_rewritten": 0}
+    counts = {
+        "responses_resumed": 3,
+        "tokens_resumed": 30,
+        "answers_continued": 3,
+        "answers_rewritten": 0,
+    }
     killed = trainer.table(common | {"kills": [kill], "trained": twice} | counts, {"accuracy": 0.9})
     assert "0.910; 0.900" in killed and "after which something stayed for 20 s | 1 |" in killed
     slopes = {
@@ -213,12 +241,16 @@ def test_a_soak_begins_with_every_kind_of_fault_at_all_generators_each_when_all_
 ) -> None:
     hit: list[faults.Fault] = []
     monkeypatch.setattr(faults.Fault, "inject", lambda fault, pid: hit.append(fault))
-    monkeypatch.setattr(faults, "reward_workers_of", lambda pid: [SimpleNamespace(kill=lambda: None)])
+    monkeypatch.setattr(
+        faults, "reward_workers_of", lambda pid: [SimpleNamespace(kill=lambda: None)]
+    )
     broken = faults.RandomFaults(7, every_s=0.0, seed=0)
     for whole in [False, True, False, True, True, True]:
         broken.tick(whole)
     assert hit == list(faults.FIRST) and {fault.generators for fault in hit} == {(0, 1)}
-    assert {fault.part for fault in hit if not fault.freeze} == set(faults.PARTS) and any(fault.freeze for fault in hit)
+    assert {fault.part for fault in hit if not fault.freeze} == set(faults.PARTS) and any(
+        fault.freeze for fault in hit
+    )
     assert broken.counts == {"kill": 6, "freeze": 2, "reward worker": 4}
     broken.tick(whole=False)
     assert len(hit) == 4 and broken.counts["reward worker"] == 5

@@ -68,7 +68,9 @@ class Behind:
         self.seen.append((request.path_qs, request.headers.get("Authorization")))
         if body and "update_info" in body:
             self.files.append(load_file(body["update_info"]["file"]))
-            assert checksum(body["update_info"]["file"]) == body["update_info"]["checksum"], "damaged"
+            assert checksum(body["update_info"]["file"]) == body["update_info"]["checksum"], (
+                "damaged"
+            )
         return web.json_response({"did": request.path})
 
     def post(self, route: str, body: Any = None, deadline_s: float = 60.0) -> Any:
@@ -145,7 +147,11 @@ def test_only_a_damaged_file_has_the_wrong_checksum_and_the_file_itself_stays(
         behind.post("/update_weights", body)
     (arrived,) = behind.files
     assert any(not torch.equal(arrived[name], tensor) for name, tensor in load_file(file).items())
-    wait_for(lambda: list(tmp_path.iterdir()) == [file], 60.0, "the removal of the copy, behind the answer")
+    wait_for(
+        lambda: list(tmp_path.iterdir()) == [file],
+        60.0,
+        "the removal of the copy, behind the answer",
+    )
     assert checksum(file) == body["update_info"]["checksum"]
 
 
@@ -160,9 +166,11 @@ def test_the_plan_has_every_phase_of_a_sync_with_every_kind() -> None:
     planned = [(fault.phase, fault.kind, fault.stays) for fault in make_plan()]
     assert len(set(planned)) == len(planned)
     assert {(phase, kind, False) for phase in [INIT, *UPDATE] for kind in ON_THE_WAY} < set(planned)
-    assert {(phase, kind, False) for phase in ("/resume", PROBE) for kind in ("cut", "refused", "silent", "lie")} < set(
-        planned
-    )
+    assert {
+        (phase, kind, False)
+        for phase in ("/resume", PROBE)
+        for kind in ("cut", "refused", "silent", "lie")
+    } < set(planned)
 
 
 @pytest.mark.parametrize("notice", [True, False])
@@ -175,12 +183,20 @@ def test_a_full_memory_has_no_room_for_weights_and_leaves_nothing(notice: bool) 
     assert "lrl-full-" not in mounts
 
 
-@pytest.mark.parametrize(("file", "text"), [(file, text) for file, texts in TEXTS.items() for text in texts])
+@pytest.mark.parametrize(
+    ("file", "text"), [(file, text) for file, texts in TEXTS.items() for text in texts]
+)
 def test_lrl_still_writes_the_texts_by_which_a_fault_is_recognised(file: str, text: str) -> None:
     nodes = list(ast.walk(ast.parse((ROOT / file).read_text())))
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    written = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
-    assert any(text in part for part in written if isinstance(part, str)), f"{file} has no message with {text!r}"
+    written = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and id(node) not in docstrings
+    ]
+    assert any(text in part for part in written if isinstance(part, str)), (
+        f"{file} has no message with {text!r}"
+    )
 
 
 def test_the_file_of_every_text_is_known() -> None:
@@ -219,19 +235,29 @@ def recorded_tokens(*rollouts: Rollout, step: int = 2) -> TokenRecorder:
 
 
 def rollout(logprobs: list[float], versions: list[int]) -> Rollout:
-    return Rollout(token_ids=[0] * len(logprobs), logprobs=logprobs, versions=versions, finish_reason="stop")
+    return Rollout(
+        token_ids=[0] * len(logprobs), logprobs=logprobs, versions=versions, finish_reason="stop"
+    )
 
 
 def test_tokens_agree_with_the_version_they_name_and_not_with_the_one_before() -> None:
     responses = rollout([logprob(0.0), logprob(1.0)], [0, 1]), rollout([logprob(2.0)], [2])
     proof = recorded_tokens(*responses).verify(Fixed(0.0), 1.0)
-    assert proof.tokens == 3 and proof.difference < 1e-5 and proof.largest_lag == 2 and proof.missing == 0
+    assert (
+        proof.tokens == 3
+        and proof.difference < 1e-5
+        and proof.largest_lag == 2
+        and proof.missing == 0
+    )
     assert proof.under_the_version_before == pytest.approx(logprob(1.0) - logprob(0.0), abs=1e-5)
 
 
 def test_a_token_by_half_updated_weights_is_found_with_its_version() -> None:
     proof = recorded_tokens(rollout([logprob(0.0), logprob(0.5)], [0, 1])).verify(Fixed(0.0), 1.0)
-    assert proof.difference == pytest.approx(logprob(1.0) - logprob(0.5), abs=1e-5) and proof.worst_version == 1
+    assert (
+        proof.difference == pytest.approx(logprob(1.0) - logprob(0.5), abs=1e-5)
+        and proof.worst_version == 1
+    )
 
 
 def test_only_a_carried_response_may_be_by_a_newer_version_than_it_names() -> None:
@@ -258,13 +284,28 @@ def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
 
 def recorded(**fault: Any) -> dict[str, Any]:
     proof = recorded_tokens(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0).record()
-    usual = {"phase": "/pause", "kind": "cut", "stays": False, "version": 1, "hits": 1, "detected_by": "connection"}
+    usual = {
+        "phase": "/pause",
+        "kind": "cut",
+        "stays": False,
+        "version": 1,
+        "hits": 1,
+        "detected_by": "connection",
+    }
     usual |= {"detected_s": 0.04, "outcome": "retried", "sync_s": 0.5, "said": "..."}
-    return {"not_met": 0, "steps": 3, "seconds": 1.0, "proof": proof, "faults": [Outcome(**usual | fault).record()]}
+    return {
+        "not_met": 0,
+        "steps": 3,
+        "seconds": 1.0,
+        "proof": proof,
+        "faults": [Outcome(**usual | fault).record()],
+    }
 
 
 def test_the_table_has_an_outcome_in_the_row_of_its_phase_and_the_column_of_its_kind() -> None:
-    (row,) = [line for line in sync.tables(recorded()).splitlines() if line.startswith("| `/pause`")]
+    (row,) = [
+        line for line in sync.tables(recorded()).splitlines() if line.startswith("| `/pause`")
+    ]
     assert row.split(" | ")[1:3] == ["retried (connection, 0.0 s)", ""]
 
 

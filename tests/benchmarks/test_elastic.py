@@ -1,4 +1,5 @@
-"""The benchmark of a fleet that grows and shrinks, as far as it goes without a run: its run's settings and its sums."""
+"""The benchmark of a fleet that grows and shrinks, as far as it goes without a run: its run's
+settings and its sums."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Ended(elastic.Run):
     """A run that is there only by what it wrote."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._events = folder, None
+        self.folder = folder
+        self._events = None
 
     def wait_for(self, condition: object, what: str) -> None:
         assert callable(condition) and condition(), what
@@ -35,7 +37,9 @@ class Ended(elastic.Run):
 def test_the_run_writes_few_responses_at_once_and_has_no_further_callbacks(tmp_path: Path) -> None:
     recipe = yaml.safe_load(elastic.config_of(SETTINGS, tmp_path).read_text())
     assert recipe["trainer"]["strategy"]["init_args"]["server"]["max_num_seqs"] == 3
-    names = [callback["class_path"].rpartition(".")[2] for callback in recipe["trainer"]["callbacks"]]
+    names = [
+        callback["class_path"].rpartition(".")[2] for callback in recipe["trainer"]["callbacks"]
+    ]
     assert names == list(elastic.CALLBACKS)
 
 

@@ -18,13 +18,17 @@ HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
 
 @asynccontextmanager
 async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[str, Any]]]]:
-    """A client of a server that writes as many tokens as it may, if it is told to go on past the end token; and the
-    `sampling_params` of all requests."""
+    """A client of a server that writes as many tokens as it may, if it is told to go on past the
+    end token; and the `sampling_params` of all requests."""
     asked: list[dict[str, Any]] = []
 
     async def obey(request: web.Request) -> web.StreamResponse:
         asked.append((await request.json())["sampling_params"])
-        tokens = asked[-1]["max_tokens"] if asked[-1]["ignore_eos"] and not asked[-1]["stop_token_ids"] else 1
+        tokens = (
+            asked[-1]["max_tokens"]
+            if asked[-1]["ignore_eos"] and not asked[-1]["stop_token_ids"]
+            else 1
+        )
         response = web.StreamResponse()
         await response.prepare(request)
         written = [5] * tokens, [-1.0] * tokens, "length", [("0", 0, tokens)]
@@ -34,12 +38,16 @@ async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[
     app = web.Application()
     app.router.add_post("/{path:.*}", obey)
     async with TestServer(app) as server:
-        client = generator.GeneratorClient(f"http://127.0.0.1:{server.port}", "generator 0", "secret")
+        client = generator.GeneratorClient(
+            f"http://127.0.0.1:{server.port}", "generator 0", "secret"
+        )
         yield client, asked
         await client.close()
 
 
-def test_each_response_of_a_group_has_its_drawn_length_even_if_another_generator_continues_it() -> None:
+def test_each_response_of_a_group_has_its_drawn_length_even_if_another_generator_continues_it() -> (
+    None
+):
     lengths, rollouts = long_tailed(), [Rollout() for _ in range(4)]
     cut, longest = 3, max(lengths.of(7, 107, 4))
 
@@ -55,7 +63,9 @@ def test_each_response_of_a_group_has_its_drawn_length_even_if_another_generator
         asyncio.run(scene())
     drawn = lengths.of(7, 107, 4)
     assert [len(rollout.token_ids) for rollout in rollouts] == drawn
-    assert [rollout.finish_reason for rollout in rollouts] == ["length" if n == longest else "stop" for n in drawn]
+    assert [rollout.finish_reason for rollout in rollouts] == [
+        "length" if n == longest else "stop" for n in drawn
+    ]
 
 
 def test_responses_of_one_length_share_a_request_as_in_a_run() -> None:

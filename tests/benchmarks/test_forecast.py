@@ -12,8 +12,12 @@ from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import Record
 from lrl.planning.simulator.simulate import Simulation
 
-GENERATOR = LinearGenerator(kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, pause_s=0.1)
-TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4)
+GENERATOR = LinearGenerator(
+    kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, pause_s=0.1
+)
+TRAINER = LinearTrainer(
+    micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4
+)
 ARGS = forecast.make_parser().parse_args(["--steps", "8", "--warmup", "2"])
 
 
@@ -43,7 +47,9 @@ def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path)
     for row in rows:
         assert forecast_report.error(row) == pytest.approx(0, abs=0.02)
         parts = sum(row["fact"][part] for part in forecast_report.SHOWN)
-        assert parts == pytest.approx(row["fact"]["seconds"], rel=0.25)  # medians of parts do not add up exactly
+        assert parts == pytest.approx(
+            row["fact"]["seconds"], rel=0.25
+        )  # medians of parts do not add up exactly
     forecast_report.draw(rows, tmp_path / "forecast.png")
     assert (tmp_path / "forecast.png").stat().st_size > 10_000
     lines = forecast_report.table(rows).splitlines()

@@ -39,7 +39,9 @@ def test_an_epoch_before_has_other_responses_to_the_same_prompts() -> None:
 
 def test_separate_generators_for_the_long_responses_beat_random_fifo() -> None:
     model = MODELS["32B"]
-    by_chance, apart = (case_s(model, case, 5000, 0) for case in ("Random:nothing", "SkewnessAware:oracle"))
+    by_chance, apart = (
+        case_s(model, case, 5000, 0) for case in ("Random:nothing", "SkewnessAware:oracle")
+    )
     assert apart < 0.97 * by_chance
 
 
@@ -64,10 +66,19 @@ def test_an_unknown_case_is_refused_with_the_known_ones(
 def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:
     def row(case: str, repeat: int, *seconds: float) -> dict:
         facts = {"case": case, "repeat": repeat, "seconds": list(seconds)}
-        return facts | {"step_ms": 10.0, "response_ms": 0.5, "alone_ms": 10.0, "longest": [100, 300]}
+        return facts | {
+            "step_ms": 10.0,
+            "response_ms": 0.5,
+            "alone_ms": 10.0,
+            "longest": [100, 300],
+        }
 
     first = [row("RoundRobin:nothing", 0, 4.0, 6.0), row("RoundRobin:nothing", 1, 10.0, 10.0)]
-    rows = [*first, row("SkewnessAware:oracle", 0, 4.0, 4.0), row("SkewnessAware:oracle", 1, 5.0, 5.0)]
+    rows = [
+        *first,
+        row("SkewnessAware:oracle", 0, 4.0, 4.0),
+        row("SkewnessAware:oracle", 1, 5.0, 5.0),
+    ]
     assert ratios(rows, "SkewnessAware:oracle") == [0.8, 0.5]
     assert "| the longest group alone | 2.00 | |" in table(rows)
 

@@ -17,7 +17,12 @@ from benchmarks.random_policy import SHAPES
 from benchmarks.timed_run import Timed
 from tests.leftovers import wait_for
 
-TINY = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 @pytest.fixture
@@ -37,7 +42,9 @@ def took(seconds: float) -> dict[str, list[float]]:
     }
 
 
-def test_training_alone_has_the_same_responses_in_every_step_as_a_run(policy: Path, tmp_path: Path) -> None:
+def test_training_alone_has_the_same_responses_in_every_step_as_a_run(
+    policy: Path, tmp_path: Path
+) -> None:
     lengths, trained = timed_run.LENGTHS["long-tailed"], list[int]()
     data = ready_responses.timed_steps(policy, lengths, timed_run.MICRO_BATCH_TOKENS)
 
@@ -48,16 +55,22 @@ def test_training_alone_has_the_same_responses_in_every_step_as_a_run(policy: Pa
 
     trainer = timed_run.quiet_trainer(2, tmp_path, callbacks=[data.supervisor])
     trainer.fit(timed_run.make_module(policy, Counts), data)
-    drawn = [sum(lengths.of(group, group, timed_run.RESPONSES)) for group in range(2 * timed_run.GROUPS)]
+    drawn = [
+        sum(lengths.of(group, group, timed_run.RESPONSES)) for group in range(2 * timed_run.GROUPS)
+    ]
     assert trained == [sum(drawn[: timed_run.GROUPS]), sum(drawn[timed_run.GROUPS :])]
     assert all(times.train > 0 and times.sync == 0 for times in data.supervisor.times)
 
 
-def test_with_both_at_once_no_side_begins_a_step_before_the_other(policy: Path, tmp_path: Path) -> None:
+def test_with_both_at_once_no_side_begins_a_step_before_the_other(
+    policy: Path, tmp_path: Path
+) -> None:
     here, there = multiprocessing.Pipe()
     system = overlap.systems("equal")["at_once"]
     trains = threading.Thread(
-        target=at_once.train_for, args=(there, system, policy, timed_run.LENGTHS["equal"], 2, tmp_path), daemon=True
+        target=at_once.train_for,
+        args=(there, system, policy, timed_run.LENGTHS["equal"], 2, tmp_path),
+        daemon=True,
     )
     trains.start()
     takes = at_once.AtThePaceOf(here, 2)
@@ -86,14 +99,21 @@ def test_trls_counted_steps_have_the_responses_of_lrls(policy: Path, tmp_path: P
     first = timed_run.WARM_UP * timed_run.GROUPS
     groups = range(first, first + timed_run.GROUPS)
     lengths = timed_run.LENGTHS["long-tailed"]
-    assert drawn[speed.TRL_WARM_UP] == [tokens for group in groups for tokens in lengths.of(group, group, 16)]
+    assert drawn[speed.TRL_WARM_UP] == [
+        tokens for group in groups for tokens in lengths.of(group, group, 16)
+    ]
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]
     assert rows[speed.TRL_WARM_UP * timed_run.GROUPS] == speed.problems()[first]
     assert job.steps == len(drawn) == 3
 
 
 def test_overlap_is_compared_with_the_slower_side() -> None:
-    step = {"asynchronous": took(3.3), "writing": took(1.0), "training": took(3.0), "synchronous": took(6.6)}
+    step = {
+        "asynchronous": took(3.3),
+        "writing": took(1.0),
+        "training": took(3.0),
+        "synchronous": took(6.6),
+    }
     found = overlap.table({("equal", name): row for name, row in step.items()})
     assert "1.10 times the larger of both alone" in found
     assert "2.00 times as fast as lrl's synchronous one" in found
@@ -102,8 +122,13 @@ def test_overlap_is_compared_with_the_slower_side() -> None:
 def test_lrl_is_compared_with_the_faster_of_trls_ways() -> None:
     speeds = {"trl": 20.0, "trl-pieces": 25.0, "split": 30.0, "trainer-all": 40.0}
     parts = {part: [1.0, 1.0, 1.0] for part in speed.PARTS}
-    rows = {("equal", name): parts | {"answers_per_s": value, "trl": "1"} for name, value in speeds.items()}
-    assert "trains 1.60 times TRL's responses" in speed.table(rows) and "TRL 1, in pieces" in speed.table(rows)
+    rows = {
+        ("equal", name): parts | {"answers_per_s": value, "trl": "1"}
+        for name, value in speeds.items()
+    }
+    assert "trains 1.60 times TRL's responses" in speed.table(
+        rows
+    ) and "TRL 1, in pieces" in speed.table(rows)
 
 
 def test_a_mean_counts_the_step_that_waited() -> None:
@@ -112,7 +137,9 @@ def test_a_mean_counts_the_step_that_waited() -> None:
 
 
 @pytest.mark.parametrize("main", [overlap.main, speed.main])
-def test_threads_that_the_environment_would_overrule_are_refused(main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_the_environment_would_overrule_are_refused(
+    main: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     with pytest.raises(SystemExit, match="OMP_NUM_THREADS"):
         main([])

@@ -22,7 +22,8 @@ class ModelRun:
     """A trainer with two generators that serve version 0, and a `WeightSync`."""
 
     def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct) -> None:
-        self.loop, self.pool = LoopThread(), GeneratorPool(make_generators())
+        self.loop = LoopThread()
+        self.pool = GeneratorPool(make_generators())
         self.fleet = SimpleNamespace(
             loop=self.loop,
             rollouts=self.pool,
@@ -33,7 +34,9 @@ class ModelRun:
             call=lambda work, what: self.loop.wait(work, 5.0, what),
         )
         self.data = lrl.RolloutDataModule(
-            prompts=[{"prompt": "1+1=", "answer": "2"}], rewards=[lrl.rewards.ExactMatch()], max_lag=max_lag
+            prompts=[{"prompt": "1+1=", "answer": "2"}],
+            rewards=[lrl.rewards.ExactMatch()],
+            max_lag=max_lag,
         )
         self.versions: list[int] = []
         self.data.new_version = self.versions.append  # type: ignore[method-assign]

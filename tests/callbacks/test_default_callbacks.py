@@ -8,7 +8,17 @@ import lightning as L
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrl.callbacks import Evaluation, Export, Health, Progress, RolloutLog, Summary, Throughput, Timeline, WeightSync
+from lrl.callbacks import (
+    Evaluation,
+    Export,
+    Health,
+    Progress,
+    RolloutLog,
+    Summary,
+    Throughput,
+    Timeline,
+    WeightSync,
+)
 from lrl.callbacks.base import FollowRankZero, OnRankZero
 from lrl.callbacks.default_callbacks import let_others_follow, put_in_order
 
@@ -21,7 +31,17 @@ def make(kind: Any) -> L.Callback:
     return Evaluation([{"prompt": "1+1="}]) if kind is Evaluation else kind()
 
 
-KINDS = [WeightSync, Evaluation, RolloutLog, Throughput, Timeline, Health, Progress, Export, Summary]
+KINDS = [
+    WeightSync,
+    Evaluation,
+    RolloutLog,
+    Throughput,
+    Timeline,
+    Health,
+    Progress,
+    Export,
+    Summary,
+]
 
 
 @given(st.permutations([*KINDS, Users, Users]))
@@ -29,21 +49,32 @@ def test_lrls_callbacks_have_one_order_and_a_users_own_stay_after_all_that_stood
     kinds: list[type[L.Callback]],
 ) -> None:
     callbacks = [make(kind) for kind in kinds]
-    before = {one: set(callbacks[:place]) for place, one in enumerate(callbacks) if isinstance(one, Users)}
+    before = {
+        one: set(callbacks[:place]) for place, one in enumerate(callbacks) if isinstance(one, Users)
+    }
     put_in_order(callbacks)
     assert [type(one) for one in callbacks if not isinstance(one, Users)] == KINDS
     assert all(those <= set(callbacks[: callbacks.index(one)]) for one, those in before.items())
 
 
 def test_callbacks_in_order_are_not_moved() -> None:
-    callbacks = [make(kind) for kind in (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)]
+    callbacks = [
+        make(kind) for kind in (Users, WeightSync, RolloutLog, Users, Throughput, Summary, Users)
+    ]
     given_order = list(callbacks)
     put_in_order(callbacks)
     assert callbacks == given_order
 
 
-@given(st.lists(st.sampled_from([*KINDS, Users]), unique_by=lambda kind: kind if kind is not Users else object()))
-def test_other_ranks_follow_each_row_of_rank_zeros_callbacks_and_lack_nothing_else(kinds: list[Any]) -> None:
+@given(
+    st.lists(
+        st.sampled_from([*KINDS, Users]),
+        unique_by=lambda kind: kind if kind is not Users else object(),
+    )
+)
+def test_other_ranks_follow_each_row_of_rank_zeros_callbacks_and_lack_nothing_else(
+    kinds: list[Any],
+) -> None:
     callbacks = [make(kind) for kind in kinds]
     on_rank_zero, on_another = list(callbacks), list(callbacks)
     let_others_follow(on_rank_zero, leads=True)

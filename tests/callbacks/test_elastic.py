@@ -22,7 +22,8 @@ from lrl.callbacks.throughput import StepTimes
 from tests.leftovers import wait_for
 
 RUNS = st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 10.0), st.integers(1, 6))
-"""Seconds of work for one generator; how much longer training takes than that shared evenly; generators."""
+"""Seconds of work for one generator; how much longer training takes than that shared evenly;
+generators."""
 
 
 def times_of(work: float, train: float, generators: int) -> StepTimes:
@@ -55,16 +56,24 @@ def test_one_less_is_spoken_of_exactly_when_without_it_training_is_still_the_slo
     train = ratio * work / generators
     assume(generators == 1 or abs(work / (generators - 1) - train) > 1e-6 * train)
     times = times_of(work, train, generators)
-    assert has_one_too_many(times, generators) == (generators > 1 and work / (generators - 1) < train)
+    assert has_one_too_many(times, generators) == (
+        generators > 1 and work / (generators - 1) < train
+    )
     assert not (has_one_too_many(times, generators) and lacks_one(times, generators))
 
 
 def test_a_trainer_that_waits_for_one_long_response_gains_nothing_from_another_generator() -> None:
-    times = StepTimes({"train": 5.0, "wait_last": 5.0}, {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0})
+    times = StepTimes(
+        {"train": 5.0, "wait_last": 5.0},
+        {"writing": 12.0, "paused": 0.0, "starved": 6.0, "idle": 2.0},
+    )
     assert generation_s(times) == pytest.approx(6.0) and not lacks_one(times, 2)
 
 
-STAYS = "import signal, sys, time; open(sys.argv[1] + '/started', 'a').write('x'); {more} time.sleep(600)"
+STAYS = (
+    "import signal, sys, time; open(sys.argv[1] + '/started', 'a').write('x'); {more} "
+    "time.sleep(600)"
+)
 
 
 class ModelRun:
@@ -133,10 +142,12 @@ def test_generators_are_started_one_at_a_time_up_to_the_limit(
     elastic = Elastic(command=script(tmp_path), max_generators=4, steps=2)
     model_run.steps(elastic, 20)
     assert len(started) == 1
-    model_run.fleet.joined, model_run.fleet.rollouts.alive = 1, [0, 1, 2]
+    model_run.fleet.joined = 1
+    model_run.fleet.rollouts.alive = [0, 1, 2]
     model_run.steps(elastic, 20)
     assert len(started) == 2
-    model_run.fleet.joined, model_run.fleet.rollouts.alive = 2, [0, 1, 2, 3]
+    model_run.fleet.joined = 2
+    model_run.fleet.rollouts.alive = [0, 1, 2, 3]
     model_run.steps(elastic, 20)
     assert len(started) == 2
     elastic.teardown(model_run.trainer, None, "fit")  # type: ignore[arg-type]
@@ -166,10 +177,15 @@ def test_a_program_that_is_gone_does_not_end_the_run(
 
 
 def test_a_command_that_does_not_end_is_killed_with_the_run(
-    model_run: ModelRun, tmp_path: Path, started: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+    model_run: ModelRun,
+    tmp_path: Path,
+    started: list[psutil.Process],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(elastic_module, "END_S", 0.2)
-    elastic = Elastic(command=script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);"), steps=1)
+    elastic = Elastic(
+        command=script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN);"), steps=1
+    )
     model_run.steps(elastic, 1)
     wait_for((tmp_path / "started").exists, 60.0, "the script")
     wait_for(lambda: started[0].status() == psutil.STATUS_SLEEPING, 60.0, "its sleep")

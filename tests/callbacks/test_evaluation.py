@@ -13,7 +13,9 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
 
 @pytest.mark.parametrize("weight", [0.0, 0.9, 2.0])
 @pytest.mark.parametrize("own", [False, True])
-def test_an_accuracy_does_not_know_the_weight_that_a_reward_has_in_training(weight: float, own: bool) -> None:
+def test_an_accuracy_does_not_know_the_weight_that_a_reward_has_in_training(
+    weight: float, own: bool
+) -> None:
     trained = ExactMatch(weight=weight)
     data = lrl.RolloutDataModule(ROWS, rewards=[trained, Format("x")])
     evaluation = Evaluation(ROWS, rewards=[trained] if own else None)
@@ -23,5 +25,7 @@ def test_an_accuracy_does_not_know_the_weight_that_a_reward_has_in_training(weig
 
 def test_of_several_rewards_the_weighted_sum_counts() -> None:
     data = lrl.RolloutDataModule(ROWS, rewards=[ExactMatch()])
-    judges = Evaluation(ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)]).rewards_for_evaluation(data)
+    judges = Evaluation(
+        ROWS, rewards=[ExactMatch(weight=0.7), Format("x", weight=0.3)]
+    ).rewards_for_evaluation(data)
     assert [judge.weight for judge in judges] == [0.7, 0.3]

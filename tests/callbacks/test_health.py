@@ -81,7 +81,10 @@ def test_a_figure_is_warned_of_once_in_a_run_in_a_short_line(lines: Lines) -> No
     low, high = [0.3, 0.32, 0.31], [0.6, 0.6, 0.65]
     health = Health()
     (said,) = lines(ess(0.9, *low, 0.2, *high, *low, *high, *low), health)
-    assert said == "WARNING step 3: policy/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag or model.lr."
+    assert said == (
+        "WARNING step 3: policy/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag or "
+        "model.lr."
+    )
     assert health.outside == {"policy/ess": 10}, "the summary counts them"
 
 
@@ -110,14 +113,22 @@ def test_a_step_that_does_not_log_a_figure_is_not_counted_with_the_last_one(line
     assert len(lines([*ess(0.3, 0.3), {}, {}, *ess(0.3)])) == 1
 
 
-def test_the_smallest_unhealthy_lag_is_named_and_the_setting_that_leaves_it_out(lines: Lines) -> None:
+def test_the_smallest_unhealthy_lag_is_named_and_the_setting_that_leaves_it_out(
+    lines: Lines,
+) -> None:
     (left,) = lines([at_lags(lag_0=0.1, lag_3=0.8, lag_4=0.31, lag_16=0.2)] * 6)
-    assert left.endswith("policy/by_lag/4/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag to 3, or model.lr.")
+    assert left.endswith(
+        "policy/by_lag/4/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag to 3, or model.lr."
+    )
 
 
 def test_a_smaller_lag_speaks_again_and_a_larger_one_does_not(lines: Lines) -> None:
-    worse = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)] * 3
-    better = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)] * 3
+    worse = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [
+        at_lags(lag_2=0.2, lag_4=0.3, lag_5=0.2)
+    ] * 3
+    better = [at_lags(lag_2=0.9, lag_4=0.3, lag_5=0.9)] * 3 + [
+        at_lags(lag_2=0.9, lag_4=0.9, lag_5=0.9)
+    ] * 3
     first, second = lines(worse + better + worse)
     assert "policy/by_lag/4/ess is 0.3 " in first
     assert "policy/by_lag/2/ess is 0.2 " in second and "data.max_lag to 1" in second
@@ -150,7 +161,9 @@ def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
     """
     parser = ArgumentParser(parser_mode="omegaconf+")
     parser.add_argument("--callback", type=L.Callback)
-    health = parser.instantiate_classes(parser.parse_object({"callback": yaml.safe_load(config)})).callback
+    health = parser.instantiate_classes(
+        parser.parse_object({"callback": yaml.safe_load(config)})
+    ).callback
     assert isinstance(health, Health)
     row = {"policy/ess": 0.3, "policy/kl_behaviour": 9.0} | at_lags(lag_1=0.95)
     (left,) = lines([row] * 4, health)
@@ -158,12 +171,16 @@ def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
 
 
 def test_an_unknown_figure_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std"):
+    with pytest.raises(
+        ValueError, match=r"no rule for policy/es; .*policy/ess, policy/kl_behaviour, .*reward/std"
+    ):
         Health(ranges={"policy/es": (0.1, None)})
 
 
 def test_a_range_without_a_value_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"policy/ess would have to be at least 0.9 and at most 0.1"):
+    with pytest.raises(
+        ValueError, match=r"policy/ess would have to be at least 0.9 and at most 0.1"
+    ):
         Health(ranges={"policy/ess": (0.9, 0.1)})
     with pytest.raises(ValueError, match="Health.steps is 0"):
         Health(steps=0)
@@ -173,7 +190,9 @@ def test_the_settings_that_the_advice_names_exist() -> None:
     owners = {"data": lrl.RolloutDataModule, "model": lrl.PolicyModule}
     named = {found for rule in RULES for found in re.findall(r"\b(data|model)\.(\w+)", rule.advice)}
     assert {("data", "max_lag"), ("model", "lr")} <= named
-    assert {(o, name) for o, name in named if name not in inspect.signature(owners[o]).parameters} == set()
+    assert {
+        (o, name) for o, name in named if name not in inspect.signature(owners[o]).parameters
+    } == set()
 
 
 def test_the_page_has_the_ranges_of_the_rules() -> None:

@@ -33,7 +33,9 @@ class Record(L.Callback):
         self.steps: list[tuple[int, int, int]] = []
         self.weights: dict[int, torch.Tensor] = {}
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.steps.append((trainer.current_epoch, batch_idx, trainer.global_step))
         self.weights[trainer.global_step] = torch.cat(
             [value.flatten().clone() for _, value in pl_module.named_weights()]
@@ -44,7 +46,9 @@ class EndAt(L.Callback):
     """Ends a run at one moment of one step: by SIGTERM, or by an error."""
 
     def __init__(self, step: int, moment: str, error: Exception | None = None) -> None:
-        self.step, self.moment, self.error = step, moment, error
+        self.step = step
+        self.moment = moment
+        self.error = error
         self.backwards = 0
 
     def _end(self, trainer: L.Trainer, moment: str) -> None:
@@ -112,24 +116,42 @@ def test_a_run_stopped_at_any_moment_resumes_as_if_it_had_not_stopped(
     policy: str, whole: Record, tmp_path: Path, step: int, moment: str
 ) -> None:
     before, between, after = Record(), Record(), Record()
-    loggers = [CSVLogger(tmp_path / part, name="", version="csv") for part in ("one", "two", "three")]
+    loggers = [
+        CSVLogger(tmp_path / part, name="", version="csv") for part in ("one", "two", "three")
+    ]
     with pytest.raises(SystemExit):
-        fit(policy, trainer(tmp_path / "one", before, EndAt(step, moment), never(), logger=loggers[0]))
+        fit(
+            policy,
+            trainer(tmp_path / "one", before, EndAt(step, moment), never(), logger=loggers[0]),
+        )
     first = saved(tmp_path / "one")
     assert len(first) == 1
     with pytest.raises(SystemExit):
-        fit(policy, trainer(tmp_path / "two", between, EndAt(5, "backward"), never(), logger=loggers[1]), first[0])
+        fit(
+            policy,
+            trainer(tmp_path / "two", between, EndAt(5, "backward"), never(), logger=loggers[1]),
+            first[0],
+        )
     second = saved(tmp_path / "two")
-    fit(policy, trainer(tmp_path / "three", after, never(), logger=loggers[2], max_steps=STEPS), second[0])
+    fit(
+        policy,
+        trainer(tmp_path / "three", after, never(), logger=loggers[2], max_steps=STEPS),
+        second[0],
+    )
     assert [*before.steps, *between.steps, *after.steps] == whole.steps
     assert torch.equal(after.weights[STEPS], whole.weights[STEPS])
     logged = [logged_steps(tmp_path / part) for part in ("one", "two", "three")]
     assert sum(logged, []) == list(range(STEPS))
 
 
-def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(policy: str, tmp_path: Path) -> None:
+def test_an_error_of_the_run_saves_too_and_keeps_being_the_error(
+    policy: str, tmp_path: Path
+) -> None:
     with pytest.raises(RuntimeError, match="no generator is left"):
-        fit(policy, trainer(tmp_path, EndAt(2, "backward", RuntimeError("no generator is left")), never()))
+        fit(
+            policy,
+            trainer(tmp_path, EndAt(2, "backward", RuntimeError("no generator is left")), never()),
+        )
     assert [path.name for path in saved(tmp_path)] == ["last-step=2.ckpt"]
 
 
@@ -146,13 +168,17 @@ def test_nothing_is_saved_when(
     policy: str, tmp_path: Path, end: EndAt, checkpoints: Callable[[], ModelCheckpoint | None]
 ) -> None:
     callback = checkpoints()
-    run = trainer(tmp_path, end, *filter(None, [callback]), enable_checkpointing=callback is not None)
+    run = trainer(
+        tmp_path, end, *filter(None, [callback]), enable_checkpointing=callback is not None
+    )
     with pytest.raises(SystemExit):
         fit(policy, run)
     assert not list(tmp_path.glob("**/last-*"))
 
 
-def test_a_torn_optimizer_step_is_not_saved(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_optimizer_step_is_not_saved(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     intact = torch.optim.AdamW.step
 
     def torn(self: torch.optim.AdamW, closure: Any = None) -> Any:
@@ -179,13 +205,21 @@ class InTheWay(L.Callback):
 
 @pytest.mark.parametrize("end", [EndAt(2, "backward"), EndAt(-1, "never")], ids=["stopped", "good"])
 def test_a_last_checkpoint_that_its_folder_refuses_goes_elsewhere(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, end: EndAt
+    policy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: EndAt,
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     folder = tmp_path / "checkpoints"
     running = trainer(
-        tmp_path, InTheWay(folder), ModelCheckpoint(dirpath=folder, every_n_train_steps=4), end, max_steps=4
+        tmp_path,
+        InTheWay(folder),
+        ModelCheckpoint(dirpath=folder, every_n_train_steps=4),
+        end,
+        max_steps=4,
     )
     if end.moment == "never":
         fit(policy, running)
@@ -202,7 +236,10 @@ def test_the_printed_command_is_quoted_for_the_shell(
     policy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "the run's"
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"), pytest.raises(RuntimeError, match="a fault"):
+    with (
+        caplog.at_level(logging.INFO, logger="lightning.pytorch"),
+        pytest.raises(RuntimeError, match="a fault"),
+    ):
         fit(policy, trainer(folder, EndAt(1, "batch end", RuntimeError("a fault")), never()))
     (said,) = [message for message in caplog.messages if "Resume with" in message]
     assert shlex.split(said.partition("Resume with ")[2]) == ["--ckpt_path", str(saved(folder)[0])]

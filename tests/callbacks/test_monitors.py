@@ -1,4 +1,5 @@
-"""ModelCheckpoint and EarlyStopping on metrics of rollouts and evaluations, without a validation loop."""
+"""ModelCheckpoint and EarlyStopping on metrics of rollouts and evaluations, without a validation
+loop."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def fit(folder: str, *callbacks: L.Callback, rewards: list[float] | None = None)
 def test_the_checkpoint_of_the_best_evaluation_is_kept(folder: str, tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", mode="max", filename="{step}")
     fit(folder, saving)
-    assert saving.best_model_path.endswith("step=2.ckpt") and float(saving.best_model_score) == pytest.approx(0.5)
+    assert saving.best_model_path.endswith("step=2.ckpt") and float(
+        saving.best_model_score
+    ) == pytest.approx(0.5)
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["step=2.ckpt"]
 
 
@@ -71,9 +74,15 @@ def test_the_policy_after_its_last_step_may_be_the_best(folder: str, tmp_path: P
 
 
 def test_every_evaluation_is_looked_at_once(folder: str, tmp_path: Path) -> None:
-    saving = ModelCheckpoint(tmp_path, monitor="eval/held/accuracy", save_top_k=-1, filename="{step}")
+    saving = ModelCheckpoint(
+        tmp_path, monitor="eval/held/accuracy", save_top_k=-1, filename="{step}"
+    )
     fit(folder, saving)
-    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=2.ckpt", "step=5.ckpt", "step=8.ckpt"]
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == [
+        "step=2.ckpt",
+        "step=5.ckpt",
+        "step=8.ckpt",
+    ]
 
 
 def test_a_run_stops_when_its_evaluations_get_no_better(folder: str) -> None:
@@ -92,16 +101,29 @@ def test_a_callback_that_asks_for_the_end_of_an_epoch_gets_it(folder: str) -> No
 
 
 @pytest.mark.parametrize("kind", [ModelCheckpoint, EarlyStopping])
-def test_a_figure_that_no_evaluation_gives_is_refused(folder: str, kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"monitor is 'eval/hold/accuracy'.*There is eval/held/accuracy"):
-        fit(folder, kind(monitor="eval/hold/accuracy", **({"dirpath": tmp_path} if kind is ModelCheckpoint else {})))
+def test_a_figure_that_no_evaluation_gives_is_refused(
+    folder: str, kind: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"monitor is 'eval/hold/accuracy'.*There is eval/held/accuracy"
+    ):
+        fit(
+            folder,
+            kind(
+                monitor="eval/hold/accuracy",
+                **({"dirpath": tmp_path} if kind is ModelCheckpoint else {}),
+            ),
+        )
 
 
 def test_a_figure_that_the_first_step_does_not_log_is_said_with_the_nearest(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit(folder, EarlyStopping("reward/maen", patience=1, strict=False))
-    said = [record.getMessage() for record in caplog.records if record.name == "lrl.callbacks.monitors"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "lrl.callbacks.monitors"
+    ]
     assert said == [
-        "EarlyStopping.monitor is 'reward/maen', which the first step has not logged. Did you mean reward/mean?"
+        "EarlyStopping.monitor is 'reward/maen', which the first step has not logged. Did you mean "
+        "reward/mean?"
     ]

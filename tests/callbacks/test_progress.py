@@ -34,7 +34,9 @@ class Measured(Throughput):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.generated_tokens_per_s = 12_345.6
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         self.times = StepTimes({"train": 3.0, "wait_first": 0.8, "transfer": 0.2})
 
 
@@ -99,13 +101,17 @@ class Terminal:
 
 
 @pytest.mark.parametrize("columns", [80, 100, 160])
-def test_a_narrow_terminal_keeps_reward_lag_and_waits(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_keeps_reward_lag_and_waits(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     terminal = Terminal(columns, monkeypatch)
     fit(Progress(), 12)
     (bar,) = (line for line in terminal.close() if line.startswith("step"))
     assert bar.startswith("step 12/12 |") and len(bar) <= columns
     assert "reward 0.500, lag 0.2, waited 25%" in bar
-    assert ("12,346 tok/s" in bar) == (columns >= 100) and ("rollouts 20%, sync 5%" in bar) == (columns >= 160)
+    assert ("12,346 tok/s" in bar) == (columns >= 100) and ("rollouts 20%, sync 5%" in bar) == (
+        columns >= 160
+    )
 
 
 def test_what_is_logged_stands_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +134,9 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
     monkeypatch.setattr(sys, "stderr", stream)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(Progress(every_n_steps=5), 12)
-    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("step ")]
+    said = [
+        record.getMessage() for record in caplog.records if record.getMessage().startswith("step ")
+    ]
     assert [line.split(":")[0] for line in said] == [
         "step 1/12",
         "step 5/12",
@@ -136,7 +144,9 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
         "step 12/12",
     ]
     assert "lag" not in said[0], "it was not logged, and nan says nothing"
-    what = "reward 0.500, lag 0.2, waited 25%, 12,346 tok/s, 4.0 s/step, waits: rollouts 20%, sync 5%"
+    what = (
+        "reward 0.500, lag 0.2, waited 25%, 12,346 tok/s, 4.0 s/step, waits: rollouts 20%, sync 5%"
+    )
     assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", said[1])
     assert "\r" not in stream.getvalue()
 

@@ -36,7 +36,13 @@ def response(versions: list[int], reward: float | None = 1.0) -> Rollout:
 
 def test_a_response_has_the_lag_of_its_oldest_token() -> None:
     found = scalars_by_lag(
-        [response([7, 8, 9], 1.0), response([9], 0.0), response([7], 0.5), response([9, 9, 9], 1.0)], step=9
+        [
+            response([7, 8, 9], 1.0),
+            response([9], 0.0),
+            response([7], 0.5),
+            response([9, 9, 9], 1.0),
+        ],
+        step=9,
     )
     assert found == {
         "rollouts/by_lag/2/share": 0.5,
@@ -49,7 +55,10 @@ def test_a_response_has_the_lag_of_its_oldest_token() -> None:
 
 
 def test_large_lags_are_pooled() -> None:
-    rollouts = [response([100 - lag]) for lag in (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)]
+    rollouts = [
+        response([100 - lag])
+        for lag in (1, MAX_LAG_SHOWN - 1, MAX_LAG_SHOWN, MAX_LAG_SHOWN + 1, 90)
+    ]
     found = scalars_by_lag(rollouts, step=100)
     assert {tag: value for tag, value in found.items() if tag.endswith("share")} == {
         "rollouts/by_lag/1/share": pytest.approx(0.2),
@@ -59,7 +68,9 @@ def test_large_lags_are_pooled() -> None:
 
 
 def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
-    found = scalars_by_lag([response([4], None), response([5], None), response([5], 1.0), response([])], step=5)
+    found = scalars_by_lag(
+        [response([4], None), response([5], None), response([5], 1.0), response([])], step=5
+    )
     assert "rollouts/by_lag/1/reward" not in found
     assert found["rollouts/by_lag/1/share"] == 0.25
     assert found["rollouts/by_lag/0/reward"] == 1.0
@@ -67,12 +78,16 @@ def test_a_response_without_a_reward_or_a_token_is_no_zero() -> None:
 
 def test_resumed_responses_are_logged_at_the_first_step_only() -> None:
     resumed = Resumed(step=9, responses=37, tokens=4210, finished_groups=5)
-    assert resumed_scalars(resumed, 9) == {"rollouts/resumed_responses": 37.0, "rollouts/resumed_tokens": 4210.0}
+    assert resumed_scalars(resumed, 9) == {
+        "rollouts/resumed_responses": 37.0,
+        "rollouts/resumed_tokens": 4210.0,
+    }
     assert resumed_scalars(resumed, 10) == resumed_scalars(None, 0) == {}
 
 
 class Steps(L.LightningDataModule):
-    """The parts of each step that `RolloutLog` reads: one response, and the given number of failures."""
+    """The parts of each step that `RolloutLog` reads: one response, and the given number of
+    failures."""
 
     def __init__(self, failures: list[int]) -> None:
         super().__init__()
@@ -85,9 +100,13 @@ class Steps(L.LightningDataModule):
         return list(range(len(self.failures)))
 
     def begin(self, step: int) -> None:
-        group = Group(index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[response([step])])
+        group = Group(
+            index=step, prompt=Prompt(id=step, token_ids=[1], text="?"), rollouts=[response([step])]
+        )
         self.reward_pool.counts["crash"] += self.failures[step]
-        packer = SimpleNamespace(discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0)
+        packer = SimpleNamespace(
+            discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0
+        )
         self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])
 
 
@@ -110,7 +129,9 @@ class Policy(L.LightningModule):
 class Times(L.Callback):
     """Stands behind `RolloutLog`, as `Throughput` may."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         pl_module.log("time/wait", 0.5, batch_size=1)
 
 
@@ -132,7 +153,9 @@ def written(folder: Path, failures: list[int]) -> EventAccumulator:
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_tensorboards_overview_has_only_metrics_that_the_run_logs(steps: int, tmp_path: Path) -> None:
+def test_tensorboards_overview_has_only_metrics_that_the_run_logs(
+    steps: int, tmp_path: Path
+) -> None:
     assert overview_of(written(tmp_path, [0] * steps)) == {
         "reward": ["^reward/mean$"],
         "effective sample size (0 to 1)": ["^policy/ess$"],
@@ -142,7 +165,9 @@ def test_tensorboards_overview_has_only_metrics_that_the_run_logs(steps: int, tm
 
 
 def test_the_overview_has_one_accuracy_for_each_data_set() -> None:
-    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, ["easy", "hard"])["Overview"]
+    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, ["easy", "hard"])[
+        "Overview"
+    ]
     assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
     for name in ("easy", "hard"):
         tags = [f"eval/{name}/accuracy", f"eval/{name}/accuracy_low", f"eval/{name}/accuracy_high"]
@@ -151,10 +176,18 @@ def test_the_overview_has_one_accuracy_for_each_data_set() -> None:
 
 def test_a_count_is_logged_from_its_first_nonzero_value_on(tmp_path: Path) -> None:
     events = written(tmp_path, [0, 2, 0, 1])
-    series = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    series = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
     assert series["rollouts/discarded"] == [(1, 2.0), (2, 0.0), (3, 1.0)]
     assert series["rewards/crash"] == [(1, 2.0), (2, 2.0), (3, 3.0)]
-    never = {"rollouts/masked_tokens", "rollouts/skipped_groups", "rollouts/replayed_groups", "rewards/timeout"}
+    never = {
+        "rollouts/masked_tokens",
+        "rollouts/skipped_groups",
+        "rollouts/replayed_groups",
+        "rewards/timeout",
+    }
     assert not never & series.keys()
 
 

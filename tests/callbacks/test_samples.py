@@ -1,4 +1,5 @@
-"""Sample responses in the loggers that have text or tables; stand-ins for the packages that are not installed."""
+"""Sample responses in the loggers that have text or tables; stand-ins for the packages that are not
+installed."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from lrl.types import Group, Prompt, Rollout
 
 
 def group(columns: dict[str, Any], reward: float | None = 0.5, text: str = "it is 3") -> Group:
-    first = Rollout(token_ids=[5] * 3, logprobs=[-1.0] * 3, versions=[7, 7, 9], finish_reason="stop", text=text)
-    first.reward, first.reward_failure = reward, None if reward is not None else "timeout"
+    first = Rollout(
+        token_ids=[5] * 3, logprobs=[-1.0] * 3, versions=[7, 7, 9], finish_reason="stop", text=text
+    )
+    first.reward = reward
+    first.reward_failure = None if reward is not None else "timeout"
     prompt = Prompt(id=4, token_ids=[1], text="1+1=", columns=columns)
     return Group(index=0, prompt=prompt, rollouts=[first, Rollout()])
 

@@ -31,13 +31,19 @@ def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators
     model_run.stick(UPDATE)
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    assert model_run.versions == [0] and model_run.pool.serving == [] and len(model_run.pool.alive) == 2
+    assert (
+        model_run.versions == [0]
+        and model_run.pool.serving == []
+        and len(model_run.pool.alive) == 2
+    )
     model_run.stick("")
     until(lambda: model_run.versions == [0, 1] and proved(model_run.pool.generators) == [1, 1])
     assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
 
 
-def test_when_the_trainer_continues_no_response_begins_under_the_version_before(model_run: ModelRun) -> None:
+def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
+    model_run: ModelRun,
+) -> None:
     sync, begins = model_run.sync._syncs[model_run.pool], threading.Event()
     deliver: Any = sync._deliver_beside
     sync._deliver_beside = lambda *parts: begins.wait(60) and deliver(*parts)  # type: ignore[assignment]
@@ -47,7 +53,9 @@ def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
     until(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
-def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(model_run: ModelRun) -> None:
+def test_the_generators_get_the_staged_weights_and_not_the_ones_trained_meanwhile(
+    model_run: ModelRun,
+) -> None:
     weight = torch.ones(3)
     model_run.trainer.lightning_module.sent_weights = lambda: iter([("head", weight)])
     staged = zlib.crc32(weight.numpy())
@@ -100,7 +108,10 @@ def test_a_failure_is_tried_again_from_the_same_copy(model_run: ModelRun) -> Non
     model_run.clients[0].failing = {UPDATE: 1}
     model_run.step(1)
     until(lambda: proved(model_run.pool.generators) == [1, 1])
-    assert model_run.clients[0].posted.count(PAUSE) == 3 and model_run.clients[1].posted.count(PAUSE) == 2
+    assert (
+        model_run.clients[0].posted.count(PAUSE) == 3
+        and model_run.clients[1].posted.count(PAUSE) == 2
+    )
 
 
 def test_a_generator_that_a_sync_missed_stays_paused_and_a_waiting_trainer_gives_it_the_weights(
@@ -110,7 +121,11 @@ def test_a_generator_that_a_sync_missed_stays_paused_and_a_waiting_trainer_gives
     model_run.clients[0].failing = {UPDATE: 2}
     model_run.step(1)
     until(lambda: model_run.versions == [0, 1] and proved([healthy]) == [1])
-    assert not behind.serving and behind.eviction is None and behind.client.posted.count("/resume") == 1  # type: ignore[attr-defined]
+    assert (
+        not behind.serving
+        and behind.eviction is None
+        and behind.client.posted.count("/resume") == 1
+    )  # type: ignore[attr-defined]
     model_run.poll()
     until(lambda: proved(model_run.pool.generators) == [1, 1])
 
@@ -126,7 +141,9 @@ def test_a_generator_that_is_never_reached_is_evicted_by_name(model_run: ModelRu
     until(lambda: proved([healthy]) == [2])
 
 
-def test_a_generator_without_a_response_to_the_pause_is_evicted_beside_the_step(model_run: ModelRun) -> None:
+def test_a_generator_without_a_response_to_the_pause_is_evicted_beside_the_step(
+    model_run: ModelRun,
+) -> None:
     silent, healthy = model_run.pool.generators
     model_run.clients[0].silent = {PAUSE}
     model_run.step(1)
@@ -167,7 +184,9 @@ def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverifi
         sync.interrupted = signal
         with pytest.raises(KeyboardInterrupt):
             model_run.step(2)
-    model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
+    model_run.sync.on_exception(
+        model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt()
+    )
     assert isinstance(delivery.exception(timeout=0), RunEnded)
     model_run.stick("")
     time.sleep(0.05)

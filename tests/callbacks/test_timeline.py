@@ -35,7 +35,9 @@ class Steps(L.LightningDataModule):
     def __init__(self) -> None:
         super().__init__()
         self.stopwatch = Stopwatch()
-        server: Any = SimpleNamespace(url="", name="", log_path=Path("log"), token="", trust=None, stop=lambda: None)
+        server: Any = SimpleNamespace(
+            url="", name="", log_path=Path("log"), token="", trust=None, stop=lambda: None
+        )
         self.fleet = Fleet([server], capacity=8)
         self.controller = SimpleNamespace(generated_tokens=0)
         self.trained: list[Group] = []
@@ -84,16 +86,26 @@ def test_a_steps_parts_add_up_to_its_seconds_and_every_trained_token_is_in_one_p
     policy_folder: Path, tmp_path: Path, data: Steps
 ) -> None:
     records = fit(policy_folder, tmp_path, data, steps=3)
-    steps, passes, groups = of(StepRecord, records), of(MicroBatchRecord, records), of(GroupRecord, records)
+    steps, passes, groups = (
+        of(StepRecord, records),
+        of(MicroBatchRecord, records),
+        of(GroupRecord, records),
+    )
     assert [step.step for step in steps] == [0, 1, 2] and isinstance(records[-1], StepRecord)
     for step, before in zip(steps[1:], steps, strict=False):
         assert step.started_s == pytest.approx(before.started_s + before.seconds)
     for step in steps:
         parts = [step.wait_first_s, step.wait_last_s, step.train_s, step.update_s, step.other_s]
-        assert min(parts) > 0 == step.sync_s == step.pause_s == step.wait_more_s == step.wait_reward_s
+        assert (
+            min(parts) > 0 == step.sync_s == step.pause_s == step.wait_more_s == step.wait_reward_s
+        )
         assert sum(parts) == pytest.approx(step.seconds)
         assert min(step.wait_first_s, step.wait_last_s) >= WAIT_S
-    lengths = [len(group.prompt.token_ids) + len(one.token_ids) for group in data.trained for one in group.rollouts]
+    lengths = [
+        len(group.prompt.token_ids) + len(one.token_ids)
+        for group in data.trained
+        for one in group.rollouts
+    ]
     assert sum(one.tokens for one in passes) == sum(lengths)
     assert sum(one.tokens_squared for one in passes) == sum(length**2 for length in lengths)
     assert sum(one.seconds for one in passes) == pytest.approx(sum(step.train_s for step in steps))
@@ -104,8 +116,8 @@ def test_a_steps_parts_add_up_to_its_seconds_and_every_trained_token_is_in_one_p
 def test_the_optimizers_update_has_seconds_of_its_own(
     policy_folder: Path, tmp_path: Path, data: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # AdamW's own, though it inherits it of Adam: a first `torch.compile` in the process puts a wrapper there, which a
-    # replacement at Adam would not reach.
+    # AdamW's own, though it inherits it of Adam: a first `torch.compile` in the process puts a
+    # wrapper there, which a replacement at Adam would not reach.
     part_of_the_update = torch.optim.AdamW._init_group
 
     def slow(*args: Any) -> Any:
@@ -126,7 +138,9 @@ def test_a_new_run_in_a_folder_removes_the_timeline_of_the_older_one(
     assert len(of(GroupRecord, records)) == 4
 
 
-def test_without_throughput_the_error_names_it(policy_folder: Path, tmp_path: Path, data: Steps) -> None:
+def test_without_throughput_the_error_names_it(
+    policy_folder: Path, tmp_path: Path, data: Steps
+) -> None:
     running = trainer(tmp_path, Timeline(), enable_checkpointing=False)
     with pytest.raises(ValueError, match=r"without lrl.callbacks.Throughput"):
         running.fit(PolicyModule(str(policy_folder)), datamodule=data)

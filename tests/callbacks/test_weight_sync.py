@@ -28,7 +28,9 @@ def model_run() -> Iterator[ModelRun]:
     run.end()
 
 
-def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_verified(model_run: ModelRun) -> None:
+def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_verified(
+    model_run: ModelRun,
+) -> None:
     assert proved(model_run.pool.generators) == [0, 0]
     model_run.hold(True)
     model_run.step(1)
@@ -65,7 +67,9 @@ def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: 
 
     for number, client in enumerate(model_run.clients):
         client.flush = partial(flush, f"of generator {number}")  # type: ignore[method-assign]
-    model_run.data._controller = SimpleNamespace(state_dict=lambda step: {"tokens": sorted(arrived)})  # type: ignore[assignment]
+    model_run.data._controller = SimpleNamespace(
+        state_dict=lambda step: {"tokens": sorted(arrived)}
+    )  # type: ignore[assignment]
     model_run.data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
     assert model_run.data.state_dict()["ledger"]["tokens"] == ["of generator 0", "of generator 1"]
 
@@ -80,7 +84,9 @@ def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_t
     model_run.step(1)
     until(lambda: lost)
     assert (
-        lost == [liar] and not liar.unverified and "does not compute what the policy computes" in (liar.eviction or "")
+        lost == [liar]
+        and not liar.unverified
+        and "does not compute what the policy computes" in (liar.eviction or "")
     )
     assert "probe for weight version 1 failed after" in (liar.eviction or "")
     model_run.step(2)
@@ -88,12 +94,17 @@ def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_t
     assert model_run.pool.generators == [healthy] and not liar.serving
 
 
-def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_replaces_none() -> None:
+def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_replaces_none() -> (
+    None
+):
     run, lost = ModelRun(), list[Generator]()
     run.pool.on_evicted = lost.append
     for client in run.clients:
         client.logprobs = [-1.0, -9.0]
-    with pytest.raises(RuntimeError, match=r"generator 0 does not compute what the policy computes(.|\n)*generator 1"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"generator 0 does not compute what the policy computes(.|\n)*generator 1",
+    ):
         run.step(0)
     run.loop.close()
     assert not lost and run.versions == []
@@ -104,23 +115,32 @@ def test_a_run_that_ends_before_a_proof_drops_unverified_tokens_without_waiting(
 ) -> None:
     model_run.hold(True)
     model_run.step(1)
-    model_run.sync.on_exception(model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt())
+    model_run.sync.on_exception(
+        model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt()
+    )
     assert all(generator.eviction for generator in model_run.pool.generators)
     assert not any(generator.unverified for generator in model_run.pool.generators)
     model_run.data.state_dict()  # does not wait: the probes are held still
 
 
 def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
-    with pytest.raises(ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose recompute or keep"):
+    with pytest.raises(
+        ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose recompute or keep"
+    ):
         WeightSync(keys_and_values="drop")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("how", "clears"), [("recompute", "true"), ("keep", "false")])
-def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(model_run: ModelRun, how: Any, clears: str) -> None:
+def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(
+    model_run: ModelRun, how: Any, clears: str
+) -> None:
     model_run.sync.keys_and_values = how
     model_run.sync._syncs.clear()
     model_run.step(1)
-    assert all(f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:] for client in model_run.clients)
+    assert all(
+        f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:]
+        for client in model_run.clients
+    )
     assert model_run.sync.recomputed_tokens == 0  # nothing was being written
 
 
@@ -141,7 +161,12 @@ def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
         ("keep", 0, 0, True),  # nothing was written over an older version's keys and values yet
         ("keep", 0, 3, False),
         ("recompute", 0, 3, True),
-        ("recompute", 3, 3, False),  # a resumed run's first tokens may be of the generators of the run before
+        (
+            "recompute",
+            3,
+            3,
+            False,
+        ),  # a resumed run's first tokens may be of the generators of the run before
         ("recompute", 3, 4, True),
         ("keep", 3, 4, False),
     ],
@@ -150,13 +175,16 @@ def test_sampled_tokens_are_compared_only_where_nothing_but_rounding_can_differ(
     model_run: ModelRun, how: Any, begun: int, version: int, compares: bool
 ) -> None:
     sync, policy = model_run.sync, model_run.trainer.lightning_module
-    model_run.trainer.global_step, sync.keys_and_values = begun, how
+    model_run.trainer.global_step = begun
+    sync.keys_and_values = how
     sync.on_train_start(model_run.trainer, policy)
     model_run.trainer.global_step = version
     assert (sync.sampled_tolerance(model_run.trainer, policy) is not None) == compares
 
 
-def test_the_limit_of_sampled_tokens_knows_temperature_and_the_format_of_training(model_run: ModelRun) -> None:
+def test_the_limit_of_sampled_tokens_knows_temperature_and_the_format_of_training(
+    model_run: ModelRun,
+) -> None:
     sync, policy, trainer = model_run.sync, model_run.trainer.lightning_module, model_run.trainer
     at_one = sync.sampled_tolerance(trainer, policy)
     model_run.data.sampling = replace(model_run.data.sampling, temperature=0.5)

@@ -53,7 +53,9 @@ class FullDisk(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if trainer.global_step in self.steps else hard, hard))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (100_000 if trainer.global_step in self.steps else hard, hard)
+        )
 
 
 @pytest.fixture
@@ -112,7 +114,9 @@ def test_a_run_on_a_full_disk_keeps_its_last_good_checkpoint_until_there_is_a_ne
         def on_train_batch_start(self, *args: Any) -> None:
             found.append(sorted(path.name for path in (tmp_path / "checkpoints").glob("*")))
 
-    newest_only = ModelCheckpoint(dirpath=tmp_path / "checkpoints", filename="{step}", every_n_train_steps=1)
+    newest_only = ModelCheckpoint(
+        dirpath=tmp_path / "checkpoints", filename="{step}", every_n_train_steps=1
+    )
     fit(policy, trainer(tmp_path, FullDisk(range(2, 4)), Look(), newest_only, max_steps=6))
     kept = [["step=2.ckpt"]] * 3
     assert found == [[], ["step=1.ckpt"], *kept, ["step=5.ckpt"]]
@@ -123,7 +127,11 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
 
     own = AsyncCheckpointIO()
     running = L.Trainer(
-        strategy=trainer(tmp_path).strategy, plugins=[own], max_steps=2, logger=False, default_root_dir=tmp_path
+        strategy=trainer(tmp_path).strategy,
+        plugins=[own],
+        max_steps=2,
+        logger=False,
+        default_root_dir=tmp_path,
     )
     assert isinstance(running.strategy, SingleDeviceStrategy)
     fit(policy, running)
@@ -131,8 +139,12 @@ def test_a_plugin_of_the_users_own_is_left_in_its_place(policy: str, tmp_path: P
     assert list(tmp_path.glob("**/*.ckpt"))
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot be told")
-def test_a_checkpoint_returns_freed_memory_between_blocks_in_use_to_the_system(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot be told"
+)
+def test_a_checkpoint_returns_freed_memory_between_blocks_in_use_to_the_system(
+    tmp_path: Path,
+) -> None:
     blocks = [torch.ones(16_000) for _ in range(3_000)]  # 62 KiB each: from the heap, not mapped
     in_use = blocks[::2]
     del blocks

@@ -52,14 +52,15 @@ def test_values_that_differ_have_different_fingerprints_and_equal_ones_the_same(
 
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     program = (
-        "from lrl.checkpoints.made_with import fingerprint; import lrl; "
-        "class_, set_, object_ = lrl.rewards.GSM8K, {'a', 'b', 'c', 'd'}, type('Own', (), {})(); object_.it = object_; "
+        "from lrl.checkpoints.made_with import fingerprint; import lrl; class_, set_, object_ = "
+        "lrl.rewards.GSM8K, {'a', 'b', 'c', 'd'}, type('Own', (), {})(); object_.it = object_; "
         "print(fingerprint([class_, set_, object_, object()]))"
     )
     environment = [os.environ | {"PYTHONHASHSEED": str(seed)} for seed in (1, 2)]
     command = [sys.executable, "-c", program]
     said = [
-        subprocess.run(command, env=each, capture_output=True, text=True, check=True).stdout for each in environment
+        subprocess.run(command, env=each, capture_output=True, text=True, check=True).stdout
+        for each in environment
     ]
     assert said[0] == said[1] != ""
 
@@ -70,16 +71,23 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
         (lambda: ExactMatch(), lambda: ExactMatch(weight=0.5)),
         (lambda: Format("a.*"), lambda: Format("a.+")),
         (lambda: ExactMatch(), lambda: GSM8K()),
-        (lambda: Function("tests.odd_lengths:brevity"), lambda: Function("tests.odd_lengths:brevity", weight=2.0)),
+        (
+            lambda: Function("tests.odd_lengths:brevity"),
+            lambda: Function("tests.odd_lengths:brevity", weight=2.0),
+        ),
     ],
 )
-def test_another_reward_or_setting_of_it_is_seen(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+def test_another_reward_or_setting_of_it_is_seen(
+    one: Callable[[], Any], other: Callable[[], Any]
+) -> None:
     assert not changes(settings_of([one()]), settings_of([one()]))
     assert changes(settings_of([one()]), settings_of([other()]))
     assert changes(settings_of([one()]), settings_of([one(), Format("b", name="another")]))
 
 
-def test_a_reward_whose_code_was_corrected_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_whose_code_was_corrected_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "judging.py"
     found = []

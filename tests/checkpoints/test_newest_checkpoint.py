@@ -1,4 +1,5 @@
-"""`ckpt_path="last"` is the newest checkpoint of the run that is named, or an error that names the existing ones."""
+"""`ckpt_path="last"` is the newest checkpoint of the run that is named, or an error that names the
+existing ones."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def trainer(folder: Path, **settings: Any) -> L.Trainer:
 
 
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
-def test_without_a_version_it_is_of_the_run_of_that_name_that_has_written_last(tmp_path: Path, kind: Any) -> None:
+def test_without_a_version_it_is_of_the_run_of_that_name_that_has_written_last(
+    tmp_path: Path, kind: Any
+) -> None:
     save(tmp_path / "mine/version_2/checkpoints/epoch=0-step=300.ckpt", written_at=100)
     save(tmp_path / "mine/version_0/checkpoints/epoch=0-step=50.ckpt", written_at=300)
     newest = save(tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt", written_at=200)
@@ -41,10 +44,14 @@ def test_without_a_version_it_is_of_the_run_of_that_name_that_has_written_last(t
 def test_the_version_names_the_run(tmp_path: Path, version: int | str) -> None:
     named = save(tmp_path / "mine/version_1/checkpoints/last-step=8.ckpt", written_at=100)
     save(tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt", written_at=200)
-    assert newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version))) == named
+    assert (
+        newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version))) == named
+    )
 
 
-def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_name(tmp_path: Path) -> None:
+def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_name(
+    tmp_path: Path,
+) -> None:
     checkpoints = tmp_path / "checkpoints"
     save(checkpoints / "epoch=0-step=9.ckpt", written_at=300)
     save(checkpoints / "epoch=0-step=10.ckpt", written_at=100)
@@ -52,18 +59,27 @@ def test_of_checkpoints_of_equal_steps_the_newest_file_is_taken_whatever_its_nam
     (checkpoints / "torn.ckpt").write_text("half a checkpoint")
     (checkpoints / "epoch=0-step=11.ckpt.unfinished").touch()
     assert newest_checkpoint(trainer(tmp_path, logger=False)) == newest
-    assert newest_checkpoint(trainer(tmp_path / "else", callbacks=[ModelCheckpoint(checkpoints)])) == newest
+    assert (
+        newest_checkpoint(trainer(tmp_path / "else", callbacks=[ModelCheckpoint(checkpoints)]))
+        == newest
+    )
 
 
 def test_the_error_without_a_checkpoint_names_the_versions_with_one(tmp_path: Path) -> None:
     save(tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt", written_at=200)
     named = trainer(tmp_path, logger=CSVLogger(tmp_path, "mine", version="version_7"))
-    with pytest.raises(ValueError, match=r"no checkpoint in .*version_7.*with checkpoints: version_0\. Name"):
+    with pytest.raises(
+        ValueError, match=r"no checkpoint in .*version_7.*with checkpoints: version_0\. Name"
+    ):
         newest_checkpoint(named)
-    with pytest.raises(ValueError, match=r"ckpt_path is 'last', and there is no checkpoint in .*none"):
+    with pytest.raises(
+        ValueError, match=r"ckpt_path is 'last', and there is no checkpoint in .*none"
+    ):
         newest_checkpoint(trainer(tmp_path, logger=CSVLogger(tmp_path, "none")))
 
 
 def test_best_is_refused_where_nothing_has_been_saved(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ckpt_path is 'best', and this Trainer has saved no checkpoint"):
+    with pytest.raises(
+        ValueError, match="ckpt_path is 'best', and this Trainer has saved no checkpoint"
+    ):
         check_best(trainer(tmp_path), "best")

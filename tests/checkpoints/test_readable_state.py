@@ -1,4 +1,5 @@
-"""What a checkpoint can hold, against `torch.load` itself; and runs whose own parts have other state."""
+"""What a checkpoint can hold, against `torch.load` itself; and runs whose own parts have other
+state."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ class Own:
 PLAIN: dict[str, Any] = {
     "numbers": [0, 1.5, True, None, 1 + 2j, 10**30],
     "text": ["", "\u00e9", b"bytes"],
-    "tensors": [torch.zeros(2), torch.nn.Parameter(torch.ones(1)), torch.Size([1]), torch.float32, torch.device("cpu")],
+    "tensors": [
+        torch.zeros(2),
+        torch.nn.Parameter(torch.ones(1)),
+        torch.Size([1]),
+        torch.float32,
+        torch.device("cpu"),
+    ],
     "nested": OrderedDict(a={(1, 2): [{"b": {1, 2}}]}),
     "counted": Counter("aab"),
 }
@@ -66,11 +73,23 @@ def test_what_is_called_readable_is_what_torch_reads() -> None:
 @pytest.mark.parametrize("name", [name for name in ODD if name not in ("a default", "a queue")])
 def test_what_cannot_be_read_is_left_out_whole_and_named_by_key_and_type(name: str) -> None:
     callbacks = {"Own": {"deep": [1, {"at": ODD[name]}], "count": 3}, "Other": {"count": 4}}
-    checkpoint = {"state_dict": {"w": torch.zeros(1)}, "callbacks": callbacks, "mine": [ODD[name]], "global_step": 7}
+    checkpoint = {
+        "state_dict": {"w": torch.zeros(1)},
+        "callbacks": callbacks,
+        "mine": [ODD[name]],
+        "global_step": 7,
+    }
     whole, faults = readable(checkpoint)
     kind = f"{type(ODD[name]).__module__}.{type(ODD[name]).__qualname__}"
-    assert [str(fault) for fault in faults] == [f"callbacks.Own.deep.1.at ({kind})", f"mine.0 ({kind})"]
-    assert whole == {"state_dict": checkpoint["state_dict"], "callbacks": {"Other": {"count": 4}}, "global_step": 7}
+    assert [str(fault) for fault in faults] == [
+        f"callbacks.Own.deep.1.at ({kind})",
+        f"mine.0 ({kind})",
+    ]
+    assert whole == {
+        "state_dict": checkpoint["state_dict"],
+        "callbacks": {"Other": {"count": 4}},
+        "global_step": 7,
+    }
     assert "Own" in callbacks, "the state of the run itself is as before"
     through_a_file(whole)
 
@@ -84,7 +103,8 @@ class Keeps(L.Callback):
     """A user's callback with this state from a step on."""
 
     def __init__(self, value: Any, step: int) -> None:
-        self.value, self.step = value, step
+        self.value = value
+        self.step = step
         self.now = 0
         self.restored: Any = None
 
@@ -107,7 +127,9 @@ def every_step(folder: Path) -> ModelCheckpoint:
     return ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
 
 
-def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(policy: str, tmp_path: Path) -> None:
+def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(
+    policy: str, tmp_path: Path
+) -> None:
     class SavesItsArguments(PolicyModule):
         def __init__(self, model: str, own: Own) -> None:
             super().__init__(model)
@@ -121,13 +143,20 @@ def test_state_that_no_checkpoint_can_hold_ends_a_run_before_its_first_step(poli
     with pytest.raises(ConfigError) as error:
         running.fit(SavesItsArguments(policy, Own()), datamodule=StepsByVersion())
     own = f"({Own.__module__}.Own)"
-    named = f"callbacks.Keeps.value (numpy.float64), state_dict._extra_state {own}, hyper_parameters.own {own}"
-    assert f"A checkpoint cannot hold {named}." in str(error.value) and "ignore=" in str(error.value)
+    named = (
+        f"callbacks.Keeps.value (numpy.float64), state_dict._extra_state {own}, "
+        f"hyper_parameters.own {own}"
+    )
+    assert f"A checkpoint cannot hold {named}." in str(error.value) and "ignore=" in str(
+        error.value
+    )
     assert running.global_step == 0 and not list(tmp_path.glob("*.ckpt"))
     fit(policy, trainer(tmp_path, keeps, max_steps=1, enable_checkpointing=False))
 
 
-def test_state_that_is_there_only_after_a_step_does_not_end_a_run(policy: str, tmp_path: Path) -> None:
+def test_state_that_is_there_only_after_a_step_does_not_end_a_run(
+    policy: str, tmp_path: Path
+) -> None:
     class Late(Keeps):
         def state_dict(self) -> dict[str, Any]:
             return {"steps": 1 / self.now}
@@ -142,16 +171,35 @@ def test_state_that_turns_unreadable_in_a_run_costs_its_callback_alone(
 ) -> None:
     stopping = EarlyStopping("policy/loss", patience=100)
     with caplog.at_level(logging.ERROR):
-        fit(policy, trainer(tmp_path, Keeps(datetime.date(2026, 1, 2), 2), stopping, every_step(tmp_path), max_steps=3))
+        fit(
+            policy,
+            trainer(
+                tmp_path,
+                Keeps(datetime.date(2026, 1, 2), 2),
+                stopping,
+                every_step(tmp_path),
+                max_steps=3,
+            ),
+        )
     named = "callbacks.Keeps.value (datetime.date)"
-    lines = [record.getMessage() for record in caplog.records if "is saved without" in record.getMessage()]
+    lines = [
+        record.getMessage()
+        for record in caplog.records
+        if "is saved without" in record.getMessage()
+    ]
     assert [line.partition(".")[0] for line in lines] == [
         f"The checkpoint of step {step} is saved without callbacks" for step in (2, 3)
     ]
     assert all(named in line and "numbers, texts, tensors" in line for line in lines)
     for step, there in ((1, True), (3, False)):
         state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
-        assert ("Keeps" in state["callbacks"]) == there and any("EarlyStopping" in key for key in state["callbacks"])
+        assert ("Keeps" in state["callbacks"]) == there and any(
+            "EarlyStopping" in key for key in state["callbacks"]
+        )
     resumed = Keeps(0, 100)
-    fit(policy, trainer(tmp_path, resumed, every_step(tmp_path), max_steps=4), ckpt_path=tmp_path / "step=3.ckpt")
+    fit(
+        policy,
+        trainer(tmp_path, resumed, every_step(tmp_path), max_steps=4),
+        ckpt_path=tmp_path / "step=3.ckpt",
+    )
     assert resumed.now == 4 and resumed.restored is None

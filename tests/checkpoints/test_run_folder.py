@@ -15,7 +15,9 @@ from lrl.checkpoints.run_folder import RunFolderLock
 def test_a_live_runs_folder_is_an_error_that_names_its_process(tmp_path: Path) -> None:
     first, second = RunFolderLock(), RunFolderLock()
     first.acquire(tmp_path / "run")
-    with pytest.raises(ValueError, match=rf"live run \(process {os.getpid()} on {socket.gethostname()}\)"):
+    with pytest.raises(
+        ValueError, match=rf"live run \(process {os.getpid()} on {socket.gethostname()}\)"
+    ):
         second.acquire(tmp_path / "run")
     second.acquire(tmp_path / "another")
     first.release()

@@ -1,4 +1,5 @@
-"""Names of TRL, verl and others: each answer names settings and classes that there are, and none that misleads."""
+"""Names of TRL, verl and others: each answer names settings and classes that there are, and none
+that misleads."""
 
 from __future__ import annotations
 
@@ -76,6 +77,8 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_one(word: str, meant: s
     assert explain(f"unrecognized arguments: {word} 8").endswith(f"Did you mean {meant}?")
 
 
-@pytest.mark.parametrize("word", ["--data.num_rollout_workers", "--model.foo", "--trainer.strategy.colocate", "--x"])
+@pytest.mark.parametrize(
+    "word", ["--data.num_rollout_workers", "--model.foo", "--trainer.strategy.colocate", "--x"]
+)
 def test_what_is_like_no_setting_is_answered_with_none(word: str) -> None:
     assert explain(f"unrecognized arguments: {word} 8") == f"{word}: there is no such setting."

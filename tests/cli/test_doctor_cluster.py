@@ -1,4 +1,5 @@
-"""`lrl doctor --cluster` on two machines (network namespaces): it names each fault on both, before its deadline."""
+"""`lrl doctor --cluster` on two machines (network namespaces): it names each fault on both, before
+its deadline."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 @pytest.fixture
 def start(machines: tuple[Machine, Machine], tmp_path: Path) -> Iterator[Callable[..., Node]]:
     with nodes(tmp_path) as start_node:
-        yield lambda number, program, *words, **how: start_node(number, machines[number], program, *words, **how)
+        yield lambda number, program, *words, **how: start_node(
+            number, machines[number], program, *words, **how
+        )
 
 
 def ask(*words: str) -> None:
@@ -51,14 +54,27 @@ def test_two_nodes_that_can_run_have_no_fault(start: Callable[..., Node], tmp_pa
     both = [start(number, ask, "--timeout_s", "120", str(tmp_path / "runs")) for number in range(2)]
     assert [node.status() for node in both] == [0, 0], [node.said for node in both]
     for node in both:
-        names = ("node", "interface", "meeting", "gloo", "clock", "versions", "NCCL", "shared folder")
+        names = (
+            "node",
+            "interface",
+            "meeting",
+            "gloo",
+            "clock",
+            "versions",
+            "NCCL",
+            "shared folder",
+        )
         assert [line(node, name)[:2] for name in names] == ["ok"] * len(names), node.said
     assert not list((tmp_path / "runs").iterdir())
 
 
-@pytest.mark.parametrize(("program", "started_by"), [(ask_by_address, lambda number: {}), (ask, as_slurm)])
+@pytest.mark.parametrize(
+    ("program", "started_by"), [(ask_by_address, lambda number: {}), (ask, as_slurm)]
+)
 def test_a_node_finds_its_number_by_the_address_of_the_first_or_by_slurm(
-    program: Callable[..., None], started_by: Callable[[int], dict[str, str]], start: Callable[..., Node]
+    program: Callable[..., None],
+    started_by: Callable[[int], dict[str, str]],
+    start: Callable[..., Node],
 ) -> None:
     both = [start(number, program, started_by=started_by) for number in range(2)]
     assert [node.status() for node in both] == [0, 0], [node.said for node in both]
@@ -70,22 +86,32 @@ def test_all_faults_between_two_nodes_are_named_on_both_with_what_to_type(
 ) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    both = [start(0, ask, str(folder)), start(1, ask_with_several_faults, str(folder), hidden=(folder,))]
+    both = [
+        start(0, ask, str(folder)),
+        start(1, ask_with_several_faults, str(folder), hidden=(folder,)),
+    ]
     assert [node.status() for node in both] == [1, 1]
     assert line(both[1], "clock").startswith("wrong") and "3600" in line(both[1], "clock")
-    assert line(both[1], "versions").startswith("wrong") and "torch 1.0 (rank 0: " in line(both[1], "versions")
+    assert line(both[1], "versions").startswith("wrong") and "torch 1.0 (rank 0: " in line(
+        both[1], "versions"
+    )
     assert line(both[1], "shared folder").startswith("wrong")
     for words in ("sudo timedatectl set-ntp true", "pip install torch==", f"df {folder}"):
         assert all(f"type: {words}" in node.said for node in both), both[0].said
 
 
-def test_a_wrong_interface_is_named_on_both_and_a_missing_node_at_the_deadline(start: Callable[..., Node]) -> None:
+def test_a_wrong_interface_is_named_on_both_and_a_missing_node_at_the_deadline(
+    start: Callable[..., Node],
+) -> None:
     both = [start(0, ask), start(1, ask, GLOO_SOCKET_IFNAME="eth77")]
     assert [node.status() for node in both] == [1, 1]
     assert all(
-        "GLOO_SOCKET_IFNAME is 'eth77'" in node.said and "unset GLOO_SOCKET_IFNAME" in node.said for node in both
+        "GLOO_SOCKET_IFNAME is 'eth77'" in node.said and "unset GLOO_SOCKET_IFNAME" in node.said
+        for node in both
     )
     alone = start(0, ask, "--timeout_s", "2")
     assert alone.status() == 1 and "rank 1 (node 1) has not" in line(alone, "meeting")
     late = start(1, ask, "--timeout_s", "2")
-    assert late.status() == 1 and "nobody answers at MASTER_ADDR:MASTER_PORT" in line(late, "meeting")
+    assert late.status() == 1 and "nobody answers at MASTER_ADDR:MASTER_PORT" in line(
+        late, "meeting"
+    )

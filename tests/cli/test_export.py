@@ -1,4 +1,5 @@
-"""`lrl export`: the policy of a checkpoint as a folder that transformers opens; `tests/strategies` has sharded ones."""
+"""`lrl export`: the policy of a checkpoint as a folder that transformers opens; `tests/strategies`
+has sharded ones."""
 
 from __future__ import annotations
 
@@ -44,14 +45,19 @@ def test_the_policy_of_any_step_is_exported_with_its_tokenizer(
         assert torch.equal(weight, saved[f"network.{name}"])
     first = next(iter(weights_of(run / "policy")))
     assert not torch.equal(weights_of(tmp_path / "one")[first], weights_of(run / "policy")[first])
-    assert open_tokenizer(str(tmp_path / "one")).get_vocab() == open_tokenizer(str(run / "policy")).get_vocab()
+    assert (
+        open_tokenizer(str(tmp_path / "one")).get_vocab()
+        == open_tokenizer(str(run / "policy")).get_vocab()
+    )
 
 
 def test_the_form_of_the_runs_prompts_goes_from_the_checkpoint_into_the_policys_folder(
     run: Path, tmp_path: Path
 ) -> None:
     assert main(["export", str(run / "step=2.ckpt"), str(tmp_path / "without")]) == 0
-    assert not (tmp_path / "without" / prompt_form.FILE).exists(), "this run had no data set of lrl's"
+    assert not (tmp_path / "without" / prompt_form.FILE).exists(), (
+        "this run had no data set of lrl's"
+    )
     state = torch.load(run / "step=2.ckpt")
     prompts = Prompts([{"question": "2+2"}], prompt_column="question", template="{question}=")
     state["prompt_form"] = prompt_form.of(SimpleNamespace(prompts=prompts))
@@ -69,13 +75,21 @@ def test_a_printed_command_is_quoted_for_the_shell(
     assert shlex.split(command) == ["chat", str(folder)]
 
 
-def test_a_model_that_was_moved_is_given_by_name(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_was_moved_is_given_by_name(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state = torch.load(run / "step=2.ckpt")
     state["policy_folder"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "moved.ckpt")
     assert main(["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out")]) == 2
     assert "gone" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    words = ["export", str(tmp_path / "moved.ckpt"), str(tmp_path / "out"), "--model", str(run / "policy")]
+    words = [
+        "export",
+        str(tmp_path / "moved.ckpt"),
+        str(tmp_path / "out"),
+        "--model",
+        str(run / "policy"),
+    ]
     assert main(words) == 0 and weights_of(tmp_path / "out")
 
 
@@ -98,7 +112,9 @@ def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
     elif name == "another model":
         shutil.copytree(run / "policy", folder / "wide")
         config = folder / "wide" / "config.json"
-        config.write_text(config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1'))
+        config.write_text(
+            config.read_text().replace('"intermediate_size": ', '"intermediate_size": 1')
+        )
         more = ["--model", str(folder / "wide")]
     else:
         out.mkdir()

@@ -62,7 +62,10 @@ def test_help_has_types_and_defaults_as_they_are_typed(capsys: pytest.CaptureFix
 
 
 def test_help_imports_neither_torch_nor_lightning() -> None:
-    code = "import sys; from lrl.cli.main import main; main(['fit', '--help']); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from lrl.cli.main import main; main(['fit', '--help']); sys.exit('torch' in "
+        "sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

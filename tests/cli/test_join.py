@@ -25,23 +25,39 @@ SCORER = ["--kind", "scorer"]
         (["join", "somewhere", *SCORER, "--workers", "0"], "--workers 0: it must be at least 1"),
         (["join", "somewhere", "--workers", "2"], "--workers: only with --kind scorer"),
         (["join", "somewhere", *SCORER, "--devices", "0"], "--devices: only with --kind generator"),
-        (["join", "somewhere", "--devices", "a"], "'a' are no CUDA indices; give numbers with commas, like 0,1"),
-        (["join", "somewhere", *SCORER, "--number", "-1"], "--number -1: scorers are counted from 0"),
+        (
+            ["join", "somewhere", "--devices", "a"],
+            "'a' are no CUDA indices; give numbers with commas, like 0,1",
+        ),
+        (
+            ["join", "somewhere", *SCORER, "--number", "-1"],
+            "--number -1: scorers are counted from 0",
+        ),
         (["leave", "somewhere", "--number", "-1"], "--number -1: generators are counted from 0"),
-        (["join", "somewhere", "--run_cert", "cert.pem"], "--run_cert cert.pem: only with the run's address"),
-        (["leave", "somewhere", "--run_cert", "cert.pem"], "--run_cert cert.pem: only with the run's address"),
+        (
+            ["join", "somewhere", "--run_cert", "cert.pem"],
+            "--run_cert cert.pem: only with the run's address",
+        ),
+        (
+            ["leave", "somewhere", "--run_cert", "cert.pem"],
+            "--run_cert cert.pem: only with the run's address",
+        ),
         (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
         (["join", __file__], f"{__file__} is a file; give the run's folder"),
         (["leave", __file__], f"{__file__} is a file; give the run's folder"),
     ],
 )
-def test_words_that_cannot_work_are_refused(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_words_that_cannot_work_are_refused(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(words)
     assert caught.value.code == 2 and named in capsys.readouterr().err
 
 
-def test_a_scorer_has_a_worker_for_each_core_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scorer_has_a_worker_for_each_core_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[tuple[str, Kind, int]] = []
 
     def note(run: str, kind: Kind, own: LocalOverrides) -> int:

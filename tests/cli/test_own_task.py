@@ -1,6 +1,8 @@
-"""A reader's own task, from docs/own_task.md as it stands: its files, its command, and what may be wrong.
+"""A reader's own task, from docs/own_task.md as it stands: its files, its command, and what may be
+wrong.
 
-The command runs in a process of its own, with real reward workers, and ends where the first server would start.
+The command runs in a process of its own, with real reward workers, and ends where the first server
+would start.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def readers_folder(tmp_path: Path) -> Path:
 
 
 def lrl(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command as a console script: Python's path begins with the script's folder, not the current one."""
+    """The command as a console script: Python's path begins with the script's folder, not the
+    current one."""
     script = folder / "bin" / "lrl"
     script.parent.mkdir(exist_ok=True)
     script.write_text(UP_TO_A_SERVER)
@@ -73,8 +76,17 @@ def test_a_class_and_functions_of_the_current_folder_are_found_also_by_the_rewar
         "def rows():\n    return [json.loads(line) for line in open('problems.jsonl')]\n\n"
         "def model():\n    return 'policy'\n"
     )
-    rewards = json.dumps(["mine:rows", {"class_path": "mine.Keyword"}]).replace("mine:rows", "rewards:right")
-    words = ("--model.model", "mine.py:model", "--data.prompts", "mine:rows", "--data.rewards", rewards)
+    rewards = json.dumps(["mine:rows", {"class_path": "mine.Keyword"}]).replace(
+        "mine:rows", "rewards:right"
+    )
+    words = (
+        "--model.model",
+        "mine.py:model",
+        "--data.prompts",
+        "mine:rows",
+        "--data.rewards",
+        rewards,
+    )
     done = lrl(readers_folder, "fit", "--config", "own.yaml", *words)
     assert "a server would start here" in done.stdout, done.stderr[-3000:]
 
@@ -96,7 +108,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("groups_per_step=4", "groups_per_step=40", "data.groups_per_step is 40, and problems has 16 prompts"),
+        (
+            "groups_per_step=4",
+            "groups_per_step=40",
+            "data.groups_per_step is 40, and problems has 16 prompts",
+        ),
         ("rewards.py:right", "rewards.py:rihgt", "rewards.py has no 'rihgt'. Did you mean right?"),
     ],
     ids=["found in fit", "found where it is made"],
@@ -114,7 +130,11 @@ def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(readers_folder: Path) -> None:
-    (readers_folder / "train.py").write_text("import lrl.system.config_errors\nraise KeyError('nobody meant this')\n")
+    (readers_folder / "train.py").write_text(
+        "import lrl.system.config_errors\nraise KeyError('nobody meant this')\n"
+    )
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
-    assert done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr
+    assert (
+        done.returncode == 1 and "Traceback" in done.stderr and "nobody meant this" in done.stderr
+    )

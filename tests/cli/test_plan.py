@@ -51,10 +51,20 @@ def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
     assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--price", "2.5"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     steps = [
-        float(word) for word in printed.split("step (s)")[1].split("responses a second")[0].split("│") if word.strip()
+        float(word)
+        for word in printed.split("step (s)")[1].split("responses a second")[0].split("│")
+        if word.strip()
     ]
-    assert len(steps) == 5 and steps[0] <= min(steps) * 1.01, "four that run today, and both sides in turn"
-    for said in ("nothing here was measured", " binds: ", "price of a step", "8 in turn", "LlamaRL's two problems"):
+    assert len(steps) == 5 and steps[0] <= min(steps) * 1.01, (
+        "four that run today, and both sides in turn"
+    )
+    for said in (
+        "nothing here was measured",
+        " binds: ",
+        "price of a step",
+        "8 in turn",
+        "LlamaRL's two problems",
+    ):
         assert said in printed
 
 
@@ -66,13 +76,18 @@ def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
     )
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
     )
     assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[L.Trainer, dict[str, Any]]]:
+def build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[L.Trainer, dict[str, Any]]]:
     """Returns the trainer that `lrl fit` makes of a recipe, on the CPU, and what it would fit."""
     calls: list[tuple[L.Trainer, dict[str, Any]]] = []
 
@@ -92,10 +107,17 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tu
 
 
 def test_lrl_fit_builds_the_written_recipe(qwen: str, build: Any) -> None:
-    assert main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--out", "planned.yaml"]) == 0
+    assert (
+        main(["plan", "--model", qwen, "--cluster", "8xH100", *SMALL, "--out", "planned.yaml"]) == 0
+    )
     trainer, arguments = build("planned.yaml")
     data, strategy = arguments["datamodule"], trainer.strategy
-    assert (data.groups_per_step, data.sampling.n, data.max_prompt_tokens, data.sampling.max_tokens) == (
+    assert (
+        data.groups_per_step,
+        data.sampling.n,
+        data.max_prompt_tokens,
+        data.sampling.max_tokens,
+    ) == (
         16,
         8,
         256,
@@ -106,7 +128,9 @@ def test_lrl_fit_builds_the_written_recipe(qwen: str, build: Any) -> None:
     assert data.max_lag == 1 and arguments["model"].gradient_checkpointing
 
 
-@pytest.mark.parametrize(("name", "config"), [("llama_8b_one_node", LLAMA_8B), ("llama_70b_four_nodes", LLAMA_70B)])
+@pytest.mark.parametrize(
+    ("name", "config"), [("llama_8b_one_node", LLAMA_8B), ("llama_70b_four_nodes", LLAMA_70B)]
+)
 def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     name: str, config: dict[str, Any], tmp_path: Path, build: Any
 ) -> None:
@@ -115,7 +139,9 @@ def test_the_recipes_for_clusters_are_those_that_lrl_plan_writes(
     written, out = yaml.safe_load(shipped.read_text()), tmp_path / "planned.yaml"
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = shlex.split(re.search("Written by: lrl (.*)", shipped.read_text())[1])  # type: ignore[index]
-    assert main([{"FOLDER": str(tmp_path), "FILE": str(out)}.get(word, word) for word in words]) == 0
+    assert (
+        main([{"FOLDER": str(tmp_path), "FILE": str(out)}.get(word, word) for word in words]) == 0
+    )
     planned = yaml.safe_load(out.read_text())
     planned["model"]["init_args"]["model"] = written["model"]["init_args"]["model"]
     planned["trainer"]["logger"]["init_args"]["name"] = name
@@ -128,9 +154,22 @@ def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
     qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fastest = {"class_path": "lrl.routing.dispatch.LeastTokens"}
-    monkeypatch.setattr("lrl.planning.simulator.simulated_plan.best_dispatch", lambda outcomes: fastest)
+    monkeypatch.setattr(
+        "lrl.planning.simulator.simulated_plan.best_dispatch", lambda outcomes: fastest
+    )
     out = tmp_path / "planned.yaml"
-    words = ["plan", "--model", qwen, "--cluster", "2xH100", *SMALL, "--simulate", "1", "--out", str(out)]
+    words = [
+        "plan",
+        "--model",
+        qwen,
+        "--cluster",
+        "2xH100",
+        *SMALL,
+        "--simulate",
+        "1",
+        "--out",
+        str(out),
+    ]
     assert main(words) == 0
     printed = capsys.readouterr().out
     for said in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):
@@ -144,7 +183,9 @@ def test_on_one_device_both_sides_share_its_memory(qwen: str, tmp_path: Path) ->
     planned = yaml.safe_load(out.read_text())
     strategy = planned["trainer"]["strategy"]["init_args"]
     assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
-    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7  # the trainer's state is beside it
+    assert (
+        0 < strategy["server"]["gpu_memory_utilization"] < 0.7
+    )  # the trainer's state is beside it
     assert planned["data"]["init_args"]["max_lag"] == 0
 
 
@@ -153,13 +194,21 @@ def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(
 ) -> None:
     config, out = tmp_path / "config.json", tmp_path / "planned.yaml"
     config.write_text(json.dumps(LLAMA_8B))
-    assert main(["plan", "--model", str(config), "--cluster", "2xH100", *SMALL, "--out", str(out)]) == 2
+    assert (
+        main(["plan", "--model", str(config), "--cluster", "2xH100", *SMALL, "--out", str(out)])
+        == 2
+    )
     said = capsys.readouterr()
     assert "cannot yet" in said.out and "runs it" not in said.out
     assert "nothing was written" in said.err and not out.exists()
     for why in (said.out.split("Forecasts")[0], said.err):
-        assert "lrl can run none of these plans today" in why and "takes 13" in why, "said before the table"
-        assert "The nearest cluster that can is 2xH200" in why and "at most about 4.6 billion parameters" in why
+        assert "lrl can run none of these plans today" in why and "takes 13" in why, (
+            "said before the table"
+        )
+        assert (
+            "The nearest cluster that can is 2xH200" in why
+            and "at most about 4.6 billion parameters" in why
+        )
 
 
 def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
@@ -176,12 +225,22 @@ def test_plans_of_today_come_first_and_the_first_becomes_the_recipe(
     recipe = yaml.safe_load(out.read_text())
     whole = row(printed, "  state spread over")[0] == "1"
     assert int(trainers) > 1
-    assert recipe["trainer"]["strategy"]["class_path"] == ("lrl.AsyncDDP" if whole else "lrl.AsyncFSDP")
+    assert recipe["trainer"]["strategy"]["class_path"] == (
+        "lrl.AsyncDDP" if whole else "lrl.AsyncFSDP"
+    )
     init_args = recipe["trainer"]["strategy"]["init_args"]
-    assert (recipe["trainer"]["num_nodes"], recipe["trainer"]["devices"], int(trainers), int(writers)) == (1, 8, 8, 8)
+    assert (
+        recipe["trainer"]["num_nodes"],
+        recipe["trainer"]["devices"],
+        int(trainers),
+        int(writers),
+    ) == (1, 8, 8, 8)
     assert init_args["generator_devices"] == 0 and init_args["server"]["host"] == "0.0.0.0"
     generators = int(row(printed, "generators")[0].split(",")[0])
-    assert init_args["launcher"]["init_args"] == {"jobs": generators} and "Several nodes" in out.read_text()
+    assert (
+        init_args["launcher"]["init_args"] == {"jobs": generators}
+        and "Several nodes" in out.read_text()
+    )
     assert f"lrl runs today, {row(printed, 'step (s)')[0]} s a step" in printed
 
 
@@ -191,8 +250,25 @@ def row(printed: str, name: str) -> list[str]:
     return [cell.strip() for cell in line.split("│")[2:-1]]
 
 
-def test_the_assumed_workload_is_printed_with_marked_defaults(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", qwen, "--cluster", "8xH100", "--lengths", "fixed:700", "--prompts", "64"]) == 0
+def test_the_assumed_workload_is_printed_with_marked_defaults(
+    qwen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "plan",
+                "--model",
+                qwen,
+                "--cluster",
+                "8xH100",
+                "--lengths",
+                "fixed:700",
+                "--prompts",
+                "64",
+            ]
+        )
+        == 0
+    )
     first, second, *_ = capsys.readouterr().out.splitlines()
     for said in (
         "64 prompts (--prompts)",
@@ -201,21 +277,43 @@ def test_the_assumed_workload_is_printed_with_marked_defaults(qwen: str, capsys:
         "700 tokens in the mean and 700 at most (--lengths fixed:700)",
     ):
         assert said in first
-    for said in ("1.54 billion parameters on 8xH100", "lag up to 1 (--max-lag, by default)", "precision bf16"):
+    for said in (
+        "1.54 billion parameters on 8xH100",
+        "lag up to 1 (--max-lag, by default)",
+        "precision bf16",
+    ):
         assert said in second
 
 
 @pytest.mark.parametrize("width", [None, 60, 80, 120])
 def test_no_word_of_the_table_is_cut(width: int | None, tmp_path: Path) -> None:
-    console = Console(file=io.StringIO(), force_terminal=width is not None, width=width or 80, highlight=False)
+    console = Console(
+        file=io.StringIO(), force_terminal=width is not None, width=width or 80, highlight=False
+    )
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    words = ["--model", str(tmp_path), "--cluster", "8xH100", *SMALL, "--price", "2", "--generators", "8xH20"]
+    words = [
+        "--model",
+        str(tmp_path),
+        "--cluster",
+        "8xH100",
+        *SMALL,
+        "--price",
+        "2",
+        "--generators",
+        "8xH20",
+    ]
     plan(parser().parse_args(words[:-2]), console)
     plan(parser().parse_args(words), console)
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     names = {line.split("│")[1].strip() for line in rows}
-    assert {"today's lrl", "responses at once", "state spread over", "GB a device", "price of a step"} <= names
+    assert {
+        "today's lrl",
+        "responses at once",
+        "state spread over",
+        "GB a device",
+        "price of a step",
+    } <= names
     assert "…" not in printed and "" not in names and max(map(len, rows)) <= (width or 999)
     assert printed.count("runs it") == 4 and printed.count("cannot yet") == 1 + 2, (
         "all but taking turns, on one cluster"
@@ -230,10 +328,14 @@ def test_a_table_wider_than_the_terminal_loses_nothing() -> None:
     assert "│ transport │ shared_memory, ipc, nccl │" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_generators_may_be_in_a_second_cluster(qwen: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generators_may_be_in_a_second_cluster(
+    qwen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["plan", "--model", qwen, "--cluster", "16xH800", "--generators", "32xH20", *SMALL]
     assert main(words) == 0
-    slow, fast = (out_of(capsys, [*words, "--max-lag", "0", "--link", link]) for link in ("0.1", "1000"))
+    slow, fast = (
+        out_of(capsys, [*words, "--max-lag", "0", "--link", link]) for link in ("0.1", "1000")
+    )
     assert slow != fast
 
 
@@ -261,15 +363,36 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         (["--cluster", "8xH100", "--model", "no/model"], "--model is 'no/model'"),
         (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),
         (["--cluster", "8xH100", "--lengths", "fixed:inf"], "--lengths is 'fixed:inf'"),
-        (["--cluster", "8xH100", "--lengths", "fixed:512,mean=3"], "--lengths is 'fixed:512,mean=3'"),
-        (["--cluster", "8xH100", "--lengths", "lognormal:mean=5,max=inf"], "--lengths is 'lognormal:mean=5,max=inf'"),
+        (
+            ["--cluster", "8xH100", "--lengths", "fixed:512,mean=3"],
+            "--lengths is 'fixed:512,mean=3'",
+        ),
+        (
+            ["--cluster", "8xH100", "--lengths", "lognormal:mean=5,max=inf"],
+            "--lengths is 'lognormal:mean=5,max=inf'",
+        ),
         (["--cluster", "8xH100", "--base", "no_yaml"], "--base no_yaml, line 1, column 5"),
-        (["--cluster", "8xH100", "--base", "no_recipe"], "--base is 'no_recipe', which is no recipe"),
+        (
+            ["--cluster", "8xH100", "--base", "no_recipe"],
+            "--base is 'no_recipe', which is no recipe",
+        ),
         (["--cluster", "8xH100", "--out", "."], "--out is '.', which is a folder"),
-        (["--cluster", "8xH100", "--out", "no/where.yaml"], "--out is 'no/where.yaml', which lies in no folder"),
-        (["--cluster", "8xH100", "--lengths", "none.csv"], "--lengths is 'none.csv', which has no row"),
-        (["--cluster", "8xH100", "--lengths", "bad.jsonl"], "--lengths is 'bad.jsonl': row 2 is {'length': 'x'}"),
-        (["--cluster", "8xH100", "--lengths", "numbers.jsonl"], "--lengths is 'numbers.jsonl': row 1 is 5"),
+        (
+            ["--cluster", "8xH100", "--out", "no/where.yaml"],
+            "--out is 'no/where.yaml', which lies in no folder",
+        ),
+        (
+            ["--cluster", "8xH100", "--lengths", "none.csv"],
+            "--lengths is 'none.csv', which has no row",
+        ),
+        (
+            ["--cluster", "8xH100", "--lengths", "bad.jsonl"],
+            "--lengths is 'bad.jsonl': row 2 is {'length': 'x'}",
+        ),
+        (
+            ["--cluster", "8xH100", "--lengths", "numbers.jsonl"],
+            "--lengths is 'numbers.jsonl': row 1 is 5",
+        ),
     ],
 )
 def test_bad_input_is_one_error_with_the_setting(

@@ -1,4 +1,5 @@
-"""`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small programs."""
+"""`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small
+programs."""
 
 from __future__ import annotations
 
@@ -66,7 +67,10 @@ class Ending(Scripted):
 @pytest.fixture
 def two_generators(tmp_path: Path) -> Iterator[list[Server]]:
     """Generators 0 and 12 of the run in `tmp_path`."""
-    servers = [Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "two") for number in (0, 12)]
+    servers = [
+        Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, number, "two")
+        for number in (0, 12)
+    ]
     try:
         for server in servers:
             server.start()
@@ -90,7 +94,15 @@ def run_in_shell(lines: str, folder: Path, **variables: str) -> Any:
     home = folder / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home)} | variables
-    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=home, env=environment)
+    done = subprocess.run(
+        ["bash"],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=home,
+        env=environment,
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return json.loads(done.stdout)
 
@@ -104,7 +116,9 @@ def test_a_live_policy_answers_the_printed_lines_and_its_token_is_nowhere_to_be_
     curl = tmp_path / "curl"
     curl.write_text(WATCHING_CURL.format(curl=shutil.which("curl")))
     curl.chmod(0o755)
-    answer = run_in_shell(lines, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", SEEN=str(tmp_path))
+    answer = run_in_shell(
+        lines, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", SEEN=str(tmp_path)
+    )
     assert answer["object"] == "chat.completion" and answer["usage"]["completion_tokens"] >= 1
     command_lines = (tmp_path / "command_lines").read_bytes()
     assert b"lrl.vllm_plugin.api_server" in command_lines, "it has seen them all"
@@ -117,7 +131,11 @@ def test_a_policy_without_a_chat_template_completes_the_prompt_as_it_was_typed(
 ) -> None:
     lines = say(capsys, str(tmp_path), ODD_PROMPT)[1]
     answer = run_in_shell(lines, tmp_path)
-    assert answer["route"] == "/v1/completions" and answer["model"] == "base" and answer["max_tokens"] == 20
+    assert (
+        answer["route"] == "/v1/completions"
+        and answer["model"] == "base"
+        and answer["max_tokens"] == 20
+    )
     assert answer["prompt"] == ODD_PROMPT and answer["cache_salt"].isdecimal()
     assert not (tmp_path / "home" / "harm").exists()
 
@@ -141,7 +159,9 @@ def test_another_generator_is_chosen_by_its_number(
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
         assert f"{server.url}/v1\n" in say(capsys, str(tmp_path), *words)[1]
     status, out, error = say(capsys, str(tmp_path), "--generator", "1")
-    assert (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
+    assert (
+        (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
+    )
 
 
 def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
@@ -157,11 +177,17 @@ def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
         find_generator(link, 12)
 
 
-def test_without_a_run_the_error_says_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_run_the_error_says_what_to_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "generator-0.log").write_text("a run that has ended")
     for folder in (tmp_path, tmp_path / "nowhere"):
         status, out, error = say(capsys, str(folder))
-        assert (status, out) == (2, "") and str(folder) in error and f"lrl chat {folder}/policy" in error
+        assert (
+            (status, out) == (2, "")
+            and str(folder) in error
+            and f"lrl chat {folder}/policy" in error
+        )
 
 
 def test_a_generator_that_does_not_answer_yet_is_named_with_its_log(

@@ -1,4 +1,5 @@
-"""`lrl ray` before it goes to Ray: what it derives from the settings, what it refuses; the manifest for Kubernetes."""
+"""`lrl ray` before it goes to Ray: what it derives from the settings, what it refuses; the manifest
+for Kubernetes."""
 
 from __future__ import annotations
 
@@ -51,10 +52,16 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_number_of_nodes_and_the_gpus_of_each_need_not_be_said_twice(asked: list[Any]) -> None:
     words = ["fit", "--config", "quickstart", *DDP]
-    assert main(["ray", "--nodes", "3", "--cpus", "4", "--resources", '{"h100": 1}', *words, *ON_GPUS]) == 0
+    assert (
+        main(["ray", "--nodes", "3", "--cpus", "4", "--resources", '{"h100": 1}', *words, *ON_GPUS])
+        == 0
+    )
     assert main(["ray", "--nodes", "3", *words, "--trainer.num_nodes", "3"]) == 0
     (gpu, on_gpus), (cpu, on_cpu) = asked
-    assert gpu == [*words, *ON_GPUS, "--trainer.num_nodes", "3"] and cpu[-2:] == ["--trainer.num_nodes", "3"]
+    assert gpu == [*words, *ON_GPUS, "--trainer.num_nodes", "3"] and cpu[-2:] == [
+        "--trainer.num_nodes",
+        "3",
+    ]
     assert on_gpus.bundle == {"CPU": 4.0, "GPU": 8.0, "h100": 1.0} and on_gpus.nodes == 3
     assert on_cpu.bundle == {"CPU": 1.0}
 
@@ -73,13 +80,23 @@ def test_a_strategy_of_one_device_may_run_on_one_node(asked: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([*DDP, "--trainer.num_nodes", "4"], "trainer.num_nodes is 4 and --nodes is 2: leave trainer.num_nodes out"),
+        (
+            [*DDP, "--trainer.num_nodes", "4"],
+            "trainer.num_nodes is 4 and --nodes is 2: leave trainer.num_nodes out",
+        ),
         (
             [],
-            "trainer.strategy is lrl.AsyncSingleDevice, which trains on one node, and --nodes is 2: take lrl.AsyncDDP",
+            "trainer.strategy is lrl.AsyncSingleDevice, which trains on one node, and --nodes is "
+            "2: take lrl.AsyncDDP",
         ),
-        ([*DDP, "--trainer.accelerator", "gpu", "--trainer.devices", "auto"], "trainer.devices is 'auto'"),
-        ([*DDP, "--trainer.max_stepss", "4"], "--trainer.max_stepss: there is no such setting. Did you mean"),
+        (
+            [*DDP, "--trainer.accelerator", "gpu", "--trainer.devices", "auto"],
+            "trainer.devices is 'auto'",
+        ),
+        (
+            [*DDP, "--trainer.max_stepss", "4"],
+            "--trainer.max_stepss: there is no such setting. Did you mean",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_placed(
@@ -95,7 +112,10 @@ def test_what_cannot_run_is_refused_before_anything_is_placed(
         (["fit"], "--nodes"),
         (["--nodes", "0", "fit"], "0 must be above 0"),
         (["--nodes", "2"], "there is no fit and no validate"),
-        (["--nodes", "2", "--resources", "h100", "fit"], "'h100' is no mapping of names to numbers"),
+        (
+            ["--nodes", "2", "--resources", "h100", "fit"],
+            "'h100' is no mapping of names to numbers",
+        ),
         (["--nodes", "2", "--gpus", "-1", "fit"], "-1 must be 0 or more"),
         (["--nodes", "2", "fit", "--config", "quickstrat"], "Did you mean quickstart?"),
     ],
@@ -112,14 +132,26 @@ def test_without_ray_it_says_what_to_install(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("lrl.cli.ray.find_spec", lambda name: None if name == "ray" else find(name))
-    assert "pip install 'lrl[ray]'" in refused(capsys, "--nodes", "2", "fit", "--config", "quickstart", *DDP)
+    assert "pip install 'lrl[ray]'" in refused(
+        capsys, "--nodes", "2", "fit", "--config", "quickstart", *DDP
+    )
 
 
 def test_without_a_cluster_it_says_where_nobody_answers(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lrl"])
-    words = ["ray", "--nodes", "2", "--address", "127.0.0.1:9", "fit", "--config", "quickstart", *DDP]
+    words = [
+        "ray",
+        "--nodes",
+        "2",
+        "--address",
+        "127.0.0.1:9",
+        "fit",
+        "--config",
+        "quickstart",
+        *DDP,
+    ]
     assert main(words) == 1
     assert "--address is 127.0.0.1:9, and nobody answers there" in capsys.readouterr().err
 
@@ -162,7 +194,10 @@ def node(number: int, **found: Any) -> ray_run.Node:
             node(1, versions={"python": "3.9", "lrl": "0.0.9"}),
             "On node 1 (host1, 10.0.0.8) there is python 3.9, lrl 0.0.9, and here are python",
         ),
-        (node(0, address="127.0.0.1"), "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach"),
+        (
+            node(0, address="127.0.0.1"),
+            "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach",
+        ),
     ],
 )
 def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reason: str) -> None:
@@ -180,7 +215,13 @@ def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reas
         ([], {"status": 143}, {"lost": "it does not answer"}, 1),
         ([2], {"status": 130}, {"lost": "it does not answer"}, 130),
     ],
-    ids=["its end", "a signal", "a fault of the second node", "a lost node", "a lost node behind a signal"],
+    ids=[
+        "its end",
+        "a signal",
+        "a fault of the second node",
+        "a lost node",
+        "a lost node behind a signal",
+    ],
 )
 def test_the_status_of_the_command_is_that_of_the_run(
     received: list[int], first: dict[str, Any], second: dict[str, Any], status: int

@@ -17,13 +17,20 @@ SHORT_S, LONG_S = 0.3, 60.0
 
 
 class PlayedNode:
-    """An actor whose process ends with `ends[signal]` at a signal, or by itself with `status` after some reads."""
+    """An actor whose process ends with `ends[signal]` at a signal, or by itself with `status` after
+    some reads."""
 
-    def __init__(self, ends: dict[int, int], status: int | None = None, reads: int = 3, silent: bool = False) -> None:
-        self.ends, self.status_then, self.reads, self.silent = ends, status, reads, silent
+    def __init__(
+        self, ends: dict[int, int], status: int | None = None, reads: int = 3, silent: bool = False
+    ) -> None:
+        self.ends = ends
+        self.status_then = status
+        self.reads = reads
+        self.silent = silent
         self.signals: list[int] = []
         self.status: int | None = None
-        self.read, self.send = SimpleNamespace(remote=self._read), SimpleNamespace(remote=self._send)
+        self.read = SimpleNamespace(remote=self._read)
+        self.send = SimpleNamespace(remote=self._send)
 
     def _read(self, at: int) -> Call:
         self.reads -= 1
@@ -55,11 +62,15 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         nodes = [ray_run.Node(number, actor, True) for number, actor in enumerate(actors)]
         return ray_run.RunMonitor(nodes, received, grace_s).follow()
 
-    monkeypatch.setattr(ray_run, "ray", SimpleNamespace(wait=wait, get=lambda call: (b"", call.node.status)))
+    monkeypatch.setattr(
+        ray_run, "ray", SimpleNamespace(wait=wait, get=lambda call: (b"", call.node.status))
+    )
     return run
 
 
-def test_a_signal_reaches_all_nodes_once_and_rank_0s_status_is_the_runs(follow: Callable[..., int]) -> None:
+def test_a_signal_reaches_all_nodes_once_and_rank_0s_status_is_the_runs(
+    follow: Callable[..., int],
+) -> None:
     nodes = [PlayedNode({TERM: 143}), PlayedNode({TERM: 1})]
     assert follow(nodes, [TERM], LONG_S) == 143
     assert [node.signals for node in nodes] == [[TERM], [TERM]]
@@ -72,7 +83,9 @@ def test_a_second_signal_kills(follow: Callable[..., int]) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_hangs_after_the_end_of_another_is_killed_after_its_grace(follow: Callable[..., int], first: int) -> None:
+def test_what_hangs_after_the_end_of_another_is_killed_after_its_grace(
+    follow: Callable[..., int], first: int
+) -> None:
     nodes = [PlayedNode({KILL: 137}), PlayedNode({KILL: 137})]
     nodes[first] = PlayedNode({}, status=1)
     assert follow(nodes, [], SHORT_S) == (1 if first == 0 else 137)
@@ -89,7 +102,9 @@ def test_what_waits_for_a_node_that_has_failed_is_asked_to_end(
     assert nodes[0].signals == [TERM]
 
 
-def test_rank_0_may_write_for_as_long_as_it_likes_when_the_others_are_done(follow: Callable[..., int]) -> None:
+def test_rank_0_may_write_for_as_long_as_it_likes_when_the_others_are_done(
+    follow: Callable[..., int],
+) -> None:
     nodes = [PlayedNode({KILL: 137}, status=0, reads=100), PlayedNode({}, status=0)]
     assert follow(nodes, [], SHORT_S) == 0
     assert nodes[0].signals == []
@@ -102,9 +117,14 @@ def test_a_node_that_does_not_answer_is_lost_and_the_others_are_asked_to_end(
     nodes = [PlayedNode({TERM: 143}, reads=10_000), PlayedNode({}, silent=True)]
     assert follow(nodes, [], LONG_S) == 1
     assert nodes[0].signals == [TERM]
-    assert "is lost: it has not answered for 0 s. The run ends; start it again" in capsys.readouterr().err
+    assert (
+        "is lost: it has not answered for 0 s. The run ends; start it again"
+        in capsys.readouterr().err
+    )
 
 
-def test_what_outlasts_sigkill_is_given_up(follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_outlasts_sigkill_is_given_up(
+    follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_run, "KILLED_S", SHORT_S)
     assert follow([PlayedNode({TERM: 143}), PlayedNode({})], [TERM, TERM], LONG_S) == 143

@@ -1,4 +1,5 @@
-"""The guard of a command: whoever owned it and however that one ends, the command may save and nothing is left."""
+"""The guard of a command: whoever owned it and however that one ends, the command may save and
+nothing is left."""
 
 from __future__ import annotations
 
@@ -30,7 +31,10 @@ print("runs", flush=True)
 while True:
     time.sleep(0.1)
 """
-HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('runs', flush=True); time.sleep(600)"
+HANGS = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('runs', "
+    "flush=True); time.sleep(600)"
+)
 LIVES_ON = """
 from lrl.system.parent_death import unbind_from_parent
 import time
@@ -38,7 +42,10 @@ unbind_from_parent()
 print("runs", flush=True)
 time.sleep(600)
 """
-LEAVES = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True); print('runs', flush=True)"
+LEAVES = (
+    "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True); print('runs', "
+    "flush=True)"
+)
 
 mark = pytest.fixture(nothing_left)
 Start = Callable[..., socket.socket]
@@ -49,13 +56,27 @@ def start(mark: str, tmp_path: Path) -> Iterator[Start]:
     """Starts a guard of some code; gives its owner's end of the socket."""
     owners = []
 
-    def run(code: str, grace_s: float = DEADLINE_S, program: str = ray_guard.__file__) -> socket.socket:
+    def run(
+        code: str, grace_s: float = DEADLINE_S, program: str = ray_guard.__file__
+    ) -> socket.socket:
         owner, theirs = socket.socketpair()
         owner.settimeout(DEADLINE_S)
         owners.append(owner)
-        command = [sys.executable, "-P", program, "--grace_s", str(grace_s), "--", sys.executable, "-c", code]
+        command = [
+            sys.executable,
+            "-P",
+            program,
+            "--grace_s",
+            str(grace_s),
+            "--",
+            sys.executable,
+            "-c",
+            code,
+        ]
         with theirs, (tmp_path / "output").open("wb") as output:
-            subprocess.run(command, stdin=theirs, stdout=output, stderr=output, check=True, timeout=DEADLINE_S)
+            subprocess.run(
+                command, stdin=theirs, stdout=output, stderr=output, check=True, timeout=DEADLINE_S
+            )
         wait_for(lambda: "runs" in said(tmp_path), DEADLINE_S, "the command")
         return owner
 
@@ -69,7 +90,9 @@ def said(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_command_whose_status_comes_back(start: Start, tmp_path: Path, signum: int) -> None:
+def test_a_signal_reaches_the_command_whose_status_comes_back(
+    start: Start, tmp_path: Path, signum: int
+) -> None:
     owner = start(SAVES)
     owner.send(f"{int(signum)}\n".encode())
     assert int(owner.recv(64)) == 128 + signum
@@ -77,7 +100,9 @@ def test_a_signal_reaches_the_command_whose_status_comes_back(start: Start, tmp_
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_command_whose_owner_is_gone_may_save_and_is_asked_once(start: Start, tmp_path: Path, asked: bool) -> None:
+def test_a_command_whose_owner_is_gone_may_save_and_is_asked_once(
+    start: Start, tmp_path: Path, asked: bool
+) -> None:
     owner = start(SAVES)
     if asked:
         owner.send(b"15\n")
@@ -92,14 +117,20 @@ def test_a_command_that_does_not_end_is_killed_after_its_grace(start: Start, mar
 
 
 def test_sigkill_is_for_all_that_the_command_has_started(start: Start) -> None:
-    owner = start("import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True);" + HANGS)
+    owner = start(
+        "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True);"
+        + HANGS
+    )
     owner.send(b"9\n")
     assert int(owner.recv(64)) == 128 + signal.SIGKILL
 
 
 def test_what_a_command_leaves_is_killed(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "impatient.py"
-    program.write_text("from lrl.cli import ray_guard; ray_guard.BEHIND_S = 0.5; raise SystemExit(ray_guard.main())")
+    program.write_text(
+        "from lrl.cli import ray_guard; ray_guard.BEHIND_S = 0.5; raise "
+        "SystemExit(ray_guard.main())"
+    )
     assert int(start(LEAVES, program=str(program)).recv(64)) == 0
 
 

@@ -67,7 +67,9 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
         "CSVLogger": {"save_dir": "table"},
         LOGGER: {},
     }
-    loggers = json.dumps([{"class_path": kind, "init_args": settings} for kind, settings in kinds.items()])
+    loggers = json.dumps(
+        [{"class_path": kind, "init_args": settings} for kind, settings in kinds.items()]
+    )
     prompts = {
         "class_path": "lrl.Prompts",
         "init_args": {"source": "data/rows.jsonl", "name": "held"},
@@ -83,13 +85,21 @@ def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(
     trainer: L.Trainer,
 ) -> None:
     board, table, tracker = trainer.loggers
-    assert isinstance(board, TensorBoardLogger) and isinstance(table, CSVLogger) and isinstance(tracker, Tracker)
+    assert (
+        isinstance(board, TensorBoardLogger)
+        and isinstance(table, CSVLogger)
+        and isinstance(tracker, Tracker)
+    )
     for logger in (board, table):
         logger.save()
-    saved = [yaml.safe_load((Path(one.log_dir) / "hparams.yaml").read_text()) for one in (board, table)]
+    saved = [
+        yaml.safe_load((Path(one.log_dir) / "hparams.yaml").read_text()) for one in (board, table)
+    ]
     for settings in (tracker.settings, *saved):
         assert settings["model.lr"] == 3e-5 and settings["model"] == "lrl.PolicyModule"
-        assert settings["data.groups_per_step"] == 4 and settings["data.max_lag"] == 1, "defaults too"
+        assert settings["data.groups_per_step"] == 4 and settings["data.max_lag"] == 1, (
+            "defaults too"
+        )
         assert settings["trainer.callbacks.1"].endswith("Evaluation")
         assert settings["trainer.callbacks.1.prompts.name"] == "held"
         assert not [name for name in settings if "init_args" in name or "class_path" in name]
@@ -109,7 +119,9 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
         "eval/held/accuracy",
         "reward/mean",
     ]
-    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {one.name for one in experiment.hparam_infos}
+    assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {
+        one.name for one in experiment.hparam_infos
+    }
 
 
 def test_names_lead_through_classes_and_lists() -> None:

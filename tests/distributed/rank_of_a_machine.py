@@ -1,6 +1,7 @@
 """One of two ranks on machines of their own, which waits for the other.
 
-Arguments: rank, seconds of silence, URL of rank 0. Its lines are `waits`, and the error that ends the wait.
+Arguments: rank, seconds of silence, URL of rank 0. Its lines are `waits`, and the error that ends
+the wait.
 """
 
 import sys

@@ -28,7 +28,8 @@ def at_server(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     work: Callable[[GeneratorClient], Awaitable[T]],
 ) -> T:
-    """Returns the result of `work` with a client of a server that answers every request by `handler`."""
+    """Returns the result of `work` with a client of a server that answers every request by
+    `handler`."""
 
     async def scene() -> T:
         app = web.Application()
@@ -86,7 +87,13 @@ def test_a_request_has_version_priority_and_all_sampling_parameters() -> None:
     assert route == WRITE and body["token_ids"] == [1, 2, 3] and body["request_id"]
     assert body["cache_salt"].startswith("4-") and body["priority"] == 17
     ends = {"stop_token_ids": [2, 7], "ignore_eos": True}
-    wanted = {"n": 2, "max_tokens": 9, "temperature": 0.7, "logprobs": 0, "detokenize": False} | ends
+    wanted = {
+        "n": 2,
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "logprobs": 0,
+        "detokenize": False,
+    } | ends
     assert body["sampling_params"] == wanted
 
 
@@ -114,13 +121,17 @@ def test_a_half_written_response_continues_after_its_tokens_and_keeps_them() -> 
     rollout = Rollout(token_ids=[7, 8], logprobs=[-1.0, -2.0], versions=[1, 3])
     spans = [("4", 0, 2)]
     at_server(
-        stream_handler([frame(0, [5]), frame(0, [6], "length", spans)], seen), lambda client: write(client, rollout)
+        stream_handler([frame(0, [5]), frame(0, [6], "length", spans)], seen),
+        lambda client: write(client, rollout),
     )
     ((_, body),) = seen
     assert body["token_ids"] == [1, 2, 3, 7, 8]
     assert body["sampling_params"]["max_tokens"] == 7 and body["sampling_params"]["n"] == 1
     assert rollout == Rollout(
-        token_ids=[7, 8, 5, 6], logprobs=[-1.0, -2.0, -2.5, -3.0], versions=[1, 3, 4, 4], finish_reason="length"
+        token_ids=[7, 8, 5, 6],
+        logprobs=[-1.0, -2.0, -2.5, -3.0],
+        versions=[1, 3, 4, 4],
+        finish_reason="length",
     )
 
 
@@ -137,14 +148,19 @@ def test_received_tokens_stay_when_the_connection_breaks() -> None:
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([frame(0, [5]), line({"error": "EngineCore encountered an issue"})], "EngineCore encountered"),
+        (
+            [frame(0, [5]), line({"error": "EngineCore encountered an issue"})],
+            "EngineCore encountered",
+        ),
         ([frame(0, [5, 6, 7])[:-3]], "8 bytes|21 bytes"),
         ([b"data: {}\n"], "Expecting value"),
         ([frame(0, [5])], "the stream ended before 1 of its 1 responses did"),
         ([frame(0, [5], "abort")], "finish_reason 'abort'"),
     ],
 )
-def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(frames: list[bytes], words: str) -> None:
+def test_a_stream_that_breaks_off_is_an_error_that_names_the_generator(
+    frames: list[bytes], words: str
+) -> None:
     with pytest.raises(GeneratorError, match=f"generator 7: .*{words}"):
         at_server(stream_handler(frames), lambda client: write(client, Rollout()))
 
@@ -167,7 +183,9 @@ def test_a_flush_waits_until_every_stream_that_it_names_has_its_mark() -> None:
         await asyncio.sleep(0.05)
         await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
         await asyncio.sleep(0.05)
-        await response.write(frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)]))
+        await response.write(
+            frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)])
+        )
         return response
 
     async def scene(client: GeneratorClient) -> list[int]:
@@ -187,13 +205,17 @@ def test_a_request_that_leaves_ends_at_a_flush_whether_or_not_a_response_ends_be
         response = web.StreamResponse()
         await response.prepare(request)
         await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
-        await response.write(frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)]))
+        await response.write(
+            frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)])
+        )
         return response
 
     rollouts = [Rollout(), Rollout()]
     at_server(handler, lambda client: write(client, *rollouts, leaves=lambda: True))
     assert [rollout.token_ids for rollout in rollouts] == [[5, 6], []]
-    assert not any(rollout.finished for rollout in rollouts), "the longer of two would be drawn again more often"
+    assert not any(rollout.finished for rollout in rollouts), (
+        "the longer of two would be drawn again more often"
+    )
 
 
 def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
@@ -214,7 +236,9 @@ def test_a_flush_whose_tokens_do_not_come_ends_at_its_deadline() -> None:
         finally:
             writing.cancel()
 
-    with pytest.raises(GeneratorTimeout, match=f"generator 7: {FLUSH}: not all tokens came within 0.1 s"):
+    with pytest.raises(
+        GeneratorTimeout, match=f"generator 7: {FLUSH}: not all tokens came within 0.1 s"
+    ):
         at_server(handler, scene)
 
 
@@ -222,7 +246,11 @@ def test_a_heartbeat_requests_one_token_with_the_first_priority() -> None:
     seen: list[Any] = []
     at_server(json_handler({"choices": []}, seen), lambda client: client.heartbeat(60.0))
     ((route, body),) = seen
-    assert route == GENERATE and body["sampling_params"]["max_tokens"] == 1 and body["priority"] < -1000
+    assert (
+        route == GENERATE
+        and body["sampling_params"]["max_tokens"] == 1
+        and body["priority"] < -1000
+    )
 
 
 def test_prompt_log_probs_are_those_of_the_tokens_after_the_first() -> None:
@@ -241,7 +269,9 @@ async def never(request: web.Request) -> web.Response:
 
 
 def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(GeneratorTimeout, match=f"generator 7: {WRITE} did not answer within 0.05 s"):
+    with pytest.raises(
+        GeneratorTimeout, match=f"generator 7: {WRITE} did not answer within 0.05 s"
+    ):
         at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
 
 
@@ -275,7 +305,9 @@ def test_a_server_error_is_no_rejection() -> None:
 
 
 @pytest.mark.parametrize("posted", ["before", "never before"])
-def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure(posted: str) -> None:
+def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure(
+    posted: str,
+) -> None:
     """A sync may come to a generator just as an eviction closes its connections."""
 
     async def close_and_post(client: GeneratorClient) -> None:
@@ -293,12 +325,16 @@ def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure
 
 
 @pytest.mark.parametrize(
-    "response", [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []]
+    "response",
+    [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []],
 )
 def test_a_probe_without_its_logprobs_is_the_generators_failure(response: Any) -> None:
-    with pytest.raises(GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"):
+    with pytest.raises(
+        GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"
+    ):
         at_server(
-            json_handler(response), lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0)
+            json_handler(response),
+            lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0),
         )
 
 

@@ -56,9 +56,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     folder = tmp_path_factory.mktemp("model")
-    words = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, 32)}, unk_token="<pad>"))
+    words = Tokenizer(
+        models.WordLevel(
+            {"<pad>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, 32)}, unk_token="<pad>"
+        )
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>"
+    ).save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=32,
@@ -91,7 +97,10 @@ class Seen:
 
     def look(self, supervisor_pid: int) -> int:
         """Records them; returns the number of processes."""
-        self.processes = [psutil.Process(supervisor_pid), *psutil.Process(supervisor_pid).children(recursive=True)]
+        self.processes = [
+            psutil.Process(supervisor_pid),
+            *psutil.Process(supervisor_pid).children(recursive=True),
+        ]
         self.shared = supervisor.mapped(process.pid for process in self.processes)
         return len(self.processes)
 
@@ -101,11 +110,19 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Fails a test that leaves a process, shared memory or a temporary file."""
     scratch = tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv("TMPDIR", scratch)
-    monkeypatch.setattr(tempfile, "tempdir", scratch)  # of this process, which may have looked already
+    monkeypatch.setattr(
+        tempfile, "tempdir", scratch
+    )  # of this process, which may have looked already
     seen = Seen()
     yield seen
-    wait_for(lambda: not [*filter(lives, seen.processes), *living(mark)], 180.0, "the end of all processes")
-    wait_for(lambda: not seen.shared & inodes(supervisor.SHM), 180.0, "the removal of the shared memory")
+    wait_for(
+        lambda: not [*filter(lives, seen.processes), *living(mark)],
+        180.0,
+        "the end of all processes",
+    )
+    wait_for(
+        lambda: not seen.shared & inodes(supervisor.SHM), 180.0, "the removal of the shared memory"
+    )
     wait_for(lambda: not os.listdir(scratch), 180.0, "an empty temporary folder")
     os.rmdir(scratch)
 
@@ -114,10 +131,14 @@ def inodes(folder: Path) -> set[int]:
     return {entry.inode() for entry in os.scandir(folder)}
 
 
-def test_a_trainer_killed_while_its_generator_starts_leaves_nothing(model: Path, tmp_path: Path, seen: Seen) -> None:
+def test_a_trainer_killed_while_its_generator_starts_leaves_nothing(
+    model: Path, tmp_path: Path, seen: Seen
+) -> None:
     """The kill comes as soon as the engine's own process exists."""
     words = [str(model), str(tmp_path), json.dumps(SETTINGS)]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True
+    )
     assert owner.stdout is not None
     try:
         pid = int(owner.stdout.readline())
@@ -132,7 +153,9 @@ def failure(model: Path, folder: Path, **settings: Any) -> str:
     server = Server(str(model), ServerSettings(**settings), BACKEND, [], folder, 0, "ends")
     server.start()
     try:
-        with pytest.raises(ServerError, match=r"ended with exit status 1:\n.*\n.*generator-0.log") as caught:
+        with pytest.raises(
+            ServerError, match=r"ended with exit status 1:\n.*\n.*generator-0.log"
+        ) as caught:
             server.wait_ready()
     finally:
         server.stop()

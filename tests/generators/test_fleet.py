@@ -1,4 +1,5 @@
-"""A fleet with models of server processes: lost generators are replaced, and an outage of all has a limit."""
+"""A fleet with models of server processes: lost generators are replaced, and an outage of all has a
+limit."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class ModelServer:
     url = "http://127.0.0.1:1"
 
     def __init__(self, number: int) -> None:
-        self.number, self.name, self.log_path = number, f"generator {number}", f"generator-{number}.log"
+        self.number = number
+        self.name = f"generator {number}"
+        self.log_path = f"generator-{number}.log"
         self.settings = ServerSettings()
         self.alive = False
         self.starts: list[float] = []
@@ -89,9 +92,15 @@ def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(
     survivor, lost = made.rollouts.generators
     servers[1].alive = False
     until(lambda: bool(made.rollouts.pending))
-    assert made.rollouts.generators == [survivor] and "its process has ended" in (lost.eviction or "")
+    assert made.rollouts.generators == [survivor] and "its process has ended" in (
+        lost.eviction or ""
+    )
     (replacement,) = made.rollouts.pending
-    assert replacement is not lost and replacement.server is lost.server and replacement in made.generators
+    assert (
+        replacement is not lost
+        and replacement.server is lost.server
+        and replacement in made.generators
+    )
     assert not replacement.serving and replacement.version == -1 and made.restarts == 1
     assert len(servers[1].starts) == servers[1].looks == 2
 
@@ -117,7 +126,9 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
         server.alive = False
     until(lambda: not made.rollouts.generators)
     made.outage_limit.check_outage(made.rollouts)
-    assert "No generator serves" not in caplog.text  # it never served: its first sync is still to come
+    assert (
+        "No generator serves" not in caplog.text
+    )  # it never served: its first sync is still to come
     made.rollouts.has_served = True
     made.outage_limit.check_outage(made.rollouts)
     assert "No generator serves; waiting" in caplog.text
@@ -127,7 +138,9 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
 
 
 def test_a_request_that_reads_when_the_run_ends_evicts_no_generator(
-    fleet: tuple[Fleet, list[ModelServer]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fleet: tuple[Fleet, list[ModelServer]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     made, _ = fleet
     disconnected = asyncio.Event()

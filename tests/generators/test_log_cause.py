@@ -63,12 +63,14 @@ KILLED = """\
         (
             NO_DEVICE,
             "RuntimeError: Failed to infer device type, please set the environment variable "
-            "`VLLM_LOGGING_LEVEL=DEBUG` to see more.\nvLLM's build and this machine do not fit, or its driver does not "
-            "answer. Type: lrl doctor",
+            "`VLLM_LOGGING_LEVEL=DEBUG` to see more.\nvLLM's build and this machine do not fit, "
+            "or its driver does not answer. Type: lrl doctor",
         ),
         (KILLED, ""),
         ("", ""),
     ],
 )
-def test_the_cause_of_an_end_is_the_last_error_that_names_no_other_error(log: str, found: str) -> None:
+def test_the_cause_of_an_end_is_the_last_error_that_names_no_other_error(
+    log: str, found: str
+) -> None:
     assert cause(log) == found

@@ -1,4 +1,5 @@
-"""The limit on an outage of all generators, whatever their replacements do; pool and generators on a virtual clock."""
+"""The limit on an outage of all generators, whatever their replacements do; pool and generators on
+a virtual clock."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualClock]:
 
 
 class Outage:
-    """A run whose `generators` are lost; a looking trainer syncs each replacement, and `does` says what that does."""
+    """A run whose `generators` are lost; a looking trainer syncs each replacement, and `does` says
+    what that does."""
 
     def __init__(self, does: Callable[[Outage, Generator], None], generators: int = 1) -> None:
         self.does = does
@@ -47,7 +49,9 @@ class Outage:
         self.tasks.append(asyncio.get_running_loop().create_task(work))  # type: ignore[arg-type]
 
     async def replace(self, lost: Generator) -> None:
-        pause_s = min(job_supervisor.LONGEST_BACKOFF_S, job_supervisor.FIRST_BACKOFF_S * 2**self.replacements)
+        pause_s = min(
+            job_supervisor.LONGEST_BACKOFF_S, job_supervisor.FIRST_BACKOFF_S * 2**self.replacements
+        )
         await asyncio.sleep(pause_s + START_S)
         self.replacements += 1
         self.pool.pending.append(make_generator(0, 8))
@@ -134,7 +138,9 @@ def test_a_run_ends_at_its_limit_whatever_the_replacements_do(
 
 @pytest.mark.parametrize("writes", [True, False], ids=["it writes", "nobody needs it"])
 @pytest.mark.parametrize("looked", [True, False], ids=["seen by a look", "between two looks"])
-def test_an_outage_begins_anew_after_a_replacement_was_of_use(writes: bool, looked: bool, clock: VirtualClock) -> None:
+def test_an_outage_begins_anew_after_a_replacement_was_of_use(
+    writes: bool, looked: bool, clock: VirtualClock
+) -> None:
     def is_of_use(run: Outage, generator: Generator) -> None:
         async def sync() -> None:
             await generator.resume(1)

@@ -1,4 +1,5 @@
-"""A pool on a virtual clock: its generators' clients are models that write a token of each response every second."""
+"""A pool on a virtual clock: its generators' clients are models that write a token of each response
+every second."""
 
 import asyncio
 import logging
@@ -21,7 +22,8 @@ TOKENS = 1_000
 
 
 class ModelClient:
-    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and records what it did."""
+    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and
+    records what it did."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, int, float]] = []
@@ -87,10 +89,13 @@ class Known:
         return 100 * share
 
 
-def make_crew(*capacities: int, dispatch: DispatchPolicy | None = None) -> tuple[GeneratorPool, list[ModelClient]]:
+def make_crew(
+    *capacities: int, dispatch: DispatchPolicy | None = None
+) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
-        generator.version, generator.state = 0, State.SERVING
+        generator.version = 0
+        generator.state = State.SERVING
     return GeneratorPool(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
 
 
@@ -108,11 +113,17 @@ def make_generator(number: int, capacity: int) -> Generator:
     return generator
 
 
-async def ask(pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0) -> list[Rollout]:
+async def ask(
+    pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0
+) -> list[Rollout]:
     rollouts = [Rollout() for _ in range(n)]
     prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await pool.generate(prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0)
-    assert all(rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts)
+    await pool.generate(
+        prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0
+    )
+    assert all(
+        rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts
+    )
     return rollouts
 
 
@@ -136,7 +147,10 @@ def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_na
     silent.error = GeneratorError("generator 0: /lrl/flush did not answer within 5 s.")
     asyncio.run(pool.flush())
     assert other.posted == ["flush"] and pool.serving == pool.generators
-    assert "Up to 1 s of half-written responses are not waited for: generator 0: /lrl/flush" in caplog.text
+    assert (
+        "Up to 1 s of half-written responses are not waited for: generator 0: /lrl/flush"
+        in caplog.text
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -144,10 +158,14 @@ def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_na
     st.lists(st.integers(4, 9), min_size=1, max_size=3),
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=20),
 )
-def test_no_generator_writes_more_than_its_capacity(capacities: list[int], groups: list[tuple[int, int]]) -> None:
+def test_no_generator_writes_more_than_its_capacity(
+    capacities: list[int], groups: list[tuple[int, int]]
+) -> None:
     pool, clients = make_crew(*capacities)
     run(gather([ask(pool, n, seconds) for n, seconds in groups]))
-    assert all(client.most <= capacity for client, capacity in zip(clients, capacities, strict=True))
+    assert all(
+        client.most <= capacity for client, capacity in zip(clients, capacities, strict=True)
+    )
     assert sum(len(client.asked) for client in clients) == len(groups)
     assert all(generator.in_flight == 0 for generator in pool.generators)
     assert pool.capacity == sum(capacities)
@@ -156,7 +174,9 @@ def test_no_generator_writes_more_than_its_capacity(capacities: list[int], group
 class Uneven(ModelClient):
     """Responses to a prompt end one after another, a second apart."""
 
-    async def write(self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any) -> None:
+    async def write(
+        self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any
+    ) -> None:
         self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
         self.asked_for = list(rollouts)
         for rollout in rollouts:
@@ -238,11 +258,15 @@ def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
 
     seconds = run(scene())
     frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
-    assert seconds == pytest.approx({"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen})
+    assert seconds == pytest.approx(
+        {"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen}
+    )
     assert sum(seconds.values()) == pytest.approx(2 * 11)
 
 
-def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> None:
+def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
+    None
+):
     class Holding(LeastLoaded):
         holds = False
 
@@ -375,12 +399,18 @@ def test_priority_and_deadline_pass_through() -> None:
 async def spare(pool: GeneratorPool) -> None:
     rollouts = [Rollout(), Rollout()]
     await pool.generate_spare(
-        Prompt(id=0, token_ids=[1], text=""), rollouts, Sampling(n=2, max_tokens=9), priority=-1, deadline_s=9.0
+        Prompt(id=0, token_ids=[1], text=""),
+        rollouts,
+        Sampling(n=2, max_tokens=9),
+        priority=-1,
+        deadline_s=9.0,
     )
     assert all(rollout.finished for rollout in rollouts)
 
 
-def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> None:
+def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
+    None
+):
     pool, (client,) = make_crew(4)
 
     async def scene() -> int:
@@ -435,15 +465,24 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
 
     with caplog.at_level(logging.WARNING):
         run(scene())
-    assert second.requests == [(1, 4), (1, 4)]  # behind the four tokens they had, each with a prompt of its own
+    assert second.requests == [
+        (1, 4),
+        (1, 4),
+    ]  # behind the four tokens they had, each with a prompt of its own
     assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
     assert len(pool.generators) == 1 and failing not in pool.generators
-    assert "the stream broke" in caplog.text and "has ended" in caplog.text and "out of memory" in caplog.text
+    assert (
+        "the stream broke" in caplog.text
+        and "has ended" in caplog.text
+        and "out of memory" in caplog.text
+    )
 
 
 def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> None:
     pool, (client,) = make_crew(2)
-    client.error = RequestRejected("generator 0: /inference/v1/generate answered 400: no such token")
+    client.error = RequestRejected(
+        "generator 0: /inference/v1/generate answered 400: no such token"
+    )
     with pytest.raises(RequestRejected, match="no such token"):
         run(ask(pool))
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
@@ -519,12 +558,16 @@ def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> Non
     assert [had for _, had in second.requests] == [2] * 4
 
 
-@pytest.mark.parametrize("event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"])
+@pytest.mark.parametrize(
+    "event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"]
+)
 def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
     pool, _ = make_crew(4, 4)
     pool.has_served = True
     first, second = pool.generators
-    first.client, second.client = Uneven(), Uneven()  # type: ignore[assignment]
+    # type: ignore[assignment]
+    first.client = Uneven()
+    second.client = Uneven()
     rollouts = [Rollout() for _ in range(3)]
 
     async def fail(generator: Generator) -> None:
@@ -533,7 +576,9 @@ def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: 
     async def scene() -> None:
         second.state = State.DRAINING
         prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-        asking = asyncio.create_task(pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(
+            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+        )
         await asyncio.sleep(1.5)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
         await first.pause()
@@ -566,7 +611,9 @@ def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_l
     async def scene() -> None:
         prompt = Prompt(id=0, token_ids=[9], text="")
         sampling = Sampling(n=2, max_tokens=TOKENS)
-        asking = asyncio.create_task(pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0))
+        asking = asyncio.create_task(
+            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+        )
         await asyncio.sleep(2.5)
         await pool.generators[0].pause()
         await pool.generators[0].resume(1)

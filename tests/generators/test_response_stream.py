@@ -15,9 +15,13 @@ from lrl.types import Rollout
 Spans = list[tuple[str, int, int]] | None
 
 
-def frame(tokens: list[int], finish: str | None = None, spans: Spans = None, number: int = 0) -> Any:
+def frame(
+    tokens: list[int], finish: str | None = None, spans: Spans = None, number: int = 0
+) -> Any:
     """Returns a frame's first line and its numbers, for `ResponseStream.take`."""
-    head, _, numbers = pack([Part(number, tokens, [-0.25 * token for token in tokens], finish, spans)]).partition(b"\n")
+    head, _, numbers = pack(
+        [Part(number, tokens, [-0.25 * token for token in tokens], finish, spans)]
+    ).partition(b"\n")
     assert size(json.loads(head)) == len(numbers)
     return json.loads(head), numbers
 
@@ -43,7 +47,8 @@ class Held:
 def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_its_frames_are_read(
     syncs: list[int], ends: set[int], before: int, behind: int, knows: bool
 ) -> None:
-    """A model of a generator: token by token, a frame at the places `ends`, read `behind` frames later."""
+    """A model of a generator: token by token, a frame at the places `ends`, read `behind` frames
+    later."""
     held = Held()
     rollout = Rollout(token_ids=[1] * before, logprobs=[0.0] * before, versions=[0] * before)
     stream = ResponseStream([rollout], held, lambda: None)
@@ -60,14 +65,18 @@ def test_a_half_written_responses_versions_are_those_that_wrote_it_however_late_
         recorded = rollout.versions[before:]
         if knows:
             assert recorded == wrote[: len(recorded)]
-        assert all(mine <= true for mine, true in zip(recorded, wrote, strict=False)), "a token is too new"
+        assert all(mine <= true for mine, true in zip(recorded, wrote, strict=False)), (
+            "a token is too new"
+        )
 
 
 def test_every_token_has_its_log_prob_and_the_version_that_wrote_it() -> None:
     held = Held(3)
     rollouts = [Rollout(), Rollout()]
     ends: list[int] = []
-    stream = ResponseStream(rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts)))
+    stream = ResponseStream(
+        rollouts, held, lambda: ends.append(sum(rollout.finished for rollout in rollouts))
+    )
     stream.take(*frame([10]))
     held.version = 4
     stream.take(*frame([20], "stop", [("4", 0, 1)], number=1))
@@ -105,7 +114,9 @@ def test_a_token_without_log_prob_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
-def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not_kept(logprob: float) -> None:
+def test_a_log_prob_that_cannot_be_trained_with_is_an_error_and_its_token_is_not_kept(
+    logprob: float,
+) -> None:
     rollout = Rollout()
     head, _, numbers = pack([Part(0, [1, 2], [-0.5, logprob], None, None)]).partition(b"\n")
     with pytest.raises(MalformedResponse, match="a log-prob is infinite or no number"):
@@ -123,4 +134,6 @@ def test_the_parts_of_a_frame_do_not_mix() -> None:
     head, _, numbers = pack(parts).partition(b"\n")
     ResponseStream(rollouts, Held(), lambda: None).take(json.loads(head), numbers)
     assert [rollout.token_ids for rollout in rollouts] == [[], [9], [7, 2**31 - 1]]
-    assert rollouts[1].logprobs == [-3.0] and rollouts[2].logprobs == pytest.approx([-1.0, -0.1], abs=1e-8)
+    assert rollouts[1].logprobs == [-3.0] and rollouts[2].logprobs == pytest.approx(
+        [-1.0, -0.1], abs=1e-8
+    )

@@ -50,14 +50,19 @@ def test_no_start_of_any_generator_has_the_seed_of_another(monkeypatch: pytest.M
 
 
 def test_a_restarted_generator_does_not_draw_its_first_numbers_again(tmp_path: Path) -> None:
-    servers = [Recorded("m", ServerSettings(), "shared_memory", [], tmp_path, number, "ab") for number in (0, 1)]
+    servers = [
+        Recorded("m", ServerSettings(), "shared_memory", [], tmp_path, number, "ab")
+        for number in (0, 1)
+    ]
     for server in (*servers, *servers):
         server.start()
         server.stop()
     assert len({seed for server in servers for seed in server.seeds}) == 4
 
 
-def servers_of_a_run(folder: Path, seed: int, checkpoint: str | None = None) -> tuple[list[str], int]:
+def servers_of_a_run(
+    folder: Path, seed: int, checkpoint: str | None = None
+) -> tuple[list[str], int]:
     """Returns the seeds of a run's two generators, and that which it tells those that join."""
     L.seed_everything(seed, verbose=False)
     strategy = lrl.AsyncSingleDevice(generator_devices=2)
@@ -71,7 +76,9 @@ def servers_of_a_run(folder: Path, seed: int, checkpoint: str | None = None) -> 
         default_root_dir=str(folder),
     )
     servers = strategy.make_servers(trainer, placements)
-    return [seed_of(server.command()) for server in servers], strategy._terms(trainer, ServerSettings(), 2).seed
+    return [seed_of(server.command()) for server in servers], strategy._terms(
+        trainer, ServerSettings(), 2
+    ).seed
 
 
 def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_numbers(
@@ -81,7 +88,10 @@ def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_
     monkeypatch.setenv("PL_SEED_WORKERS", "0")
     first = servers_of_a_run(tmp_path, 5)
     assert servers_of_a_run(tmp_path, 5) == first
-    others = [servers_of_a_run(tmp_path, 6), servers_of_a_run(tmp_path, 5, "runs/epoch=0-step=7.ckpt")]
+    others = [
+        servers_of_a_run(tmp_path, 6),
+        servers_of_a_run(tmp_path, 5, "runs/epoch=0-step=7.ckpt"),
+    ]
     runs = [first, *others]
     assert len({seed for seeds, _ in runs for seed in seeds}) == 6
     assert len({told for _, told in runs}) == 3

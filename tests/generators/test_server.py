@@ -1,4 +1,5 @@
-"""A server's settings, command line and life cycle. For the life cycle a small HTTP program stands in for vLLM."""
+"""A server's settings, command line and life cycle. For the life cycle a small HTTP program stands
+in for vLLM."""
 
 from __future__ import annotations
 
@@ -41,8 +42,12 @@ class Scripted(Server):
         return [sys.executable, "-c", self.program, str(self.port)]
 
 
-def build(folder: Path, kind: type[Server] = Server, devices: list[int] | None = None, **settings: Any) -> Server:
-    return kind("a/model", ServerSettings(**settings), "shared_memory", devices or [], folder, 3, "test")
+def build(
+    folder: Path, kind: type[Server] = Server, devices: list[int] | None = None, **settings: Any
+) -> Server:
+    return kind(
+        "a/model", ServerSettings(**settings), "shared_memory", devices or [], folder, 3, "test"
+    )
 
 
 @pytest.fixture
@@ -76,8 +81,12 @@ def test_a_server_imports_nothing_from_the_current_folder(tmp_path: Path) -> Non
         "dtype",
     ],
 )
-def test_a_flag_that_lrl_owns_is_refused_with_the_reason_in_every_spelling_of_vllm(name: str) -> None:
-    with pytest.raises(ValueError, match=r"extra_args: .*(set by lrl: .* Leave it out|set it there)"):
+def test_a_flag_that_lrl_owns_is_refused_with_the_reason_in_every_spelling_of_vllm(
+    name: str,
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"extra_args: .*(set by lrl: .* Leave it out|set it there)"
+    ):
         ServerSettings(extra_args={name: "x"})
 
 
@@ -87,16 +96,22 @@ def test_what_is_no_name_of_a_flag_is_refused(name: str) -> None:
         ServerSettings(extra_args={name: True})
 
 
-@pytest.mark.parametrize("name", ["enable_expert_parallel", "--compilation-config.mode", "no-enable-chunked-prefill"])
+@pytest.mark.parametrize(
+    "name", ["enable_expert_parallel", "--compilation-config.mode", "no-enable-chunked-prefill"]
+)
 def test_the_names_of_vllms_other_flags_are_taken(name: str) -> None:
     assert name in ServerSettings(extra_args={name: 1}).extra_args
 
 
 @pytest.mark.parametrize("sampler", ["synthetic", "fly"])
 @pytest.mark.parametrize("text", [False, True])
-def test_speculative_decoding_that_changes_what_is_sampled_is_refused(sampler: str, text: bool) -> None:
+def test_speculative_decoding_that_changes_what_is_sampled_is_refused(
+    sampler: str, text: bool
+) -> None:
     config = {"method": "ngram", "rejection_sample_method": sampler}
-    with pytest.raises(ValueError, match=f"rejection_sample_method '{sampler}'.*Choose from standard, block"):
+    with pytest.raises(
+        ValueError, match=f"rejection_sample_method '{sampler}'.*Choose from standard, block"
+    ):
         ServerSettings(extra_args={"speculative_config": json.dumps(config) if text else config})
 
 
@@ -106,14 +121,21 @@ def test_speculative_decoding_is_one_mapping(name: str) -> None:
         ServerSettings(extra_args={name: 3})
 
 
-@pytest.mark.parametrize("config", [{"method": "ngram"}, {"method": "ngram", "rejection-sample-method": "block"}])
+@pytest.mark.parametrize(
+    "config", [{"method": "ngram"}, {"method": "ngram", "rejection-sample-method": "block"}]
+)
 def test_exact_speculative_decoding_is_taken(config: dict[str, Any]) -> None:
     assert speculates(ServerSettings(extra_args={"speculative-config": config}).extra_args)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_model_len", 0), ("kv_cache_gib", -1.0), ("start_timeout_s", 0.0), ("gpu_memory_utilization", 1.5)],
+    [
+        ("max_model_len", 0),
+        ("kv_cache_gib", -1.0),
+        ("start_timeout_s", 0.0),
+        ("gpu_memory_utilization", 1.5),
+    ],
 )
 def test_a_value_out_of_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"strategy.server.{name} is {value}"):
@@ -148,15 +170,34 @@ def test_the_command_keeps_sampling_exact(tmp_path: Path) -> None:
         assert words[words.index(flag) + 1] == value
 
 
-def test_a_generator_is_not_in_the_trainers_process_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"}
+def test_a_generator_is_not_in_the_trainers_process_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed = {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+    }
     for name in placed:
         monkeypatch.setenv(name, "1")
     assert not placed & build(tmp_path).environment().keys()
 
 
 def test_a_server_has_the_variables_of_its_transport(tmp_path: Path) -> None:
-    server = Server("model", ServerSettings(), "nccl", [], tmp_path, 0, "run", None, {"NCCL_HOSTID": "a-generator-0"})
+    server = Server(
+        "model",
+        ServerSettings(),
+        "nccl",
+        [],
+        tmp_path,
+        0,
+        "run",
+        None,
+        {"NCCL_HOSTID": "a-generator-0"},
+    )
     assert server.environment()["NCCL_HOSTID"] == "a-generator-0"
 
 
@@ -195,10 +236,20 @@ def test_a_generator_on_the_cpu_has_a_separate_worker_only_if_needed(
 
 @pytest.mark.parametrize(
     ("own", "devices", "visible"),
-    [(None, [2, 3], "2,3"), ("4,5,6,7", [2, 3], "6,7"), ("GPU-a,GPU-b", [1], "GPU-b"), ("0", [], ""), (None, [], "")],
+    [
+        (None, [2, 3], "2,3"),
+        ("4,5,6,7", [2, 3], "6,7"),
+        ("GPU-a,GPU-b", [1], "GPU-b"),
+        ("0", [], ""),
+        (None, [], ""),
+    ],
 )
 def test_devices_count_within_the_trainers_own(
-    own: str | None, devices: list[int], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: str | None,
+    devices: list[int],
+    visible: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if own is not None:
@@ -207,7 +258,9 @@ def test_devices_count_within_the_trainers_own(
     assert server.environment()["CUDA_VISIBLE_DEVICES"] == visible
 
 
-def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(ValueError, match=r"\[2\] are not among CUDA_VISIBLE_DEVICES='0,1'"):
         build(tmp_path, devices=[2])
@@ -302,15 +355,30 @@ def refuses(port: int) -> bool:
 
 
 def test_the_token_guards_the_routes_of_a_transport(tmp_path: Path) -> None:
-    words = ("a/model", ServerSettings(), "pull", [], tmp_path, 0, "test", None, {}, ("a.Route", "b.Route"))
+    words = (
+        "a/model",
+        ServerSettings(),
+        "pull",
+        [],
+        tmp_path,
+        0,
+        "test",
+        None,
+        {},
+        ("a.Route", "b.Route"),
+    )
     command = Server(*words).command()
-    layers = [after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"]
+    layers = [
+        after for word, after in zip(command, command[1:], strict=False) if word == "--middleware"
+    ]
     # vLLM puts the last one outermost
     own = "lrl.vllm_plugin.write_route.WriteRoute"
     assert layers == [own, "a.Route", "b.Route", "lrl.system.auth.TokenMiddleware"]
 
 
 def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -> None:
-    one, ten = (Server("m", ServerSettings(), "pull", [], tmp_path, number, "ab12") for number in (1, 10))
+    one, ten = (
+        Server("m", ServerSettings(), "pull", [], tmp_path, number, "ab12") for number in (1, 10)
+    )
     assert one.own_files.startswith("lrl-ab12-") and not ten.own_files.startswith(one.own_files)
     assert one.environment()[FILES_VARIABLE] == one.own_files

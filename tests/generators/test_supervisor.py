@@ -1,4 +1,5 @@
-"""The supervisor with a stand-in for vLLM: a small process tree with the same bad habits that starts quickly."""
+"""The supervisor with a stand-in for vLLM: a small process tree with the same bad habits that
+starts quickly."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ with open(os.path.join(folder, name + ".part"), "w") as file:
 os.rename(file.name, os.path.join(folder, name))
 time.sleep(600)
 """
-"""A root, and an orphan that left the session and ignores SIGTERM. The root maps a file in /dev/shm."""
+"""A root, and an orphan that left the session and ignores SIGTERM. The root maps a file in
+/dev/shm."""
 
 OWNER = """
 import os, subprocess, sys, time
@@ -105,7 +107,9 @@ class Run:
 
     def tree(self) -> tuple[psutil.Process, psutil.Process]:
         """Returns the root and the orphan, once both have written their files."""
-        wait_for(lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree")
+        wait_for(
+            lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree"
+        )
         root, orphan = (int((self.folder / name).read_text()) for name in ("root", "orphan"))
         return psutil.Process(root), psutil.Process(orphan)
 
@@ -171,7 +175,9 @@ def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, r
 def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
     program = run.command(0)
     program.remove("0")
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, program[0], habit, *program[1:]], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, program[0], habit, *program[1:]], stdout=subprocess.PIPE
+    )
     tree = run.tree()
     owner.kill()
     assert owner.stdout is not None
@@ -183,14 +189,19 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
 
 def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
     process = run.start(sys.executable, "-c", "import time; time.sleep(600)")
-    wait_for(lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()), "the root")
+    wait_for(
+        lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()),
+        "the root",
+    )
     (root,) = psutil.Process(process.pid).children()
     process.kill()
     wait_for(lambda: gone(root), "the end of the root")
     assert run.scratch.is_dir(), "no process removes the temporary folder"
 
 
-def test_nothing_of_the_tree_is_left_by_a_killed_supervisor_whose_remains_are_cleared(run: Run) -> None:
+def test_nothing_of_the_tree_is_left_by_a_killed_supervisor_whose_remains_are_cleared(
+    run: Run,
+) -> None:
     process, own = run.start(), supervisor.SHM / f"{run.own}weights"
     tree = run.tree()
     own.write_bytes(b"fetched")

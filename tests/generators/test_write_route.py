@@ -24,7 +24,8 @@ class Writing:
     """A request for many long responses, which end at no token."""
 
     def __init__(self, client: GeneratorClient, version: int = 0) -> None:
-        self.client, self.version = client, version
+        self.client = client
+        self.version = version
         self.rollouts = [Rollout() for _ in range(SAMPLING.n)]
         how: dict[str, Any] = {"version": lambda: self.version, "priority": 0, "deadline_s": 60.0}
         self.task = asyncio.ensure_future(client.write(PROMPT, self.rollouts, SAMPLING, **how))
@@ -68,24 +69,34 @@ def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: Lent
             await call(client, "/pause?mode=keep&clear_cache=false")
             await client.flush(60.0)
             at_the_flush = writing.lengths
-            assert all(set(rollout.versions) == {0} for rollout in writing.rollouts), "a token is too new"
+            assert all(set(rollout.versions) == {0} for rollout in writing.rollouts), (
+                "a token is too new"
+            )
             await call(client, "/update_weight_version", {"new_version": "1"})
             await call(client, "/resume")
             await writing.task
             if max(at_the_flush) < SAMPLING.max_tokens:
                 return at_the_flush, writing
-            await call(client, "/update_weight_version", {"new_version": "0"})  # all had ended: again
+            await call(
+                client, "/update_weight_version", {"new_version": "0"}
+            )  # all had ended: again
 
     at_the_flush, writing = with_client(lent_server, scene)
     assert [rollout.versions.count(0) for rollout in writing.rollouts] == at_the_flush
     assert set(writing.lengths) == {SAMPLING.max_tokens}
 
 
-def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(lent_server: LentServer) -> None:
+def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
+    lent_server: LentServer,
+) -> None:
     async def scene(client: GeneratorClient) -> None:
         generator = Generator(lent_server.server, SAMPLING.n)
-        generator.version, generator.state = 0, State.SERVING
-        prompt, sampling = Prompt(id=0, token_ids=PROMPT, text=""), Sampling(n=8, max_tokens=SAMPLING.max_tokens)
+        generator.version = 0
+        generator.state = State.SERVING
+        prompt, sampling = (
+            Prompt(id=0, token_ids=PROMPT, text=""),
+            Sampling(n=8, max_tokens=SAMPLING.max_tokens),
+        )
         while True:  # until the generator has written a second token of a response before it moves
             rollouts = [Rollout() for _ in range(sampling.n)]
             writing = asyncio.ensure_future(generator.write(prompt, rollouts, sampling, 0, 60.0))
@@ -96,7 +107,9 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(len
             generator.interrupt(rollouts)
             await writing
             unfinished = [not rollout.finished for rollout in rollouts]
-            new = [len(rollout.token_ids) - old for rollout, old in zip(rollouts, before, strict=True)]
+            new = [
+                len(rollout.token_ids) - old for rollout, old in zip(rollouts, before, strict=True)
+            ]
             if all(unfinished) and any(new):
                 break
         assert all(len(set(map(len, (r.token_ids, r.logprobs, r.versions)))) == 1 for r in rollouts)
@@ -126,8 +139,12 @@ def test_a_response_whose_client_is_gone_is_not_written_to_its_end(lent_server: 
         writing.task.cancel()
         await asyncio.gather(writing.task, return_exceptions=True)
         await client.heartbeat(60.0)  # the numbers below are of the last step
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {lent_server.token}"}) as session:
-            while running := await number(session, f"{lent_server.url}/metrics", "vllm:num_requests_running"):
+        async with aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {lent_server.token}"}
+        ) as session:
+            while running := await number(
+                session, f"{lent_server.url}/metrics", "vllm:num_requests_running"
+            ):
                 await client.heartbeat(60.0)
             return running
 
@@ -154,7 +171,9 @@ def test_a_response_ends_at_the_stop_tokens_of_its_request(lent_server: LentServ
 
     async def scene(client: GeneratorClient) -> None:
         sampling = Sampling(n=len(rollouts), max_tokens=SAMPLING.max_tokens, stop_tokens=stops)
-        await client.write(PROMPT, rollouts, sampling, version=lambda: 0, priority=0, deadline_s=60.0)
+        await client.write(
+            PROMPT, rollouts, sampling, version=lambda: 0, priority=0, deadline_s=60.0
+        )
 
     with_client(lent_server, scene)
     for rollout in rollouts:

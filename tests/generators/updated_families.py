@@ -1,10 +1,12 @@
-"""A program: for each family of models, vLLM's log-probs after an update beside those of transformers.
+"""A program: for each family of models, vLLM's log-probs after an update beside those of
+transformers.
 
     python -m tests.generators.updated_families FOLDER
 
-One process has all of them, one after another: an engine without a server takes a second or two. Prints a line of JSON
-for each: the family, the mean difference in nats a token as it was loaded, after two updates, and after an update by
-adapters, and by how much the second one and the adapters changed what transformers computes.
+One process has all of them, one after another: an engine without a server takes a second or two.
+Prints a line of JSON for each: the family, the mean difference in nats a token as it was loaded,
+after two updates, and after an update by adapters, and by how much the second one and the adapters
+changed what transformers computes.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ TINY = {
     "eos_token_id": 2,
 }
 GROUPED = {"num_key_value_heads": 1}
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 72}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 72,
+}
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": GROUPED,
@@ -60,7 +67,8 @@ TOKENS = [5 + (7 * place) % 250 for place in range(48)]
 
 
 def make(family: str) -> Any:
-    """Makes a model with random weights in float32; of a family whose name has `-bf16`, numbers of bfloat16."""
+    """Makes a model with random weights in float32; of a family whose name has `-bf16`, numbers of
+    bfloat16."""
     torch.manual_seed(0)
     kind, _, files = family.partition("-")
     config = getattr(transformers, f"{kind}Config")(**TINY | FAMILIES[kind])
@@ -70,7 +78,8 @@ def make(family: str) -> Any:
 
 @dataclass
 class Version:
-    """Returns weights by their names in a checkpoint, and their log-probs of all tokens but the first."""
+    """Returns weights by their names in a checkpoint, and their log-probs of all tokens but the
+    first."""
 
     weights: dict[str, torch.Tensor]
     logprobs: list[float]
@@ -78,10 +87,12 @@ class Version:
 
 @torch.no_grad()
 def versions(model: Any) -> Iterator[Version]:
-    """Those as they are, and two that a step could have made, but with more change: in every weight, head and experts
-    included."""
+    """Those as they are, and two that a step could have made, but with more change: in every
+    weight, head and experts included."""
     while True:
-        yield Version({name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs_of(model))
+        yield Version(
+            {name: weight.clone() for name, weight in checkpoint_weights(model)}, logprobs_of(model)
+        )
         for weight in model.parameters():
             weight += 0.02 * torch.randn_like(weight)
 
@@ -107,8 +118,13 @@ def found(engine: Any, salt: str) -> list[float]:
     from vllm import SamplingParams
 
     prompt = {"prompt_token_ids": TOKENS, "cache_salt": salt}
-    (response,) = engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
-    return [entry[token].logprob for entry, token in zip(response.prompt_logprobs[1:], TOKENS[1:], strict=True)]
+    (response,) = engine.generate(
+        prompt, SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False
+    )
+    return [
+        entry[token].logprob
+        for entry, token in zip(response.prompt_logprobs[1:], TOKENS[1:], strict=True)
+    ]
 
 
 def update(engine: Any, version: Version, name: str) -> None:
@@ -139,19 +155,24 @@ def off(one: list[float], other: list[float]) -> float:
 def measure(family: str, folder: Path) -> dict[str, Any]:
     """Returns one family's line.
 
-    In a family whose name ends in `-fp8` the engine quantises what it gets. In one that ends in `-bf16` the files are
-    in bfloat16, and all compute in float32.
+    In a family whose name ends in `-fp8` the engine quantises what it gets. In one that ends in
+    `-bf16` the files are in bfloat16, and all compute in float32.
     """
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.model_executor.models import registry
 
-    # vLLM looks at a class that is new to the machine in a process of its own, which takes nine seconds to start.
+    # vLLM looks at a class that is new to the machine in a process of its own, which takes nine
+    # seconds to start.
     registry._run_in_subprocess = lambda look: look()
     quantised = family.endswith("-fp8")
     model = make(family)
-    (make(family).bfloat16() if family.endswith("-bf16") else model).save_pretrained(folder / family)
-    loaded, *updates = islice(versions(model), 3)  # before vLLM, which changes some of transformers' classes
+    (make(family).bfloat16() if family.endswith("-bf16") else model).save_pretrained(
+        folder / family
+    )
+    loaded, *updates = islice(
+        versions(model), 3
+    )  # before vLLM, which changes some of transformers' classes
     adapters = adapted(make(family))
     engine = LLM(
         str(folder / family),
@@ -172,18 +193,27 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     found_last, expected = found(engine, "updated"), updates[-1].logprobs
     update(engine, adapters, f"{os.getpid()}-{family}-adapters")
     found_adapted = found(engine, "adapted")
-    # Left to the garbage collector, a dense family's groups of processes now and then stood for the next one's experts.
+    # Left to the garbage collector, a dense family's groups of processes now and then stood for the
+    # next one's experts.
     del engine
     cleanup_dist_env_and_memory()
     line |= {"updated": off(found_last, expected), "changed": off(updates[0].logprobs, expected)}
     changed_by_adapters = off(adapters.logprobs, loaded.logprobs)
-    return line | {"adapted": off(found_adapted, adapters.logprobs), "changed_by_adapters": changed_by_adapters}
+    return line | {
+        "adapted": off(found_adapted, adapters.logprobs),
+        "changed_by_adapters": changed_by_adapters,
+    }
 
 
 def main() -> None:
     for family in sys.argv[2:] or FAMILIES:
         started = time.perf_counter()
-        print(json.dumps(measure(family, Path(sys.argv[1])) | {"seconds": time.perf_counter() - started}), flush=True)
+        print(
+            json.dumps(
+                measure(family, Path(sys.argv[1])) | {"seconds": time.perf_counter() - started}
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,10 @@ def spec_of(transport: str = "shared_memory", **fields: object) -> JoinSpec:
 
 @contextmanager
 def served(
-    spec: JoinSpec, folder: Path | None = None, token: str = TOKEN, scoring: Callable[[], dict[str, Any]] | None = None
+    spec: JoinSpec,
+    folder: Path | None = None,
+    token: str = TOKEN,
+    scoring: Callable[[], dict[str, Any]] | None = None,
 ) -> Iterator[RegistryServer]:
     """Serves a registry, and says so in a run's folder."""
     server = RegistryServer(Registry(spec), Endpoint(), token, scoring=scoring)

@@ -1,4 +1,5 @@
-"""Generators of other processes join and leave a live fleet through its registry; the processes are models."""
+"""Generators of other processes join and leave a live fleet through its registry; the processes are
+models."""
 
 from __future__ import annotations
 
@@ -119,14 +120,20 @@ def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
 def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
     number, joining = live.joining()
     assert number == 2 and joining.server.token == TOKEN and joining.capacity == 4
-    assert not joining.serving and joining not in live.fleet.rollouts.generators and live.fleet.joined == 0
+    assert (
+        not joining.serving
+        and joining not in live.fleet.rollouts.generators
+        and live.fleet.joined == 0
+    )
     live.sync(7)
     until(lambda: live.serves(number, 7))
     until(lambda: live.fleet.joined == 1)
     assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
 
 
-def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(live: LiveRun) -> None:
+def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restarted(
+    live: LiveRun,
+) -> None:
     number, joining = live.joining()
     live.begin_sync()
     live.end_sync(7, failing=joining)
@@ -137,7 +144,9 @@ def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restart
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
 
 
-def test_a_joining_generator_with_another_token_is_refused(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joining_generator_with_another_token_is_refused(
+    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def refuses(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         raise RequestRejected("generator 2: answered 401: only with the token of that run")
 
@@ -163,7 +172,9 @@ def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: L
     assert live.registry.claim(Kind.GENERATOR) == number + 1, "a number is never given twice"
 
 
-def test_a_joined_generator_whose_process_is_silent_is_lost(live: LiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joined_generator_whose_process_is_silent_is_lost(
+    live: LiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     number, generator = live.serving()
     monkeypatch.setattr("lrl.members.registry.LEASE_S", 0.01)
     until(lambda: generator.eviction is not None)
@@ -174,7 +185,9 @@ def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live
     number, joined = live.serving()
     assert live.ask_to_leave(number) == "" and live.status(number) is Status.LEFT
     assert live.ask_to_leave(0) == "" and not live.servers[0].alive and live.servers[1].alive
-    assert [generator.server.number for generator in live.fleet.generators] == [1] and live.fleet.left == 2
+    assert [generator.server.number for generator in live.fleet.generators] == [
+        1
+    ] and live.fleet.left == 2
     live.sync(8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
     assert joined.eviction == "generator 2 has left the run."
@@ -204,7 +217,9 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die_meanwhile(dies: bool) -> None:
+def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die_meanwhile(
+    dies: bool,
+) -> None:
     async def scene() -> tuple[Fleet, list[State]]:
         fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
         leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings(), Path()), 4)
@@ -238,7 +253,8 @@ def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die
 def test_leaving_loses_no_token_and_no_response(
     groups: list[tuple[int, int]], leaves: list[int], syncs: list[int]
 ) -> None:
-    """Two of three leave at any moment, in quarters of a second; `ask` counts every response's tokens."""
+    """Two of three leave at any moment, in quarters of a second; `ask` counts every response's
+    tokens."""
 
     async def scene() -> Fleet:
         fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
@@ -250,7 +266,10 @@ def test_leaving_loses_no_token_and_no_response(
             generator.client = ModelClient()  # type: ignore[assignment]
             generator.client.close = lambda: asyncio.sleep(0)  # type: ignore[method-assign]
         await resync(fleet.rollouts, 0)
-        events = [(moment, fleet.remove(one)) for moment, one in zip(leaves, fleet.generators[1:], strict=True)]
+        events = [
+            (moment, fleet.remove(one))
+            for moment, one in zip(leaves, fleet.generators[1:], strict=True)
+        ]
         events += [(moment, resync(fleet.rollouts, moment)) for moment in syncs]
 
         async def later(moment: int, work: Any) -> None:
@@ -258,7 +277,8 @@ def test_leaving_loses_no_token_and_no_response(
             await work
 
         await asyncio.gather(
-            *(ask(fleet.rollouts, n, seconds) for n, seconds in groups), *(later(*event) for event in events)
+            *(ask(fleet.rollouts, n, seconds) for n, seconds in groups),
+            *(later(*event) for event in events),
         )
         return fleet
 

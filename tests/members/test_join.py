@@ -1,5 +1,5 @@
-"""`lrl join` and `lrl leave` against a live fleet: real supervisors and processes, small programs in vLLM's
-place."""
+"""`lrl join` and `lrl leave` against a live fleet: real supervisors and processes, small programs
+in vLLM's place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
 
     async def work() -> None:
         await fleet.rollouts.admit_pending()
-        failed = {one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing}
+        failed = {
+            one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing
+        }
         for generator in fleet.rollouts.generators:
             if generator not in failed:
                 generator.version = version
@@ -144,33 +146,49 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
 
 
-def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(fleet: Fleet, tmp_path: Path) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM))
+def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
     assert main(["join", str(tmp_path)]) == 0
     others.done()
     weights = f"lrl-{SPEC.run_id}-0.safetensors"  # as `lrl.callbacks.weight_sync` and its transport name it
     assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
-    assert Watched.made[0].run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
+    assert Watched.made[0].run_id.startswith(SPEC.run_id), (
+        "the run's own supervisors may remove its files"
+    )
 
 
 def test_it_ends_with_the_run_and_prints_so(
-    fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(join_session, "REFUSED_S", 0.1)
     close = fleet.registry_server.close  # type: ignore[attr-defined]
     others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, close)
     assert main(["join", str(tmp_path)]) == 0
     others.done()
-    assert "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
+    assert (
+        "the run has ended, and so does it" in capsys.readouterr().out and not Watched.made[0].alive
+    )
 
 
 def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1"))
+    others = Meanwhile(
+        lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1")
+    )
     assert main(["join", str(tmp_path)]) == 1
     others.done()
-    assert "not admitted it: it is not the same" in capsys.readouterr().out and not Watched.made[0].alive
+    assert (
+        "not admitted it: it is not the same" in capsys.readouterr().out
+        and not Watched.made[0].alive
+    )
 
 
 def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays(
@@ -189,7 +207,9 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     )
     assert main(["join", str(tmp_path)]) == 0
     others.done()
-    assert statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
+    assert (
+        statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
+    )
 
 
 class Answers:
@@ -245,11 +265,15 @@ def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> No
         session._speak()
 
 
-def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joining_generator_gets_the_settings_of_the_runs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
         """Succeeds."""
 
-    settings = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3})
+    settings = ServerSettings(
+        max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3}
+    )
 
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
@@ -266,7 +290,12 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
     data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
-    parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
+    parts = {
+        "strategy": strategy,
+        "lightning_module": policy,
+        "datamodule": data,
+        "state": SimpleNamespace(fn="fit"),
+    }
     where = {"loggers": [], "default_root_dir": str(tmp_path), "logger": None}
     trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     try:
@@ -274,7 +303,14 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(tmp_path: Path, m
         client = find_run(str(tmp_path))
         spec = client.spec()
         assert JoiningGenerator(str(tmp_path), client, spec, LocalOverrides()).settings == settings
-        told = (spec.model, spec.transport, spec.run_id, spec.on_cpu, spec.generators, spec.owner.here)
+        told = (
+            spec.model,
+            spec.transport,
+            spec.run_id,
+            spec.on_cpu,
+            spec.generators,
+            spec.owner.here,
+        )
         assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
         assert client.token == strategy.token
     finally:

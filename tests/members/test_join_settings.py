@@ -53,7 +53,9 @@ def test_a_generator_that_cannot_join_is_an_error_before_its_start(
     spec: JoinSpec, devices: list[int], endpoint: dict[str, Any], remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=remedy):
-        generator_settings("runs/1", spec, LocalOverrides(devices, endpoint=endpoint), "http://127.0.0.1:1")
+        generator_settings(
+            "runs/1", spec, LocalOverrides(devices, endpoint=endpoint), "http://127.0.0.1:1"
+        )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,9 @@ def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
 
 
 def test_settings_come_from_the_run_and_the_endpoint_from_this_machine() -> None:
-    asked = ServerSettings(max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3})
+    asked = ServerSettings(
+        max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3}
+    )
     spec = replace(spec_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
     found = spec.settings_here({"host": "10.0.0.7", "insecure": True}, "")
     assert found == replace(asked, host="10.0.0.7", insecure=True)

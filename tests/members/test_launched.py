@@ -1,4 +1,5 @@
-"""Members that a launcher starts: each place is filled, and filled again, and the run waits for them.
+"""Members that a launcher starts: each place is filled, and filled again, and the run waits for
+them.
 
 The jobs are models, but for the last test.
 """
@@ -58,7 +59,9 @@ class ModelLauncher(Launcher):
         self.words: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         self.names.append(name)
         self.words.append([*words])
         self.environments.append({**environment})
@@ -69,9 +72,15 @@ class ModelLauncher(Launcher):
 class Scene:
     """A run whose members a launcher starts."""
 
-    def __init__(self, launcher: Launcher, kind: Kind, server: RegistryServer, folder: Path) -> None:
-        self.kind, self.registry, self.launcher = kind, server.registry, launcher
-        self.launched = LaunchedMembers(launcher, kind, server.registry, RunAddress.of(server), folder)
+    def __init__(
+        self, launcher: Launcher, kind: Kind, server: RegistryServer, folder: Path
+    ) -> None:
+        self.kind = kind
+        self.registry = server.registry
+        self.launcher = launcher
+        self.launched = LaunchedMembers(
+            launcher, kind, server.registry, RunAddress.of(server), folder
+        )
         self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
         self.members.server, self.members.launched[kind] = server, self.launched
 
@@ -114,11 +123,15 @@ def launcher() -> ModelLauncher:
 
 
 @pytest.fixture(params=list(Kind))
-def scene(request: pytest.FixtureRequest, launcher: ModelLauncher, server: RegistryServer, tmp_path: Path) -> Scene:
+def scene(
+    request: pytest.FixtureRequest, launcher: ModelLauncher, server: RegistryServer, tmp_path: Path
+) -> Scene:
     return Scene(launcher, Kind(request.param), server, tmp_path)
 
 
-def test_every_place_gets_a_job_with_a_number_of_its_own(scene: Scene, launcher: ModelLauncher) -> None:
+def test_every_place_gets_a_job_with_a_number_of_its_own(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
     scene.look(times=3)
     assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
     assert [words[-2:] for words in launcher.words] == [["--number", "0"], ["--number", "1"]]
@@ -133,7 +146,9 @@ def test_the_token_of_the_run_is_in_no_word_of_a_command(
     assert TOKEN not in " ".join(words) and environment["LRL_TOKEN"] == TOKEN
 
 
-def test_a_job_has_the_devices_or_the_workers_of_its_place(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_job_has_the_devices_or_the_workers_of_its_place(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     class OfDevices(ModelLauncher):
         def devices(self, place: int) -> Sequence[int]:
             return [2 * place, 2 * place + 1]
@@ -147,17 +162,27 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(server: RegistryServe
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
     one.prepare(2, "127.0.0.1")
-    with pytest.raises(ConfigError, match="data.reward_launcher is Local, which a run uses by itself"):
+    with pytest.raises(
+        ConfigError, match="data.reward_launcher is Local, which a run uses by itself"
+    ):
         Local([[]]).prepare(0, "127.0.0.1", "data.reward_launcher")
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 
-def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(scene: Scene, launcher: ModelLauncher) -> None:
+def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
     scene.look()
     launcher.made[1].alive = False
     scene.look(times=2)
-    assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], "a number is never given twice"
-    assert launcher.made[1].stops == 1 and launcher.made[0].alive and "partition" in scene.launched.last_words
+    assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], (
+        "a number is never given twice"
+    )
+    assert (
+        launcher.made[1].stops == 1
+        and launcher.made[0].alive
+        and "partition" in scene.launched.last_words
+    )
 
 
 @pytest.mark.parametrize("status", [Status.LOST, Status.REFUSED])
@@ -183,7 +208,9 @@ def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
     assert len(launcher.made) == 3
 
 
-def test_a_member_that_was_asked_to_leave_is_not_replaced(scene: Scene, launcher: ModelLauncher) -> None:
+def test_a_member_that_was_asked_to_leave_is_not_replaced(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
     scene.look()
     scene.set_status(0, Status.LEFT)
     launcher.made[0].alive = False
@@ -191,7 +218,9 @@ def test_a_member_that_was_asked_to_leave_is_not_replaced(scene: Scene, launcher
     assert len(launcher.made) == 2
 
 
-def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(scene: Scene, launcher: ModelLauncher) -> None:
+def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
     scene.look()
     scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
     scene.set_status(0, Status.LEFT)
@@ -217,14 +246,19 @@ def test_all_jobs_end_with_the_run(scene: Scene, launcher: ModelLauncher) -> Non
     assert [job.stops for job in launcher.made] == [1, 1]
 
 
-def test_a_run_whose_jobs_fail_ends_with_what_they_say(scene: Scene, launcher: ModelLauncher) -> None:
+def test_a_run_whose_jobs_fail_ends_with_what_they_say(
+    scene: Scene, launcher: ModelLauncher
+) -> None:
     for _ in range(ATTEMPTS):
         scene.look()
         scene.members.raise_if_all_failed(scene.kind)
         for job in launcher.made:
             job.alive = False
         scene.look()
-    said = f"(?s)No {scene.kind} of strategy.launcher ModelLauncher has joined in 3 attempts.*no such partition"
+    said = (
+        f"(?s)No {scene.kind} of strategy.launcher ModelLauncher has joined in 3 attempts.*no such "
+        "partition"
+    )
     with pytest.raises(ServerError, match=said):
         scene.wait(600.0)
 
@@ -237,13 +271,17 @@ def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
         for number in (2 * attempt, 2 * attempt + 1):
             scene.refuse(number, "there is no module named 'mine'")
         scene.look()
-    with pytest.raises(ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()):
+    with pytest.raises(
+        ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()
+    ):
         scene.members.raise_if_all_failed(scene.kind)
 
 
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
     scene.look()
-    with pytest.raises(ServerError, match=f"No {scene.kind} of .* has joined within server.start_timeout_s=0"):
+    with pytest.raises(
+        ServerError, match=f"No {scene.kind} of .* has joined within server.start_timeout_s=0"
+    ):
         scene.wait()
     scene.set_status(1, Status.SERVING)
     scene.wait()
@@ -267,12 +305,16 @@ def test_given_members_are_waited_for_and_nothing_is_started(
     scene.look(times=3)
     assert scene.launched.last_words == "" and scene.launched.supervisor.fewest_failures == 0
     scene.refuse(0, "there is no module named 'mine'")
-    with pytest.raises(ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"):
+    with pytest.raises(
+        ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"
+    ):
         scene.wait()
     scene.launched.stop()
 
 
-def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="strategy.launcher is Given, and LRL_TOKEN is not set"):
         lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1))
@@ -281,7 +323,9 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(monkey
 
 
 def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
-    data = SimpleNamespace(reward_pool=RewardPool([lrl.rewards.GSM8K()]), reward_launcher=ModelLauncher(1))
+    data = SimpleNamespace(
+        reward_pool=RewardPool([lrl.rewards.GSM8K()]), reward_launcher=ModelLauncher(1)
+    )
     for verb, trains in (("validate", False), ("fit", True)):
         trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb), loggers=[])
         trainer.default_root_dir = str(tmp_path)
@@ -289,7 +333,9 @@ def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
         assert (members.scorers is not None) == (Kind.SCORER in members.launchers) == trains
 
 
-def test_a_run_starts_its_scorers_has_them_score_and_ends_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The generator is a small program, srun a stand-in; the scorer is a real one."""
 
     async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
@@ -298,7 +344,16 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(tmp_path: Path, m
     class ScriptedRun(lrl.AsyncSingleDevice):
         def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
             return [
-                Scripted(str(tmp_path), ServerSettings(), "shared_memory", [], tmp_path, 0, self.run_id, self.token)
+                Scripted(
+                    str(tmp_path),
+                    ServerSettings(),
+                    "shared_memory",
+                    [],
+                    tmp_path,
+                    0,
+                    self.run_id,
+                    self.token,
+                )
             ]
 
         def _settings(self, trainer: Any) -> ServerSettings:
@@ -326,7 +381,12 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(tmp_path: Path, m
         logger=None,
     )
     prompt = Prompt(id=0, token_ids=[1], text="1+1=", columns={"answer": "#### 2"})
-    tokens: dict[str, Any] = {"token_ids": [1], "logprobs": [0.0], "versions": [0], "finish_reason": "stop"}
+    tokens: dict[str, Any] = {
+        "token_ids": [1],
+        "logprobs": [0.0],
+        "versions": [0],
+        "finish_reason": "stop",
+    }
     rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
     pool.start(prompt)
     try:
@@ -336,6 +396,10 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(tmp_path: Path, m
     finally:
         strategy.stop_generators()
         pool.close()
-    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {scorer.name: 2}
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
+        scorer.name: 2
+    }
     said = (tmp_path / "srun-scorer-0.log").read_text()
-    assert "srun --job-name=lrl-scorer-0" in said and said.endswith("scorer 0: the run has ended, and so does it.\n")
+    assert "srun --job-name=lrl-scorer-0" in said and said.endswith(
+        "scorer 0: the run has ended, and so does it.\n"
+    )

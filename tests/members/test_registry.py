@@ -70,13 +70,20 @@ def test_a_member_is_alive_where_it_says_as_long_as_it_speaks(
     assert registry.alive(kind) == {}
 
 
-def test_the_runs_word_about_a_member_reaches_its_process(server: RegistryServer, kind: Kind) -> None:
+def test_the_runs_word_about_a_member_reaches_its_process(
+    server: RegistryServer, kind: Kind
+) -> None:
     client, registry = client_of(server), server.registry
     number = client.claim(kind)
 
     def seen() -> tuple[Status, int, bool, str]:
         found = speak(client, kind, number, workers=3)
-        assert (found.kind, found.number, found.location, found.workers) == (kind, number, SOMEWHERE, 3)
+        assert (found.kind, found.number, found.location, found.workers) == (
+            kind,
+            number,
+            SOMEWHERE,
+            3,
+        )
         return found.status, found.version, found.leaving, found.leave_refusal
 
     assert seen() == (Status.STARTING, -1, False, "") and client.joined(kind) == []
@@ -95,10 +102,15 @@ def test_the_runs_word_about_a_member_reaches_its_process(server: RegistryServer
 
 def test_what_is_said_of_one_kind_is_not_said_of_the_other(server: RegistryServer) -> None:
     registry = server.registry
-    assert registry.claim(Kind.GENERATOR) == 1 and [registry.claim(Kind.SCORER) for _ in range(2)] == [0, 1]
+    assert registry.claim(Kind.GENERATOR) == 1 and [
+        registry.claim(Kind.SCORER) for _ in range(2)
+    ] == [0, 1]
     registry.set_status(Kind.SCORER, 1, Status.LOST)
     registry.ask_to_leave(Kind.GENERATOR, 1)
-    assert registry.view(Kind.GENERATOR, 1).status is Status.STARTING and registry.leaving(Kind.SCORER) == []
+    assert (
+        registry.view(Kind.GENERATOR, 1).status is Status.STARTING
+        and registry.leaving(Kind.SCORER) == []
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1, 7])
@@ -111,14 +123,18 @@ def test_nobody_registers_under_a_number_that_was_not_given_to_them(
     assert server.registry.alive(kind) == {}
 
 
-def test_a_number_of_another_runs_member_is_not_this_runs(server: RegistryServer, kind: Kind) -> None:
+def test_a_number_of_another_runs_member_is_not_this_runs(
+    server: RegistryServer, kind: Kind
+) -> None:
     number = client_of(server).claim(kind)
     with pytest.raises(NotRunning, match="409.*another run's"):
         client_of(server).register(kind, number, "another run", SOMEWHERE)
     assert server.registry.alive(kind) == {}
 
 
-def test_a_member_that_cannot_serve_says_why_and_is_refused(server: RegistryServer, kind: Kind) -> None:
+def test_a_member_that_cannot_serve_says_why_and_is_refused(
+    server: RegistryServer, kind: Kind
+) -> None:
     client = client_of(server)
     number = client.claim(kind)
     speak(client, kind, number)
@@ -130,7 +146,9 @@ def test_a_member_that_cannot_serve_says_why_and_is_refused(server: RegistryServ
     )
 
 
-def test_a_scorer_that_was_cut_off_comes_again_and_a_generator_does_not(server: RegistryServer) -> None:
+def test_a_scorer_that_was_cut_off_comes_again_and_a_generator_does_not(
+    server: RegistryServer,
+) -> None:
     for kind, after in ((Kind.SCORER, Status.STARTING), (Kind.GENERATOR, Status.LOST)):
         number = client_of(server).claim(kind)
         server.registry.set_status(kind, number, Status.LOST, why="it is silent")
@@ -145,7 +163,9 @@ def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, k
     assert client_of(server).view(kind, number).status is Status.ENDED
 
 
-def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(server: RegistryServer) -> None:
+def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(
+    server: RegistryServer,
+) -> None:
     client = client_of(server)
     client.ask_to_leave(Kind.GENERATOR, 0)
     assert server.registry.leaving(Kind.GENERATOR) == [0] and client.joined(Kind.GENERATOR) == []
@@ -161,23 +181,44 @@ def test_a_run_that_trains_nothing_takes_no_scorers() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [{}, [1], {"run": "ab12", "location": 1}, {"run": "ab12", "location": {}, "node": "\n"}]
+    "words",
+    [{}, [1], {"run": "ab12", "location": 1}, {"run": "ab12", "location": {}, "node": "\n"}],
 )
-def test_what_is_no_word_of_a_member_is_refused(server: RegistryServer, kind: Kind, words: Any) -> None:
+def test_what_is_no_word_of_a_member_is_refused(
+    server: RegistryServer, kind: Kind, words: Any
+) -> None:
     number = server.registry.claim(kind)
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    status, _ = call(server.location().url, "PUT", f"/run/members/{kind}/{number}", headers, json.dumps(words).encode())
+    status, _ = call(
+        server.location().url,
+        "PUT",
+        f"/run/members/{kind}/{number}",
+        headers,
+        json.dumps(words).encode(),
+    )
     assert status == 400 and server.registry.alive(kind) == {}
 
 
-ROUTES = [("GET", "/run"), ("GET", "/run/scoring"), ("GET", "/run/model"), ("GET", "/run/model/config.json")]
+ROUTES = [
+    ("GET", "/run"),
+    ("GET", "/run/scoring"),
+    ("GET", "/run/model"),
+    ("GET", "/run/model/config.json"),
+]
 ONE = "/run/members/scorer/1"
-ROUTES += [("GET", "/run/members/scorer"), ("POST", "/run/members/scorer"), ("GET", ONE), ("PUT", ONE)]
+ROUTES += [
+    ("GET", "/run/members/scorer"),
+    ("POST", "/run/members/scorer"),
+    ("GET", ONE),
+    ("PUT", ONE),
+]
 ROUTES += [("DELETE", ONE), ("POST", f"{ONE}/leave"), ("GET", "/"), ("GET", "/other")]
 
 
 @pytest.mark.parametrize(("method", "route"), ROUTES)
-def test_without_the_token_no_route_answers(server: RegistryServer, method: str, route: str) -> None:
+def test_without_the_token_no_route_answers(
+    server: RegistryServer, method: str, route: str
+) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
         status, body = call(server.location().url, method, route, headers)
         assert status == 401 and TOKEN not in str(body)
@@ -189,7 +230,10 @@ def test_all_routes_are_among_those_that_are_tried() -> None:
     server = RegistryServer(registry, Endpoint(), TOKEN)
     try:
         known = {
-            (route.method, route.resource.canonical.format(kind="scorer", number=1, name="config.json"))
+            (
+                route.method,
+                route.resource.canonical.format(kind="scorer", number=1, name="config.json"),
+            )
             for route in server._runner.app.router.routes()
             if route.resource is not None and route.method != "HEAD"
         }
@@ -224,7 +268,9 @@ def test_a_model_that_has_a_name_is_not_served(server: RegistryServer, tmp_path:
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting(server: RegistryServer) -> None:
-    with pytest.raises(ConfigError, match=f"strategy.join_port is {server.port}, which cannot be had"):
+    with pytest.raises(
+        ConfigError, match=f"strategy.join_port is {server.port}, which cannot be had"
+    ):
         RegistryServer(Registry(spec_of()), Endpoint(), TOKEN, server.port)
 
 

@@ -1,4 +1,5 @@
-"""The trust between a run and a process that joins: whose file it is, whose process, and who has the token."""
+"""The trust between a run and a process that joins: whose file it is, whose process, and who has
+the token."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ import pytest
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members import run_file as run_file_module
-from lrl.members.run_file import RunFile, find_run, remove_run_file, token_of_run, url_elsewhere, write_run_file
+from lrl.members.run_file import (
+    RunFile,
+    find_run,
+    remove_run_file,
+    token_of_run,
+    url_elsewhere,
+    write_run_file,
+)
 from lrl.members.service import RegistryServer
 from lrl.system import process_identity
 from lrl.system.process_identity import ProcessIdentity
@@ -35,7 +43,9 @@ def rewrite(folder: Path, **fields: object) -> None:
     files.write("run.json", asdict(replace(files.read("run.json", RunFile), **fields)))  # type: ignore[arg-type]
 
 
-def test_the_file_is_closed_to_all_others_and_has_no_token(server: RegistryServer, tmp_path: Path) -> None:
+def test_the_file_is_closed_to_all_others_and_has_no_token(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     assert (tmp_path / "fleet").stat().st_mode & 0o777 == 0o700
     (path,) = (tmp_path / "fleet").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and TOKEN not in path.read_text()
@@ -67,7 +77,9 @@ def test_another_users_file_is_not_trusted(
         write_run_file(tmp_path, server)
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(server: RegistryServer, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     (tmp_path / "fleet" / "run.json").rename(tmp_path / "mine.json")
     (tmp_path / "fleet" / "run.json").symlink_to(tmp_path / "mine.json")
     with pytest.raises(NotRunning, match="symbolic link"):
@@ -81,7 +93,9 @@ def test_a_file_of_another_release_names_the_remedy(server: RegistryServer, tmp_
 
 
 @pytest.mark.parametrize(
-    "age", [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)], ids=["pid again", "no pid"]
+    "age",
+    [lambda own: replace(own, started=1), lambda own: replace(own, pid=2**22 + 1)],
+    ids=["pid again", "no pid"],
 )
 def test_a_killed_run_is_not_live(
     server: RegistryServer, tmp_path: Path, age: Callable[[ProcessIdentity], ProcessIdentity]
@@ -108,7 +122,9 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
     for run in (str(tmp_path), server.location().url):
         monkeypatch.setenv("LRL_TOKEN", TOKEN)
         assert find_run(run).spec() == spec_of()
-        assert "LRL_TOKEN" not in os.environ, "what is started from here has it by another name, or not at all"
+        assert "LRL_TOKEN" not in os.environ, (
+            "what is started from here has it by another name, or not at all"
+        )
     monkeypatch.setattr(run_file_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
     assert "lrl prompt" in find_run(str(tmp_path)).token
 
@@ -141,7 +157,9 @@ def test_on_the_runs_machine_no_token_is_typed(
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     with pytest.raises(NotRunning, match="none of them is running here"):
         find_run(str(tmp_path))
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)  # a run whose generators are all elsewhere was started with it
+    monkeypatch.setenv(
+        "LRL_TOKEN", TOKEN
+    )  # a run whose generators are all elsewhere was started with it
     assert find_run(str(tmp_path)).spec() == spec_of()
 
 
@@ -156,7 +174,9 @@ def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_g
         token_of_run()
 
 
-@pytest.mark.parametrize("url", ["ftp://10.0.0.7:5", "https://10.0.0.7", "https://:5", "http://10.0.0.7:5/run"])
+@pytest.mark.parametrize(
+    "url", ["ftp://10.0.0.7:5", "https://10.0.0.7", "https://:5", "http://10.0.0.7:5/run"]
+)
 def test_what_is_no_address_of_a_run_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     with pytest.raises(NotRunning, match="give https://ADDRESS:PORT"):
@@ -171,7 +191,11 @@ def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
     both = tmp_path / "both.pem"
     both.write_text(Path(key).read_text() + Path(certificate).read_text())
     found = find_run("https://10.0.0.7:5", str(both)).location
-    assert found.trust == "certificate" and "PRIVATE KEY" not in found.certificate and found.context() is not None
+    assert (
+        found.trust == "certificate"
+        and "PRIVATE KEY" not in found.certificate
+        and found.context() is not None
+    )
 
 
 def test_a_run_that_listens_everywhere_is_joined_where_its_ranks_meet(

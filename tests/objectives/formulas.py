@@ -1,7 +1,9 @@
-"""Every objective a second time, from its formula: value and derivative per token, in Python floats and plain loops.
+"""Every objective a second time, from its formula: value and derivative per token, in Python floats
+and plain loops.
 
-Each function takes the responses of a micro-batch and returns, for every trained token in order, its loss and the
-derivative of the sum of all losses by its log-prob. Weights that a paper detaches are constants here.
+Each function takes the responses of a micro-batch and returns, for every trained token in order,
+its loss and the derivative of the sum of all losses by its log-prob. Weights that a paper detaches
+are constants here.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ def truncated_by_sequence(responses: list[Response], cap: float) -> list[Pair]:
 
 
 def masked(responses: list[Response], low: float, high: float) -> list[Pair]:
-    return weighted(responses, lambda response, token: ratio(token) if low <= ratio(token) <= high else 0.0)
+    return weighted(
+        responses, lambda response, token: ratio(token) if low <= ratio(token) <= high else 0.0
+    )
 
 
 def clipped_weight(responses: list[Response], low: float, high: float) -> list[Pair]:
@@ -54,7 +58,10 @@ def clipped_weight(responses: list[Response], low: float, high: float) -> list[P
 
 def tapered(responses: list[Response]) -> list[Pair]:
     return weighted(
-        responses, lambda response, token: min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
+        responses,
+        lambda response, token: (
+            min(response_ratio(response), 1.0) if response.advantage < 0 else 1.0
+        ),
     )
 
 
@@ -67,10 +74,16 @@ def clip(u: float, advantage: float, low: float, high: float) -> Pair:
 
 
 def ppo(responses: list[Response], low: float, high: float) -> list[Pair]:
-    return [clip(ratio(token), response.advantage, low, high) for response in responses for token in response.trained]
+    return [
+        clip(ratio(token), response.advantage, low, high)
+        for response in responses
+        for token in response.trained
+    ]
 
 
-def decoupled_ppo(responses: list[Response], low: float, high: float, max_weight: float) -> list[Pair]:
+def decoupled_ppo(
+    responses: list[Response], low: float, high: float, max_weight: float
+) -> list[Pair]:
     found = []
     for response in responses:
         for token in response.trained:
@@ -91,20 +104,23 @@ def gspo(responses: list[Response], low: float, high: float) -> list[Pair]:
         if not length:
             continue
         s = math.exp(sum(token.pi - token.mu for token in response.trained) / length)
-        # Each of the `length` tokens carries the loss, and d s / d log pi_t is s / length: they cancel.
+        # Each of the `length` tokens carries the loss, and d s / d log pi_t is s / length: they
+        # cancel.
         found += [clip(s, response.advantage, low, high)] * length
     return found
 
 
 def tba(responses: list[Response], beta: float) -> list[Pair]:
-    """Uses advantages for rewards: they differ by a number that the group shares, and the mean of c removes it."""
+    """Uses advantages for rewards: they differ by a number that the group shares, and the mean of c
+    removes it."""
     found = []
     for response in responses:
         mates = [other for other in responses if other.group == response.group and other.trained]
         if not response.trained:
             continue
         minus_c = {
-            id(mate): sum(token.pi - token.ref for token in mate.trained) - mate.advantage / beta for mate in mates
+            id(mate): sum(token.pi - token.ref for token in mate.trained) - mate.advantage / beta
+            for mate in mates
         }
         imbalance = minus_c[id(response)] - sum(minus_c.values()) / len(mates)
         # The paper's square times beta / 2; as often as the response has tokens.

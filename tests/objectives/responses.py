@@ -39,7 +39,8 @@ class Response:
 
 
 def columns(responses: list[Response], poison: float = math.nan) -> tuple[torch.Tensor, MicroBatch]:
-    """Returns the policy's log-probs [R, L], a leaf, and a micro-batch with a response a row; `poison` elsewhere."""
+    """Returns the policy's log-probs [R, L], a leaf, and a micro-batch with a response a row;
+    `poison` elsewhere."""
     shape = (len(responses), 1 + max((len(response.tokens) for response in responses), default=0))
     numbers = {name: torch.full(shape, poison) for name in ("pi", "mu", "ref", "advantage")}
     whole = {name: torch.full(shape, -1) for name in ("version", "sequence", "group")}
@@ -50,7 +51,10 @@ def columns(responses: list[Response], poison: float = math.nan) -> tuple[torch.
             if token.trained:
                 mask[row, column] = True
                 numbers["pi"][row, column], numbers["mu"][row, column] = token.pi, token.mu
-                numbers["ref"][row, column], numbers["advantage"][row, column] = token.ref, response.advantage
+                numbers["ref"][row, column], numbers["advantage"][row, column] = (
+                    token.ref,
+                    response.advantage,
+                )
                 whole["version"][row, column] = VERSION - token.lag
     zeros = torch.zeros(shape, dtype=torch.int64)
     micro = MicroBatch(
@@ -75,12 +79,15 @@ def tokens_of(responses: list[Response]) -> Tokens:
 
 
 logprob = st.floats(-8, 0, width=32)
-sampled = st.builds(Token, pi=logprob, mu=logprob, ref=logprob, lag=st.integers(0, 5), trained=st.booleans())
+sampled = st.builds(
+    Token, pi=logprob, mu=logprob, ref=logprob, lag=st.integers(0, 5), trained=st.booleans()
+)
 on_policy = st.builds(lambda p, r: Token(pi=p, mu=p, ref=r, lag=0), logprob, logprob)
 
 
 def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Response]]:
-    """Draws groups of one to four responses, also empty ones and equal rewards, with group-mean advantages."""
+    """Draws groups of one to four responses, also empty ones and equal rewards, with group-mean
+    advantages."""
     rewards = st.one_of(
         st.lists(st.sampled_from([0.0, 0.5, 1.0, 7.0]), min_size=1, max_size=4),
         st.integers(1, 4).map(lambda n: [1.0] * n),
@@ -97,5 +104,7 @@ def groups_of(token: st.SearchStrategy[Token]) -> st.SearchStrategy[list[Respons
         )
 
     return st.integers(1, 3).flatmap(
-        lambda n: st.tuples(*map(group, range(n))).map(lambda lists: [response for one in lists for response in one])
+        lambda n: st.tuples(*map(group, range(n))).map(
+            lambda lists: [response for one in lists for response in one]
+        )
     )

@@ -33,7 +33,13 @@ def test_diagnostics_have_their_defined_values() -> None:
     # One token of lag 2 whose ratio 3 is cut to 2, and one of lag 0 on which both programs agree.
     responses = [
         Response(
-            0, 1.0, [Token(0.0, -math.log(3), -0.5, 2), Token(-1.0, -1.0, -1.0, 0), Token(-9, 0, 0, 0, trained=False)]
+            0,
+            1.0,
+            [
+                Token(0.0, -math.log(3), -0.5, 2),
+                Token(-1.0, -1.0, -1.0, 0),
+                Token(-9, 0, 0, 0, trained=False),
+            ],
         )
     ]
     assert result(responses, AIPO(2.0)) == pytest.approx(
@@ -69,7 +75,8 @@ def test_diagnostics_have_their_defined_values() -> None:
 
 
 def test_the_contribution_of_a_clipped_lag_is_its_share_of_the_gradient() -> None:
-    """A PPO token beyond the bound contributes nothing, however large its ratio and its advantage."""
+    """A PPO token beyond the bound contributes nothing, however large its ratio and its
+    advantage."""
     responses = [Response(0, 1.0, [Token(0.0, -1.0, 0.0, 4), Token(-1.0, -1.0, 0.0, 0)])]
     found = result(responses, PPO())
     assert found["by_lag/4/contribution"] == 0 and found["by_lag/0/contribution"] == 1

@@ -12,11 +12,33 @@ from hypothesis import example, given, settings
 
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
-from lrl.objectives import AIPO, CISPO, GSPO, PPO, REINFORCE, TBA, TIS, TOPR, DecoupledPPO, IcePop, Objective, Tokens
+from lrl.objectives import (
+    AIPO,
+    CISPO,
+    GSPO,
+    PPO,
+    REINFORCE,
+    TBA,
+    TIS,
+    TOPR,
+    DecoupledPPO,
+    IcePop,
+    Objective,
+    Tokens,
+)
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, Prompt, Rollout
 from tests.objectives import formulas
-from tests.objectives.responses import VERSION, Response, Token, columns, groups_of, on_policy, sampled, tokens_of
+from tests.objectives.responses import (
+    VERSION,
+    Response,
+    Token,
+    columns,
+    groups_of,
+    on_policy,
+    sampled,
+    tokens_of,
+)
 
 CASES: dict[str, tuple[Objective, Callable[[list[Response]], list[formulas.Pair]]]] = {
     "AIPO": (AIPO(2.0), partial(formulas.truncated, cap=2.0)),
@@ -40,11 +62,22 @@ GRID = [
     for advantage in (-1.0, 1.0)
 ]
 """Responses of one token with log-ratios from -3.8 to 3.8: on both sides of every bound."""
-CORRECTED = ("AIPO", "TIS", "TIS by sequence", "CISPO", "IcePop", "TOPR", "PPO", "DecoupledPPO", "GSPO")
+CORRECTED = (
+    "AIPO",
+    "TIS",
+    "TIS by sequence",
+    "CISPO",
+    "IcePop",
+    "TOPR",
+    "PPO",
+    "DecoupledPPO",
+    "GSPO",
+)
 
 
 def gradient(objective: Objective, responses: list[Response]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns losses of the trained tokens, and the gradient of their sum by all log-probs [R, L]."""
+    """Returns losses of the trained tokens, and the gradient of their sum by all log-probs [R,
+    L]."""
     logprobs, micro = columns(responses)
     losses = objective.token_losses(Tokens.select(logprobs, micro, VERSION))
     losses.sum().backward()
@@ -61,7 +94,9 @@ def test_value_and_gradient_are_the_formula(name: str, responses: list[Response]
     losses, gradients = gradient(objective, responses)
     _, micro = columns(responses)
     assert losses.tolist() == pytest.approx([loss for loss, _ in expected], rel=2e-4, abs=1e-4)
-    assert gradients[micro.mask].tolist() == pytest.approx([slope for _, slope in expected], rel=2e-4, abs=1e-4)
+    assert gradients[micro.mask].tolist() == pytest.approx(
+        [slope for _, slope in expected], rel=2e-4, abs=1e-4
+    )
     assert not gradients[~micro.mask].any(), "what is masked has no gradient, though it is NaN"
 
 
@@ -86,10 +121,16 @@ def test_an_extreme_ratio_stays_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_all(name: str) -> None:
+def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_all(
+    name: str,
+) -> None:
     objective = CASES[name][0]
     versions = ([0, 0, 1, 1], [1, 1, 1, 1])
-    written = {"token_ids": [5, 6, 7, 8], "logprobs": [-1.0, -1.2, -1.4, -1.6], "finish_reason": "stop"}
+    written = {
+        "token_ids": [5, 6, 7, 8],
+        "logprobs": [-1.0, -1.2, -1.4, -1.6],
+        "finish_reason": "stop",
+    }
     rollouts = [
         Rollout(**written, versions=by, reward=float(number), reference_logprobs=[-1.0] * 4)
         for number, by in enumerate(versions)
@@ -97,16 +138,24 @@ def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_a
     group = Group(index=0, prompt=Prompt(id=0, token_ids=[1], text=""), rollouts=rollouts)
 
     def losses(oldest_version: int | None) -> list[list[float]]:
-        """Returns the losses of each response, under a policy that has moved by half a nat a token."""
+        """Returns the losses of each response, under a policy that has moved by half a nat a
+        token."""
         packer = Packer(99, GroupMean(), 1.0, oldest_version, whole_groups=True)
-        (micro,) = [micro for rounds in (packer.add(group), packer.flush()) for each in rounds for micro in each]
+        (micro,) = [
+            micro
+            for rounds in (packer.add(group), packer.flush())
+            for each in rounds
+            for micro in each
+        ]
         tokens = Tokens.select(micro.behaviour_logprobs + 0.5, micro, 2)
         found = objective.token_losses(tokens)
         return [found[tokens.responses == response].tolist() for response in range(2)]
 
     whole = losses(None)
     if objective.whole_responses:
-        with pytest.raises(ConfigError, match=r"data\.stragglers mask has left out .* set data\.stragglers to wait"):
+        with pytest.raises(
+            ConfigError, match=r"data\.stragglers mask has left out .* set data\.stragglers to wait"
+        ):
             losses(1)
     else:
         assert losses(1) == [whole[0][2:], whole[1]]
@@ -114,7 +163,10 @@ def test_a_response_without_its_old_tokens_is_weighed_token_by_token_or_not_at_a
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_token_at_all_is_no_error(name: str) -> None:
-    responses = [Response(0, 1.0, []), Response(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])]
+    responses = [
+        Response(0, 1.0, []),
+        Response(0, -1.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)]),
+    ]
     losses, gradients = gradient(CASES[name][0], responses)
     assert losses.shape == (0,) and not gradients.any()
     assert CASES[name][0].clipped(tokens_of(responses)).shape == (0,)
@@ -123,7 +175,9 @@ def test_no_token_at_all_is_no_error(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=30, deadline=None)
 @given(responses=groups_of(sampled))
-def test_clipped_tokens_are_those_with_a_limited_weight(name: str, responses: list[Response]) -> None:
+def test_clipped_tokens_are_those_with_a_limited_weight(
+    name: str, responses: list[Response]
+) -> None:
     """Elsewhere the derivative is that of the whole ratio."""
     if name in ("TBA", "REINFORCE", "TOPR"):
         return  # they have no ratio, or not on every token
@@ -147,15 +201,22 @@ def test_a_truncated_token_still_learns_with_weight_rho() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(responses=groups_of(on_policy))
-def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: list[Response]) -> None:
-    """A_j = (r_j - mean r) - beta (KL_j - mean KL), KL_j = sum_t log pi - log pi_ref (2503.18929, section 3)."""
+def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(
+    responses: list[Response],
+) -> None:
+    """A_j = (r_j - mean r) - beta (KL_j - mean KL), KL_j = sum_t log pi - log pi_ref (2503.18929,
+    section 3)."""
     beta, expected = 0.3, []
     for response in responses:
         mates = [other for other in responses if other.group == response.group and other.tokens]
         kl = {id(mate): sum(token.pi - token.ref for token in mate.tokens) for mate in mates}
         if response.tokens:
             baseline = sum(mate.advantage for mate in mates) / len(mates)
-            advantage = response.advantage - baseline - beta * (kl[id(response)] - sum(kl.values()) / len(kl))
+            advantage = (
+                response.advantage
+                - baseline
+                - beta * (kl[id(response)] - sum(kl.values()) / len(kl))
+            )
             expected += [-advantage] * len(response.tokens)
     logprobs, micro = columns(responses)
     tokens = Tokens.select(logprobs, micro, VERSION)
@@ -165,8 +226,11 @@ def test_tba_on_policy_is_reinforce_with_the_group_baseline_and_kl(responses: li
 
 
 def test_tba_is_centred_over_the_trained_responses() -> None:
-    """Two equally rewarded responses on their reference teach nothing, whatever a third, untrained one got."""
-    kept = [Response(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)]
+    """Two equally rewarded responses on their reference teach nothing, whatever a third, untrained
+    one got."""
+    kept = [
+        Response(0, 1.0, [Token(-1.0, -1.0, -1.0, 0), Token(-2.0, -2.0, -2.0, 0)]) for _ in range(2)
+    ]
     cut = Response(0, -2.0, [Token(-1.0, -1.0, -1.0, 0, trained=False)])
     losses, gradients = gradient(TBA(0.5), [*kept, cut])
     assert losses.tolist() == pytest.approx([0.0] * 4, abs=1e-6) and not gradients.any()
@@ -188,6 +252,8 @@ def test_tba_is_centred_over_the_trained_responses() -> None:
         (partial(TBA, 0.0), "beta"),
     ],
 )
-def test_a_setting_that_cuts_on_policy_tokens_is_refused(wrong: Callable[[], Objective], message: str) -> None:
+def test_a_setting_that_cuts_on_policy_tokens_is_refused(
+    wrong: Callable[[], Objective], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         wrong()

@@ -18,18 +18,33 @@ DATA: dict[str, Case] = {
     "a folder for a file": source("folder.jsonl", "cannot be read"),
     "rows without columns": (source("strings.jsonl")[0], ("Row 0", "not a dict")),
     "Parquet that is none": source("broken.parquet", "cannot be read"),
-    "a column that is not there": (source("questions.jsonl")[0], ("prompt", "question", "prompt_column")),
+    "a column that is not there": (
+        source("questions.jsonl")[0],
+        ("prompt", "question", "prompt_column"),
+    ),
     "a column that the reward reads": (source("no-answers.jsonl")[0], ("'answer'", "exact_match")),
     "a reference that is not one number": (
         (*source("times.jsonl")[0], REWARD, "GSM8K"),
-        ("data.prompts", "'gsm8k'", "row 8 of times", "'12:30'", "exactly one", "2 rows are like that"),
+        (
+            "data.prompts",
+            "'gsm8k'",
+            "row 8 of times",
+            "'12:30'",
+            "exactly one",
+            "2 rows are like that",
+        ),
     ),
     "a reference that is missing": (
         source("null-answer.jsonl")[0],
         ("data.prompts", "'exact_match'", "row 8 of null-answer", "None", "Correct the data"),
     ),
     "a column that a function reads": (
-        (REWARD, "[lrl.quickstart.task:correct]", "--data.prompts.source", "{in}/data/no-answers.jsonl"),
+        (
+            REWARD,
+            "[lrl.quickstart.task:correct]",
+            "--data.prompts.source",
+            "{in}/data/no-answers.jsonl",
+        ),
         ("'answer'", "correct"),
     ),
     "empty prompts": (source("blank.jsonl")[0], ("Row 8", "is empty", "1 other row")),
@@ -42,18 +57,29 @@ DATA: dict[str, Case] = {
     ),
     "prompts of which too few are left": (
         (*source("mostly-long.jsonl")[0], "--data.prompts.too_long", "skip"),
-        ("data.groups_per_step is 4", "3 prompts", "5 longer ones are skipped", "data.max_prompt_tokens"),
+        (
+            "data.groups_per_step is 4",
+            "3 prompts",
+            "5 longer ones are skipped",
+            "data.max_prompt_tokens",
+        ),
     ),
     "a template for other columns": (
         ("--data.prompts.template", "{question}"),
         ("`template` names question", "prompt, answer"),
     ),
     "a template that is no format": setting("data.prompts.template", "{prompt", "template"),
-    "a template that cannot be filled": setting("data.prompts.template", "{prompt:d}", "Row 0", "Mend"),
+    "a template that cannot be filled": setting(
+        "data.prompts.template", "{prompt:d}", "Row 0", "Mend"
+    ),
     "no row at all": setting("data.prompts.limit", 0, "positive"),
     "a negative seed": setting("data.prompts.seed", -1, "negative"),
-    "a source that cannot be imported": setting("data.prompts.source", "no_such_module:rows", "module:function"),
-    "a source that is no function": setting("data.prompts.source", "os.path:sep", "module:function"),
+    "a source that cannot be imported": setting(
+        "data.prompts.source", "no_such_module:rows", "module:function"
+    ),
+    "a source that is no function": setting(
+        "data.prompts.source", "os.path:sep", "module:function"
+    ),
     "a source that raises": setting("data.prompts.source", "builtins:range", "TypeError", "Mend"),
     "chats without a chat template": (
         (*source("chats.jsonl")[0], *model("no-template")[0]),
@@ -73,17 +99,29 @@ DATA: dict[str, Case] = {
     ),
     "no reward": ((REWARD, "[]"), ("rewards is empty",)),
     "a reward that cannot be imported": ((REWARD, "[no_such_module:reward]"), ("no_such_module",)),
-    "one reward that cannot be imported": ((REWARD, "rr:f"), ("'rr:f'", "no module 'rr'", "file.py:function")),
+    "one reward that cannot be imported": (
+        (REWARD, "rr:f"),
+        ("'rr:f'", "no module 'rr'", "file.py:function"),
+    ),
     "a class of a reward that cannot be imported": (
-        (REWARD, json.dumps([{"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}])),
+        (
+            REWARD,
+            json.dumps([{"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}]),
+        ),
         ("'rr:f'", "no module 'rr'", "file.py:function"),
     ),
     "a class of the only reward that cannot be imported": (
-        (REWARD, json.dumps({"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}})),
+        (
+            REWARD,
+            json.dumps({"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}),
+        ),
         ("'rr:f'", "no module 'rr'", "file.py:function"),
     ),
     "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
-    "a file of rewards without a function": ((REWARD, "{in}/judging.py"), ("judging.py", "no function in it")),
+    "a file of rewards without a function": (
+        (REWARD, "{in}/judging.py"),
+        ("judging.py", "no function in it"),
+    ),
     "a file of an unknown kind": source("rows.xlsx", "none of the endings", ".csv"),
     "a compressed file that is none": source("plain.jsonl.gz", "cannot be read"),
     "a setting of a data set that is named alone": (
@@ -102,7 +140,11 @@ DATA: dict[str, Case] = {
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
     "a reward of TRL": (
         (REWARD, "trl_rewards:brief"),
-        ("brief takes `completions`", "def brief_of_one(prompt, response, **columns)", "completions=[response]"),
+        (
+            "brief takes `completions`",
+            "def brief_of_one(prompt, response, **columns)",
+            "completions=[response]",
+        ),
     ),
     "two rewards of one name": (
         (REWARD, json.dumps([{"class_path": "lrl.rewards.GSM8K"}] * 2)),
@@ -116,8 +158,12 @@ MODELS: dict[str, Case] = {
         ("--model", "{in}/models/whole"),
         ("--model ", "Did you mean --model.model "),
     ),
-    "a folder that is not there": setting("model.model", "./nope", "model.model='./nope': there is no such folder"),
-    "a folder in none": setting("model.model", "a/b/c", "model.model='a/b/c': there is no such folder"),
+    "a folder that is not there": setting(
+        "model.model", "./nope", "model.model='./nope': there is no such folder"
+    ),
+    "a folder in none": setting(
+        "model.model", "a/b/c", "model.model='a/b/c': there is no such folder"
+    ),
     "a model that cannot be imported": setting("model.model", "no_such_module:make"),
     "a folder without a config": model("no-config", "config"),
     "a config that is no JSON": model("broken-config", "JSON"),
@@ -130,14 +176,22 @@ MODELS: dict[str, Case] = {
     "weights of another size": model("other-size", "config.json", "another model"),
     "weights of another vocabulary": model("other-vocabulary", "embed_tokens", "config.json"),
     "weights for fewer layers": model("more-layers", "lacks weights", "layers.2"),
-    "fewer positions than tokens": model("few-positions", "data.max_response_tokens", "64 positions"),
-    "positions that vLLM takes for those of long texts": model("longrope", "longrope", "96 tokens", "to 64 together"),
+    "fewer positions than tokens": model(
+        "few-positions", "data.max_response_tokens", "64 positions"
+    ),
+    "positions that vLLM takes for those of long texts": model(
+        "longrope", "longrope", "96 tokens", "to 64 together"
+    ),
     "the same by the generators' context length": (
         (*model("longrope")[0], "--trainer.strategy.server.max_model_len", "100"),
         ("strategy.server.max_model_len", "100 tokens", "longrope"),
     ),
-    "positions that depend on the length of the text": model("dynamic", "dynamic", "beyond 64", "to 64 together"),
-    "positions that depend on it within those of the model": model("trained-shorter", "dynamic", "another model"),
+    "positions that depend on the length of the text": model(
+        "dynamic", "dynamic", "beyond 64", "to 64 together"
+    ),
+    "positions that depend on it within those of the model": model(
+        "trained-shorter", "dynamic", "another model"
+    ),
     "an attention that leaves out the model's cap": model(
         "capped", "attn_logit_softcapping is 50", "sdpa", "model.attention", "eager"
     ),
@@ -146,7 +200,9 @@ MODELS: dict[str, Case] = {
         ("model.reference.model", "attn_logit_softcapping is 50"),
     ),
     "an end that is no token": model("end-beyond", "eos_token_id 5000"),
-    "settings of generation that no one opens": model("odd-generation", "generation_config.json", "Mend it"),
+    "settings of generation that no one opens": model(
+        "odd-generation", "generation_config.json", "Mend it"
+    ),
     "an end of generation that is no token": model("end-beyond-generation", "eos_token_id 5001"),
     "no weights": model("no-weights", "has no weights"),
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
@@ -173,16 +229,34 @@ MODELS: dict[str, Case] = {
 }
 
 RESUMES: dict[str, Case] = {
-    "a checkpoint that is not there": (("--ckpt_path", "{tmp}/none.ckpt"), ("--ckpt_path", "no such file")),
-    "a last checkpoint where there is none": (("--ckpt_path", "last"), ("ckpt_path is 'last'", "no checkpoint in")),
-    "a best checkpoint of a run to come": (("--ckpt_path", "best"), ("ckpt_path is 'best'", "'last'")),
-    "a checkpoint that is text": (("--ckpt_path", "{in}/checkpoints/text.ckpt"), ("--ckpt_path", "text.ckpt", "read")),
-    "a folder that is no checkpoint": (("--ckpt_path", "{in}/checkpoints/empty"), ("--ckpt_path", "give a checkpoint")),
+    "a checkpoint that is not there": (
+        ("--ckpt_path", "{tmp}/none.ckpt"),
+        ("--ckpt_path", "no such file"),
+    ),
+    "a last checkpoint where there is none": (
+        ("--ckpt_path", "last"),
+        ("ckpt_path is 'last'", "no checkpoint in"),
+    ),
+    "a best checkpoint of a run to come": (
+        ("--ckpt_path", "best"),
+        ("ckpt_path is 'best'", "'last'"),
+    ),
+    "a checkpoint that is text": (
+        ("--ckpt_path", "{in}/checkpoints/text.ckpt"),
+        ("--ckpt_path", "text.ckpt", "read"),
+    ),
+    "a folder that is no checkpoint": (
+        ("--ckpt_path", "{in}/checkpoints/empty"),
+        ("--ckpt_path", "give a checkpoint"),
+    ),
     "a checkpoint in parts for a whole policy": (
         ("--ckpt_path", "{in}/checkpoints/parts"),
         ("AsyncFSDP", "lrl export"),
     ),
-    "a checkpoint without weights": (("--ckpt_path", "{in}/checkpoints/no-weights.ckpt"), ("no-weights", "state_dict")),
+    "a checkpoint without weights": (
+        ("--ckpt_path", "{in}/checkpoints/no-weights.ckpt"),
+        ("no-weights", "state_dict"),
+    ),
     "a checkpoint of another model": (
         ("--ckpt_path", "{in}/checkpoints/other-model.ckpt"),
         ("other-model.ckpt", "another model than model.model"),

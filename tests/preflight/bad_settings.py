@@ -17,11 +17,17 @@ RANKER = (
 
 def fsdp(named: tuple[str, ...], **settings: object) -> Case:
     """Returns the case of AsyncFSDP with these settings."""
-    words = [word for name, value in settings.items() for word in (f"--trainer.strategy.{name}", str(value))]
+    words = [
+        word
+        for name, value in settings.items()
+        for word in (f"--trainer.strategy.{name}", str(value))
+    ]
     return ("--trainer.devices", "5", "--trainer.strategy", "AsyncFSDP", *words), named
 
 
-def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given") -> Case:
+def launched(
+    named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given"
+) -> Case:
     """Returns the case of a launcher of one generator."""
     devices = ("--trainer.devices", "1", "--trainer.strategy.generator_devices", generator_devices)
     launcher = ("--trainer.strategy.launcher", kind, "--trainer.strategy.launcher.jobs", "1")
@@ -30,18 +36,31 @@ def launched(named: tuple[str, ...], *words: str, generator_devices: str = "0", 
 
 def scored_elsewhere(kind: str, *named: str, **settings: object) -> Case:
     """Returns the case of a launcher of one scorer."""
-    own = [word for name, value in settings.items() for word in (f"--data.reward_launcher.{name}", str(value))]
+    own = [
+        word
+        for name, value in settings.items()
+        for word in (f"--data.reward_launcher.{name}", str(value))
+    ]
     return ("--data.reward_launcher", kind, "--data.reward_launcher.jobs", "1", *own), named
 
 
 SETTINGS: dict[str, Case] = {
-    "scorers without srun": scored_elsewhere("Slurm", "data.reward_launcher is Slurm", "no srun on the path"),
+    "scorers without srun": scored_elsewhere(
+        "Slurm", "data.reward_launcher is Slurm", "no srun on the path"
+    ),
     "scorers without their cluster": scored_elsewhere(
-        "Ray", "data.reward_launcher.address is 127.0.0.1:1", "ray start --head", address="127.0.0.1:1"
+        "Ray",
+        "data.reward_launcher.address is 127.0.0.1:1",
+        "ray start --head",
+        address="127.0.0.1:1",
     ),
     "no scorers": scored_elsewhere("Given", "Given.jobs is 0", "at least 1", jobs=0),
-    "a port that does not exist": setting("trainer.strategy.join_port", 70000, "between 1 and 65535"),
-    "a launcher without srun": launched(("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"),
+    "a port that does not exist": setting(
+        "trainer.strategy.join_port", 70000, "between 1 and 65535"
+    ),
+    "a launcher without srun": launched(
+        ("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"
+    ),
     "a launcher without its cluster": launched(
         ("strategy.launcher.address is 127.0.0.1:1", "ray start --head", "Connection refused"),
         *("--trainer.strategy.launcher.address", "127.0.0.1:1"),
@@ -63,27 +82,50 @@ SETTINGS: dict[str, Case] = {
         ("strategy.placement is shared", "leave one out"),
         *("--trainer.strategy.placement", "shared", "--data.max_lag", "0"),
     ),
-    "a launcher of no jobs": launched(("Given.jobs is 0", "at least 1"), "--trainer.strategy.launcher.jobs", "0"),
-    "copies that do not divide the ranks": fsdp(("strategy.replicas is 3", "4 trainer ranks", "divisor"), replicas=3),
+    "a launcher of no jobs": launched(
+        ("Given.jobs is 0", "at least 1"), "--trainer.strategy.launcher.jobs", "0"
+    ),
+    "copies that do not divide the ranks": fsdp(
+        ("strategy.replicas is 3", "4 trainer ranks", "divisor"), replicas=3
+    ),
     "a copy on one rank": fsdp(("strategy.replicas is 4", "lrl.AsyncDDP"), replicas=4),
     "no copy": fsdp(("strategy.replicas is 0",), replicas=0),
     "gradients averaged at another time": fsdp(
         ("reduce_gradients", "always", "each", "once"), reduce_gradients="always"
     ),
-    "weights away from the GPU, on a CPU": fsdp(("strategy.cpu_offload", "on the CPU already"), cpu_offload=True),
-    "a mesh for a sharded policy": fsdp(("strategy.data_parallel_size is 2", "Leave it out"), data_parallel_size=2),
-    "groups that do not divide the ranks": fsdp(("strategy.tensor_parallel_size is 3", "4 tr"), tensor_parallel_size=3),
-    "one group for all ranks": fsdp(("strategy.tensor_parallel_size is 4", "two or more"), tensor_parallel_size=4),
+    "weights away from the GPU, on a CPU": fsdp(
+        ("strategy.cpu_offload", "on the CPU already"), cpu_offload=True
+    ),
+    "a mesh for a sharded policy": fsdp(
+        ("strategy.data_parallel_size is 2", "Leave it out"), data_parallel_size=2
+    ),
+    "groups that do not divide the ranks": fsdp(
+        ("strategy.tensor_parallel_size is 3", "4 tr"), tensor_parallel_size=3
+    ),
+    "one group for all ranks": fsdp(
+        ("strategy.tensor_parallel_size is 4", "two or more"), tensor_parallel_size=4
+    ),
     "matrices in a format that needs a quantised model": setting(
         "trainer.strategy.server.quantization", "awq", "fp8_per"
     ),
     "matrices in a format for GPUs": (
-        (*("--trainer.strategy.server.quantization", "mxfp8"), *("--trainer.strategy.server.dtype", "bfloat16")),
+        (
+            *("--trainer.strategy.server.quantization", "mxfp8"),
+            *("--trainer.strategy.server.dtype", "bfloat16"),
+        ),
         ("strategy.server.quantization is mxfp8", "fp8_per_channel"),
     ),
     "speculative decoding on a CPU": (
-        ("--trainer.strategy.server.extra_args", json.dumps({"speculative-config": {"method": "ngram"}})),
-        ("strategy.server.extra_args", "speculative decoding", "CPU", "Leave speculative-config out"),
+        (
+            "--trainer.strategy.server.extra_args",
+            json.dumps({"speculative-config": {"method": "ngram"}}),
+        ),
+        (
+            "strategy.server.extra_args",
+            "speculative decoding",
+            "CPU",
+            "Leave speculative-config out",
+        ),
     ),
     "quantised matrices and activations of 32 bits": (
         ("--trainer.strategy.server.quantization", "fp8_per_channel"),
@@ -106,11 +148,20 @@ SETTINGS: dict[str, Case] = {
         ("model.reference.refresh_every_n_steps is 2", "model.lora"),
     ),
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
-    "a misspelt key of the trainer": (("--trainer.max_step", "1"), ("Did you mean --trainer.max_steps?",)),
-    "a misspelt key of the prompts": (("--data.prompts.sorce", "x"), ("Did you mean --data.prompts.source?",)),
+    "a misspelt key of the trainer": (
+        ("--trainer.max_step", "1"),
+        ("Did you mean --trainer.max_steps?",),
+    ),
+    "a misspelt key of the prompts": (
+        ("--data.prompts.sorce", "x"),
+        ("Did you mean --data.prompts.source?",),
+    ),
     "a misspelt key two classes deep": (
         ("--trainer.strategy.server.max_num_seq", "1"),
-        ("trainer.strategy.server.max_num_seq:", "Did you mean trainer.strategy.server.max_num_seqs?"),
+        (
+            "trainer.strategy.server.max_num_seq:",
+            "Did you mean trainer.strategy.server.max_num_seqs?",
+        ),
     ),
     "a file in the place of a class": (
         ("--model.objective", "{in}/misspelt.yaml"),
@@ -133,8 +184,14 @@ SETTINGS: dict[str, Case] = {
         ("--data.stragglers", "wiat"),
         ("data.stragglers is 'wiat'", "mask. Did you mean wait?"),
     ),
-    "an objective that is not there": (("--model.objective", "GPSO"), ("model.objective", "Did you mean GSPO?")),
-    "a callback that is not there": (("--trainer.callbacks+", "WeightSink"), ("Did you mean WeightSync?",)),
+    "an objective that is not there": (
+        ("--model.objective", "GPSO"),
+        ("model.objective", "Did you mean GSPO?"),
+    ),
+    "a callback that is not there": (
+        ("--trainer.callbacks+", "WeightSink"),
+        ("Did you mean WeightSync?",),
+    ),
     "a module that is not there": (
         ("--trainer.callbacks+", "lrl.callbaks.WeightSync"),
         ("trainer.callbacks", "Did you mean lrl.callbacks?"),
@@ -143,14 +200,26 @@ SETTINGS: dict[str, Case] = {
         ("--trainer.strategy", "lrl.AsyncSingleDevic"),
         ("trainer.strategy", "Did you mean AsyncSingleDevice?"),
     ),
-    "a logger that is not there": (("--trainer.logger", "TensorBordLogger"), ("Did you mean TensorBoardLogger?",)),
+    "a logger that is not there": (
+        ("--trainer.logger", "TensorBordLogger"),
+        ("Did you mean TensorBoardLogger?",),
+    ),
     "a class whose module is broken": (
         ("--model", "broken_module.Policy"),
         ("model: broken_module cannot be imported: SyntaxError", "broken_module.py, line 2"),
     ),
-    "a config that is not there": (("--config", "no_such.yaml"), ("no_such.yaml", "Shipped are gsm8k")),
-    "a misspelt recipe": (("--config", "quickstrat"), ("--config quickstrat", "Did you mean quickstart?")),
-    "a config that is no YAML": (("--config", "{in}/broken.yaml"), ("broken.yaml, line 2, column 15",)),
+    "a config that is not there": (
+        ("--config", "no_such.yaml"),
+        ("no_such.yaml", "Shipped are gsm8k"),
+    ),
+    "a misspelt recipe": (
+        ("--config", "quickstrat"),
+        ("--config quickstrat", "Did you mean quickstart?"),
+    ),
+    "a config that is no YAML": (
+        ("--config", "{in}/broken.yaml"),
+        ("broken.yaml, line 2, column 15",),
+    ),
     "a class's own config that is no YAML": (
         ("--config", "{in}/data-of-broken.yaml"),
         ("data: ", "broken.yaml, line 2"),
@@ -163,28 +232,52 @@ SETTINGS: dict[str, Case] = {
         ("--config", "{in}/trainer-of-gone.yaml"),
         ("trainer is 'gone.yaml': there is no such file",),
     ),
-    "a config of a config in another encoding": (("--config", "{in}/data-of-latin.yaml"), ("data", "Save", "UTF-8")),
+    "a config of a config in another encoding": (
+        ("--config", "{in}/data-of-latin.yaml"),
+        ("data", "Save", "UTF-8"),
+    ),
     "a strategy in lower case": (("--trainer.strategy", "asyncddp"), ("Did you mean AsyncDDP?",)),
     "a launcher in lower case": (("--trainer.strategy.launcher", "ray"), ("Did you mean Ray?",)),
     "the beginning of a class": (("--trainer.logger", "wandb"), ("Did you mean WandbLogger?",)),
-    "a class that is like none": (("--trainer.logger", "Neptune"), ("There are CSVLogger, CometLogger, MLFlowLogger",)),
+    "a class that is like none": (
+        ("--trainer.logger", "Neptune"),
+        ("There are CSVLogger, CometLogger, MLFlowLogger",),
+    ),
     "an objective of another library": (
         ("--model.objective", "grpo"),
         ("model.objective", "--model.objective PPO --data.advantages GRPO"),
     ),
-    "that objective with a module": (("--model.objective", "lrl.objectives.DAPO"), ("model.objective PPO", "0.28")),
-    "a setting of another library": (("--data.num_generations", "8"), ("Here it is data.rollouts_per_group.",)),
+    "that objective with a module": (
+        ("--model.objective", "lrl.objectives.DAPO"),
+        ("model.objective PPO", "0.28"),
+    ),
+    "a setting of another library": (
+        ("--data.num_generations", "8"),
+        ("Here it is data.rollouts_per_group.",),
+    ),
     "a launcher without its jobs": (
         ("--trainer.strategy.launcher", "Ray"),
-        ("trainer.strategy.launcher.jobs must be given: lrl.members.launchers.Ray has no default for it.",),
+        (
+            "trainer.strategy.launcher.jobs must be given: lrl.members.launchers.Ray has no "
+            "default for it.",
+        ),
     ),
     "a callback without its data": (
         ("--trainer.callbacks+", "Evaluation"),
         ("trainer.callbacks.prompts must be given",),
     ),
-    "devices in words": (("--trainer.devices", "two"), ("trainer.devices is 'two'", "a list of indices")),
-    "devices that a CPU has not": (("--trainer.devices", "[0, 1]"), ("`devices`", "trainer.devices is [0, 1]")),
-    "an accelerator that is not installed": (("--trainer.accelerator", "tpu"), ("trainer.accelerator is 'tpu'", "xla")),
+    "devices in words": (
+        ("--trainer.devices", "two"),
+        ("trainer.devices is 'two'", "a list of indices"),
+    ),
+    "devices that a CPU has not": (
+        ("--trainer.devices", "[0, 1]"),
+        ("`devices`", "trainer.devices is [0, 1]"),
+    ),
+    "an accelerator that is not installed": (
+        ("--trainer.accelerator", "tpu"),
+        ("trainer.accelerator is 'tpu'", "xla"),
+    ),
     "a setting of a callback that is no mapping": (
         ("--trainer.callbacks+", "Health", "--trainer.callbacks.ranges", "5"),
         ("trainer.callbacks.ranges is '5'; it must be a mapping",),
@@ -193,8 +286,12 @@ SETTINGS: dict[str, Case] = {
         ("--trainer.callbacks+", "Health", "--trainer.callbacks.steps", "few"),
         ("trainer.callbacks.steps is 'few'; it must be a whole number.",),
     ),
-    "flags that are no mapping": setting("trainer.strategy.server.extra_args", 5, "must be a mapping"),
-    "neither a choice nor a number": setting("model.normalise_by", "mean", "token, sequence, or a whole number."),
+    "flags that are no mapping": setting(
+        "trainer.strategy.server.extra_args", 5, "must be a mapping"
+    ),
+    "neither a choice nor a number": setting(
+        "model.normalise_by", "mean", "token, sequence, or a whole number."
+    ),
     "a time that is none": setting("trainer.max_time", "long", "trainer.max_time is 'long'"),
     "null for a number": (("--model.lr", "null"), ("model.lr is null", "its default, 1e-06")),
     "null for a choice": (("--data.stragglers", "null"), ("data.stragglers is null", "'wait'")),
@@ -207,7 +304,10 @@ SETTINGS: dict[str, Case] = {
         ("--trainer.strategy", "fsdp"),
         ("trainer.strategy is fsdp, which has no generators", "lrl.AsyncFSDP"),
     ),
-    "a group that is a number": (("--config", "{trainer: 5}"), ("trainer is 5; it must be a mapping",)),
+    "a group that is a number": (
+        ("--config", "{trainer: 5}"),
+        ("trainer is 5; it must be a mapping",),
+    ),
     "a list on the command line that is cut": (
         ("--model.betas", "[0.9, 0.95"),
         ("model.betas, line 1", "Close the bracket"),
@@ -219,12 +319,18 @@ SETTINGS: dict[str, Case] = {
         ("--model.lr", "${data.nope}"),
         ("model.init_args.lr: ${data.nope} leads to no setting",),
     ),
-    "an interpolation into the same class": (("--model.lr", "${model.nope}"), ("${model.nope} leads to no setting",)),
+    "an interpolation into the same class": (
+        ("--model.lr", "${model.nope}"),
+        ("${model.nope} leads to no setting",),
+    ),
     "an interpolation without init_args": (
         ("--trainer.max_steps", "${data.max_lag}"),
         ("Write the whole path: ${data.init_args.max_lag}.",),
     ),
-    "an interpolation that is not closed": (("--model.lr", "${data.nope"), ("model.init_args.lr", "no interpolation")),
+    "an interpolation that is not closed": (
+        ("--model.lr", "${data.nope"),
+        ("model.init_args.lr", "no interpolation"),
+    ),
     "an interpolation that leads nowhere": (
         ("--trainer.max_steps", "${data.init_args.max_lagg}"),
         ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),
@@ -236,16 +342,30 @@ SETTINGS: dict[str, Case] = {
     "no place for a prompt": setting("data.max_prompt_tokens", 0, "at least 1"),
     "no place for an answer": setting("data.max_response_tokens", 0, "at least 1"),
     "greedy rollouts": setting("data.temperature", "0.0", "Use 1.0"),
-    "a temperature at which vLLM does not sample": setting("data.temperature", "0.005", "would sample at 0.01"),
-    "a temperature that is no number": (("--data.temperature", ".nan"), ("data.temperature is nan", "Use 1.0")),
+    "a temperature at which vLLM does not sample": setting(
+        "data.temperature", "0.005", "would sample at 0.01"
+    ),
+    "a temperature that is no number": (
+        ("--data.temperature", ".nan"),
+        ("data.temperature is nan", "Use 1.0"),
+    ),
     "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
     "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
     "no reward worker": setting("data.reward_workers", 0, "data.reward_workers", "at least 1"),
-    "no time for a reward": setting("data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"),
+    "no time for a reward": setting(
+        "data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"
+    ),
     "no time for an answer": setting("data.rollout_timeout_s", "-5.0", "above 0"),
     "a step larger than the data set": setting("data.groups_per_step", 9, "8 prompts", "at most 8"),
     "a replay of nothing": (
-        ("--data.replay", "lrl.Replay", "--data.replay.groups_per_step", "0", "--data.replay.max_lag", "2"),
+        (
+            "--data.replay",
+            "lrl.Replay",
+            "--data.replay.groups_per_step",
+            "0",
+            "--data.replay.max_lag",
+            "2",
+        ),
         ("data.replay", "groups_per_step is 0", "null"),
     ),
     "a ranker's model that is not there": (
@@ -271,7 +391,12 @@ SETTINGS: dict[str, Case] = {
             *("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/qwen2"),
             *("--model.reference.refresh_every_n_steps", "5"),
         ),
-        ("model.reference.refresh_every_n_steps is 5", "models/qwen2", "of another architecture", "Leave"),
+        (
+            "model.reference.refresh_every_n_steps is 5",
+            "models/qwen2",
+            "of another architecture",
+            "Leave",
+        ),
     ),
     "a baseline that the objective cannot use": (
         (
@@ -297,8 +422,14 @@ SETTINGS: dict[str, Case] = {
         }.items()
     },
     "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
-    "a learning rate that is no number": (("--model.lr", ".nan"), ("model.lr is nan", "at least 0")),
-    "a moment that never decays": (("--model.betas", "[0.9, 1.0]"), ("model.betas is (0.9, 1.0)", "below 1")),
+    "a learning rate that is no number": (
+        ("--model.lr", ".nan"),
+        ("model.lr is nan", "at least 0"),
+    ),
+    "a moment that never decays": (
+        ("--model.betas", "[0.9, 1.0]"),
+        ("model.betas is (0.9, 1.0)", "below 1"),
+    ),
     "negative weight decay": setting("model.weight_decay", "-1.0", "at least 0"),
     "negative warm-up": setting("model.warmup_steps", -3, "at least 0"),
     "gradients clipped to nothing": setting("model.max_grad_norm", "0.0", "above 0"),
@@ -309,7 +440,10 @@ SETTINGS: dict[str, Case] = {
         ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
         ("model.schedule='cosine'", "trainer.max_steps"),
     ),
-    "a rho below one": (("--model.objective", "AIPO", "--model.objective.rho", "0.5"), ("rho=0.5", "at least 1")),
+    "a rho below one": (
+        ("--model.objective", "AIPO", "--model.objective.rho", "0.5"),
+        ("rho=0.5", "at least 1"),
+    ),
     "an objective without its reference": (
         ("--model.objective", "lrl.objectives.TBA"),
         ("model.objective TBA", "model.reference"),
@@ -340,15 +474,31 @@ TRAINER: dict[str, Case] = {
         ("--trainer.strategy.generator_devices", "-1", "--trainer.devices", "1"),
         ("strategy.generator_devices is -1", "0 (shared)"),
     ),
-    "every generator kept for evaluation": setting("trainer.strategy.evaluation_generators", 1, "none is left"),
-    "a negative number of them": setting("trainer.strategy.evaluation_generators", -1, "at least 0"),
-    "a transport without its hardware": setting("trainer.strategy.weight_transfer", "nccl", "shared_memory"),
-    "a transport that is not there": setting("trainer.strategy.weight_transfer", "pigeon", "shared_memory"),
-    "turns and answers written ahead": setting("trainer.strategy.placement", "shared", "Set data.max_lag to 0"),
-    "a trainer flag for the module": setting("trainer.gradient_clip_val", "1.0", "model.max_grad_norm"),
-    "micro-batches by a trainer flag": setting("trainer.accumulate_grad_batches", 2, "data.micro_batch_tokens"),
+    "every generator kept for evaluation": setting(
+        "trainer.strategy.evaluation_generators", 1, "none is left"
+    ),
+    "a negative number of them": setting(
+        "trainer.strategy.evaluation_generators", -1, "at least 0"
+    ),
+    "a transport without its hardware": setting(
+        "trainer.strategy.weight_transfer", "nccl", "shared_memory"
+    ),
+    "a transport that is not there": setting(
+        "trainer.strategy.weight_transfer", "pigeon", "shared_memory"
+    ),
+    "turns and answers written ahead": setting(
+        "trainer.strategy.placement", "shared", "Set data.max_lag to 0"
+    ),
+    "a trainer flag for the module": setting(
+        "trainer.gradient_clip_val", "1.0", "model.max_grad_norm"
+    ),
+    "micro-batches by a trainer flag": setting(
+        "trainer.accumulate_grad_batches", 2, "data.micro_batch_tokens"
+    ),
     "half-precision weights": setting("trainer.precision", "16-true", "model.dtype"),
-    "a step in bfloat16": setting("trainer.precision", "bf16-true", "bf16-mixed", "model.dtype=bfloat16"),
+    "a step in bfloat16": setting(
+        "trainer.precision", "bf16-true", "bf16-mixed", "model.dtype=bfloat16"
+    ),
     "a step and weights in bfloat16": (
         ("--trainer.precision", "bf16-true", "--model.dtype", "bfloat16"),
         ("trainer.precision='bf16-true'", "bf16-mixed", "model.dtype=bfloat16"),
@@ -358,27 +508,43 @@ TRAINER: dict[str, Case] = {
     "no epoch to train": setting("trainer.max_epochs", 0, "trainer.max_epochs", "lrl validate"),
     "two syncs": (only(SYNC, SYNC), ("trainer.callbacks", "keep one")),
     "syncs too rare for the lag": (
-        ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 4}}])),
+        (
+            "--trainer.callbacks",
+            json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 4}}]),
+        ),
         ("WeightSync.every_n_steps is 4", "data.max_lag is 1", "at least 3"),
     ),
     "a sync at every zeroth step": (
-        ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 0}}])),
+        (
+            "--trainer.callbacks",
+            json.dumps([{"class_path": SYNC, "init_args": {"every_n_steps": 0}}]),
+        ),
         ("WeightSync.every_n_steps is 0", "at least 1"),
     ),
     "no time for a sync": (
         ("--trainer.callbacks", json.dumps([{"class_path": SYNC, "init_args": {"deadline_s": 0}}])),
         ("WeightSync.deadline_s is 0", "above 0"),
     ),
-    "a log at every zeroth step": callback("RolloutLog", {"every_n_steps": 0}, "RolloutLog.every_n_steps is 0"),
-    "an evaluation at every zeroth step": evaluation({"every_n_steps": 0}, "Evaluation.every_n_steps is 0"),
+    "a log at every zeroth step": callback(
+        "RolloutLog", {"every_n_steps": 0}, "RolloutLog.every_n_steps is 0"
+    ),
+    "an evaluation at every zeroth step": evaluation(
+        {"every_n_steps": 0}, "Evaluation.every_n_steps is 0"
+    ),
     "an evaluation at a temperature at which vLLM does not sample": evaluation(
         {"temperature": 0.005}, "Evaluation.temperature is 0.005", "0.01"
     ),
-    "an evaluation of equal samples": evaluation({"samples": 4}, "Evaluation.samples is 4", "temperature 0"),
-    "an evaluation of one group in half a place": evaluation(
-        {"samples": 4, "temperature": 1.0, "concurrency": 2}, "Evaluation.concurrency is 2", "samples 4"
+    "an evaluation of equal samples": evaluation(
+        {"samples": 4}, "Evaluation.samples is 4", "temperature 0"
     ),
-    "an evaluation by a column that is not there": evaluation({"by": "[level]"}, "Evaluation.by", "level", "answer"),
+    "an evaluation of one group in half a place": evaluation(
+        {"samples": 4, "temperature": 1.0, "concurrency": 2},
+        "Evaluation.concurrency is 2",
+        "samples 4",
+    ),
+    "an evaluation by a column that is not there": evaluation(
+        {"by": "[level]"}, "Evaluation.by", "level", "answer"
+    ),
     "an evaluation of a file that is not there": callback(
         "Evaluation", {"prompts": "{tmp}/none.jsonl"}, "Evaluation.prompts", "none.jsonl"
     ),
@@ -405,19 +571,29 @@ TRAINER: dict[str, Case] = {
         ("--trainer.default_root_dir", "{in}/run.yaml/runs"),
         ("trainer.default_root_dir", "run.yaml", "cannot be written"),
     ),
-    "a run folder that nobody can write": setting("trainer.default_root_dir", "/proc/runs", "cannot be written"),
+    "a run folder that nobody can write": setting(
+        "trainer.default_root_dir", "/proc/runs", "cannot be written"
+    ),
 }
 
 SERVERS: dict[str, Case] = {
-    "a generator without places": setting("trainer.strategy.server.max_num_seqs", 0, "strategy.server.max_num_seqs"),
-    "more than all of a GPU": setting("trainer.strategy.server.gpu_memory_utilization", "1.5", "at most 1"),
+    "a generator without places": setting(
+        "trainer.strategy.server.max_num_seqs", 0, "strategy.server.max_num_seqs"
+    ),
+    "more than all of a GPU": setting(
+        "trainer.strategy.server.gpu_memory_utilization", "1.5", "at most 1"
+    ),
     "no keys and values": setting("trainer.strategy.server.kv_cache_gib", "0.0", "above 0"),
-    "too little for one answer": setting("trainer.strategy.server.kv_cache_gib", "1e-05", "raise it"),
+    "too little for one answer": setting(
+        "trainer.strategy.server.kv_cache_gib", "1e-05", "raise it"
+    ),
     "more memory than there is": (
         ("--trainer.strategy.server.kv_cache_gib", "100000.0"),
         ("kv_cache_gib", "Memory", "GiB are needed"),
     ),
-    "a context shorter than prompt and answer": setting("trainer.strategy.server.max_model_len", 95, "96"),
+    "a context shorter than prompt and answer": setting(
+        "trainer.strategy.server.max_model_len", 95, "96"
+    ),
     "a setting of its own among the flags": (
         ("--trainer.strategy.server.extra_args", '{"max-num-seqs": 8}'),
         ("extra_args", "max-num-seqs", "set it there"),

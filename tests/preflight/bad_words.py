@@ -12,7 +12,8 @@ Case = tuple[Words, Words]
 
 
 def setting(name: str, value: object, *named: str) -> Case:
-    """Returns the case of one wrong setting; the error has the setting, the value and the other words."""
+    """Returns the case of one wrong setting; the error has the setting, the value and the other
+    words."""
     return (f"--{name}", str(value)), (name.rpartition(".")[2], str(value), *named)
 
 
@@ -25,11 +26,19 @@ def source(name: str, *named: str) -> Case:
 
 
 def extra(flag: str, value: object) -> Case:
-    return ("--trainer.strategy.server.extra_args", json.dumps({flag: value})), ("extra_args", flag, "Leave it out")
+    return ("--trainer.strategy.server.extra_args", json.dumps({flag: value})), (
+        "extra_args",
+        flag,
+        "Leave it out",
+    )
 
 
 def callback(name: str, settings: dict[str, object], *named: str) -> Case:
-    words = [word for key, value in settings.items() for word in (f"--trainer.callbacks.{key}", str(value))]
+    words = [
+        word
+        for key, value in settings.items()
+        for word in (f"--trainer.callbacks.{key}", str(value))
+    ]
     return ("--trainer.callbacks+", f"lrl.callbacks.{name}", *words), named
 
 
@@ -38,7 +47,10 @@ def monitor(kind: str, metric: str) -> Words:
 
 
 def evaluation(settings: dict[str, object], *named: str) -> Case:
-    prompts = {"class_path": "lrl.Prompts", "init_args": {"source": "{in}/data/rows.jsonl", "name": "rows"}}
+    prompts = {
+        "class_path": "lrl.Prompts",
+        "init_args": {"source": "{in}/data/rows.jsonl", "name": "rows"},
+    }
     return callback("Evaluation", {"prompts": json.dumps(prompts)} | settings, *named)
 
 

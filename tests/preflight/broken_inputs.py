@@ -1,4 +1,5 @@
-"""Data sets, model folders and checkpoints with one fault each, made once for all tests of bad input."""
+"""Data sets, model folders and checkpoints with one fault each, made once for all tests of bad
+input."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Change = Callable[[Path], Any]
 
 
 def make(folder: Path) -> Path:
-    """Everything that the cases name, under one folder: `run.yaml`, `data`, `models`, `checkpoints`."""
+    """Everything that the cases name, under one folder: `run.yaml`, `data`, `models`,
+    `checkpoints`."""
     model = tiny_llama(folder / "models/whole")
     tiny_qwen2(folder / "models/qwen2")
     for name, break_it in MODELS.items():
@@ -31,12 +33,18 @@ def make(folder: Path) -> Path:
     (folder / "data").mkdir()
     for name, content in DATA.items():
         path = folder / "data" / name
-        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(as_lines(content))
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(
+            as_lines(content)
+        )
     (folder / "data/folder.jsonl").mkdir()
     (folder / "checkpoints/empty").mkdir(parents=True)
     (folder / "checkpoints/parts").mkdir()
     whole = checkpoints(model)["whole"]
-    dcp.save({"state_dict": whole.pop("state_dict")}, checkpoint_id=folder / "checkpoints/parts", no_dist=True)
+    dcp.save(
+        {"state_dict": whole.pop("state_dict")},
+        checkpoint_id=folder / "checkpoints/parts",
+        no_dist=True,
+    )
     torch.save(whole, folder / "checkpoints/parts/meta.pt")
     for name, checkpoint in checkpoints(model).items():
         torch.save(checkpoint, folder / f"checkpoints/{name}.ckpt")
@@ -44,10 +52,17 @@ def make(folder: Path) -> Path:
     (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
     (folder / "latin.yaml").write_text("max_lag: 1  # é\n", encoding="latin-1")
-    for part, name in (("data", "broken"), ("trainer", "broken"), ("data", "latin"), ("trainer", "gone")):
+    for part, name in (
+        ("data", "broken"),
+        ("trainer", "broken"),
+        ("data", "latin"),
+        ("trainer", "gone"),
+    ):
         (folder / f"{part}-of-{name}.yaml").write_text(f"{part}: {name}.yaml\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
-    (folder / "trl_rewards.py").write_text("def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
+    (folder / "trl_rewards.py").write_text(
+        "def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
+    )
     (folder / "run.yaml").write_text(yaml.safe_dump(run(folder)))
     (folder / "bare.yaml").write_text(yaml.safe_dump(bare(folder)))
     return folder
@@ -61,11 +76,17 @@ def run(folder: Path) -> dict[str, Any]:
     """A small run that is right in everything."""
     responses = {"class_path": "lrl.rewards.ExactMatch"}
     return {
-        "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(folder / "models/whole")}},
+        "model": {
+            "class_path": "lrl.PolicyModule",
+            "init_args": {"model": str(folder / "models/whole")},
+        },
         "data": {
             "class_path": "lrl.RolloutDataModule",
             "init_args": {
-                "prompts": {"class_path": "lrl.Prompts", "init_args": {"source": str(folder / "data/rows.jsonl")}},
+                "prompts": {
+                    "class_path": "lrl.Prompts",
+                    "init_args": {"source": str(folder / "data/rows.jsonl")},
+                },
                 "rewards": [responses],
                 "groups_per_step": 4,
                 "max_prompt_tokens": 64,
@@ -75,7 +96,10 @@ def run(folder: Path) -> dict[str, Any]:
         "trainer": {
             "accelerator": "cpu",
             "devices": 2,
-            "strategy": {"class_path": "lrl.AsyncSingleDevice", "init_args": {"generator_devices": 1}},
+            "strategy": {
+                "class_path": "lrl.AsyncSingleDevice",
+                "init_args": {"generator_devices": 1},
+            },
             "max_steps": 4,
             "max_epochs": -1,
             "logger": False,
@@ -100,7 +124,9 @@ def config(**values: Any) -> Change:
 def in_json(name: str, **values: Any) -> Change:
     def change(folder: Path) -> None:
         content = json.loads((folder / name).read_text()) | values
-        (folder / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+        (folder / name).write_text(
+            json.dumps({key: value for key, value in content.items() if value is not None})
+        )
 
     return change
 
@@ -124,7 +150,9 @@ def without_a_shard(folder: Path) -> None:
         "lm_head.weight": "model-00001-of-00002.safetensors",
         "model.norm.weight": "model-00002-of-00002.safetensors",
     }
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": names})
+    )
 
 
 def with_a_broken_index(folder: Path) -> None:
@@ -153,20 +181,31 @@ def without_template(folder: Path) -> None:
 
 
 def with_a_strict_template(folder: Path) -> None:
-    rule = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    rule = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') "
+        "}}{% endif %}"
+    )
     (folder / "chat_template.jinja").write_text(rule + "{{ m.content }}{% endfor %}")
 
 
 GEMMA2_HAS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id"),
+    *(
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+    ),
 )
 
 
 def as_gemma2(folder: Path) -> None:
     """A family whose attention has a cap; sdpa, which it has without a setting, leaves that out."""
     kept = {name: getattr(LlamaConfig.from_pretrained(folder), name) for name in GEMMA2_HAS}
-    Gemma2ForCausalLM(Gemma2Config(**kept, head_dim=32, attn_logit_softcapping=50.0)).save_pretrained(folder)
+    Gemma2ForCausalLM(
+        Gemma2Config(**kept, head_dim=32, attn_logit_softcapping=50.0)
+    ).save_pretrained(folder)
 
 
 def rotary(kind: str, **parameters: Any) -> Change:
@@ -177,7 +216,11 @@ def rotary(kind: str, **parameters: Any) -> Change:
     )
 
 
-FACTORS = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
+FACTORS = {
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0] * 16,
+    "original_max_position_embeddings": 64,
+}
 CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 MODELS: dict[str, Change] = {
     "no-config": without("config.json"),
@@ -210,14 +253,17 @@ MODELS: dict[str, Change] = {
     "longrope": rotary("longrope", **FACTORS),
     "dynamic": rotary("dynamic"),
     "trained-shorter": in_json(
-        "config.json", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64}
+        "config.json",
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64},
     ),
     "capped": as_gemma2,
     "quantised": config(quantization_config={"quant_method": "mxfp4"}),
     "no-template": without_template,
     "strict-template": with_a_strict_template,
     # Right all the same:
-    "sampling": in_json("generation_config.json", do_sample=True, top_p=0.8, top_k=20, repetition_penalty=1.05),
+    "sampling": in_json(
+        "generation_config.json", do_sample=True, top_p=0.8, top_k=20, repetition_penalty=1.05
+    ),
     "code-unused": config(auto_map=CODE),
 }
 
@@ -230,16 +276,24 @@ DATA: dict[str, list[Any] | bytes] = {
     "strings.jsonl": ["1+1=", "2+2="],
     "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
-    "times.jsonl": [*ROWS, *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45))],
+    "times.jsonl": [
+        *ROWS,
+        *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45)),
+    ],
     "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
     "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
     "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
-    "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}] * 4,
+    "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}]
+    * 4,
     "chats.jsonl": [{"prompt": CHAT, "answer": "4"}] * 4,
-    "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}] * 4,
+    "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}]
+    * 4,
     "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
     "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
-    "mostly-long.jsonl": [*ROWS[:3], *({"prompt": "1+" * 200 + "1=", "answer": "201"} for _ in range(5))],
+    "mostly-long.jsonl": [
+        *ROWS[:3],
+        *({"prompt": "1+" * 200 + "1=", "answer": "201"} for _ in range(5)),
+    ],
     "twins.jsonl": ROWS + ROWS,
     "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
     "broken.parquet": b"no parquet",
@@ -265,12 +319,15 @@ def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
         "global_step": 1,
         "RolloutDataModule": {"advantages": {}, "ledger": ledgers[4]},
     }
-    smaller = {name: tensor[..., :32] if "norm" in name else tensor for name, tensor in weights.items()}
+    smaller = {
+        name: tensor[..., :32] if "norm" in name else tensor for name, tensor in weights.items()
+    }
     return {
         "whole": whole,
         "other-model": whole | {"state_dict": smaller},
         "other-groups": whole | {"RolloutDataModule": {"advantages": {}, "ledger": ledgers[2]}},
-        "other-order": whole | {"RolloutDataModule": {"ledger": ledgers[4] | {"prompts": "of another seed"}}},
+        "other-order": whole
+        | {"RolloutDataModule": {"ledger": ledgers[4] | {"prompts": "of another seed"}}},
         "other-module": {"state_dict": weights, "global_step": 1},
         "no-weights": {"global_step": 1},
     }

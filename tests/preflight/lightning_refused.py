@@ -1,4 +1,5 @@
-"""Refused features of Lightning by their row in docs/lightning.md: the trainer's settings, and words of the error."""
+"""Refused features of Lightning by their row in docs/lightning.md: the trainer's settings, and
+words of the error."""
 
 from __future__ import annotations
 
@@ -21,21 +22,54 @@ STEP = ("data.micro_batch_tokens", "data.groups_per_step")
 EVALUATION = ("Evaluation.every_n_steps",)
 
 FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "strategy (Lightning's own)": ({"devices": 1, "strategy": "auto"}, ("SingleDeviceStrategy", "lrl.AsyncDDP")),
-    "gradient_clip_val": ({"gradient_clip_val": 0.5}, ("trainer.gradient_clip_val=0.5", "model.max_grad_norm")),
-    "gradient_clip_algorithm": ({"gradient_clip_algorithm": "value"}, ("'value'", "model.max_grad_norm")),
-    "accumulate_grad_batches": ({"accumulate_grad_batches": 2}, ("trainer.accumulate_grad_batches=2", *STEP)),
+    "strategy (Lightning's own)": (
+        {"devices": 1, "strategy": "auto"},
+        ("SingleDeviceStrategy", "lrl.AsyncDDP"),
+    ),
+    "gradient_clip_val": (
+        {"gradient_clip_val": 0.5},
+        ("trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
+    ),
+    "gradient_clip_algorithm": (
+        {"gradient_clip_algorithm": "value"},
+        ("'value'", "model.max_grad_norm"),
+    ),
+    "accumulate_grad_batches": (
+        {"accumulate_grad_batches": 2},
+        ("trainer.accumulate_grad_batches=2", *STEP),
+    ),
     "precision=bf16-true, 16-true, 64-true, transformer-engine": (
         {"precision": "64-true"},
         ("trainer.precision='64-true'", "bf16-mixed", "model.dtype=bfloat16"),
     ),
-    "val_check_interval": ({"val_check_interval": 5}, ("trainer.val_check_interval=5", *EVALUATION)),
-    "check_val_every_n_epoch": ({"check_val_every_n_epoch": 2}, ("trainer.check_val_every_n_epoch=2", *EVALUATION)),
-    "num_sanity_val_steps": ({"num_sanity_val_steps": 1}, ("trainer.num_sanity_val_steps=1", "at step 0")),
-    "limit_val_batches": ({"limit_val_batches": 4}, ("trainer.limit_val_batches=4", "`limit` of the Prompts")),
-    "limit_test_batches, limit_predict_batches": ({"limit_test_batches": 4}, ("trainer.limit_test_batches=4",)),
-    "limit_train_batches=0": ({"limit_train_batches": 0}, ("trainer.limit_train_batches is 0", "lrl validate")),
-    "overfit_batches": ({"overfit_batches": 2}, ("trainer.overfit_batches=2", "data.prompts.limit")),
+    "val_check_interval": (
+        {"val_check_interval": 5},
+        ("trainer.val_check_interval=5", *EVALUATION),
+    ),
+    "check_val_every_n_epoch": (
+        {"check_val_every_n_epoch": 2},
+        ("trainer.check_val_every_n_epoch=2", *EVALUATION),
+    ),
+    "num_sanity_val_steps": (
+        {"num_sanity_val_steps": 1},
+        ("trainer.num_sanity_val_steps=1", "at step 0"),
+    ),
+    "limit_val_batches": (
+        {"limit_val_batches": 4},
+        ("trainer.limit_val_batches=4", "`limit` of the Prompts"),
+    ),
+    "limit_test_batches, limit_predict_batches": (
+        {"limit_test_batches": 4},
+        ("trainer.limit_test_batches=4",),
+    ),
+    "limit_train_batches=0": (
+        {"limit_train_batches": 0},
+        ("trainer.limit_train_batches is 0", "lrl validate"),
+    ),
+    "overfit_batches": (
+        {"overfit_batches": 2},
+        ("trainer.overfit_batches=2", "data.prompts.limit"),
+    ),
     "sync_batchnorm": ({"sync_batchnorm": True}, ("trainer.sync_batchnorm=True", "no batch norm")),
     "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
     "barebones": ({"barebones": True}, ("trainer.barebones=True", "lrl.callbacks.Throughput")),
@@ -44,12 +78,18 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "GradientAccumulationScheduler": (lambda: GradientAccumulationScheduler({0: 2}), STEP),
     "StochasticWeightAveraging": (lambda: StochasticWeightAveraging(1e-2), ("the policy itself",)),
-    "WeightAveraging, EMAWeightAveraging": (WeightAveraging, ("WeightAveraging", "the policy itself")),
+    "WeightAveraging, EMAWeightAveraging": (
+        WeightAveraging,
+        ("WeightAveraging", "the policy itself"),
+    ),
     "BatchSizeFinder, Tuner.scale_batch_size": (BatchSizeFinder, ("data.micro_batch_tokens",)),
     "LearningRateFinder, Tuner.lr_find": (LearningRateFinder, ("by reward or accuracy",)),
     "ModelPruning": (lambda: ModelPruning("l1_unstructured"), ("know them by their names",)),
     "BackboneFinetuning": (BackboneFinetuning, ("a PolicyModule of your own",)),
-    "OnExceptionCheckpoint": (lambda: OnExceptionCheckpoint("."), ("saves at a bad end by itself",)),
+    "OnExceptionCheckpoint": (
+        lambda: OnExceptionCheckpoint("."),
+        ("saves at a bad end by itself",),
+    ),
     "SpikeDetection": (SpikeDetection, ("lrl.callbacks.Health",)),
     "BasePredictionWriter": (BasePredictionWriter, ("lrl chat",)),
 }

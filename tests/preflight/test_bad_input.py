@@ -1,4 +1,5 @@
-"""Bad input gives an error of at most ten lines with setting, value and remedy, before any server starts.
+"""Bad input gives an error of at most ten lines with setting, value and remedy, before any server
+starts.
 
 Every case is one small run, right in everything, with one thing changed on the command line.
 """
@@ -49,16 +50,23 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs `lrl` in this process, without servers; returns its exit status and the printed error."""
+def run(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs `lrl` in this process, without servers; returns its exit status and the printed
+    error."""
 
     def start(*_: object) -> None:
         raise ServerReached
 
     def run(*words: str) -> tuple[int, str]:
-        given = [word.replace("{in}", str(inputs)).replace("{tmp}", str(tmp_path)) for word in words]
+        given = [
+            word.replace("{in}", str(inputs)).replace("{tmp}", str(tmp_path)) for word in words
+        ]
         capfd.readouterr()
-        monkeypatch.setenv("LRL_TOKEN", "of-this-test-and-long-enough")  # a run takes it out of the environment
+        monkeypatch.setenv(
+            "LRL_TOKEN", "of-this-test-and-long-enough"
+        )  # a run takes it out of the environment
         try:
             status = main(given)
         except SystemExit as end:
@@ -71,7 +79,9 @@ def run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: py
     program.touch()  # other ranks run it, and end at once
     monkeypatch.setattr(sys, "argv", [str(program)])
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name, *more: None if name == "srun" else which(name, *more))
+    monkeypatch.setattr(
+        shutil, "which", lambda name, *more: None if name == "srun" else which(name, *more)
+    )
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(inputs)
@@ -102,7 +112,9 @@ def test_a_setting_of_another_class_is_not_taken_for_one_that_it_is_only_like(ru
     words = ("--trainer.callbacks+", "Throughput", "--trainer.callbacks.every_n_steps", "5")
     status, said = run(*FIT, *words)
     assert status == 2
-    assert said == "lrl: error: trainer.callbacks.every_n_steps: lrl.callbacks.Throughput has no such setting."
+    assert said == (
+        "lrl: error: trainer.callbacks.every_n_steps: lrl.callbacks.Throughput has no such setting."
+    )
 
 
 def test_there_are_eighty_cases() -> None:
@@ -115,33 +127,57 @@ def test_a_machine_without_the_library_of_vllms_cpu_build_is_told_what_to_instal
     monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
     status, said = run(*FIT)
     assert status == 2
-    assert "vLLM's CPU build needs libnowhere.so.1, which is not here. Type: sudo apt-get install libnuma1" in said, (
-        said
-    )
+    assert (
+        "vLLM's CPU build needs libnowhere.so.1, which is not here. Type: sudo apt-get install "
+        "libnuma1" in said
+    ), said
 
 
 HEALTHY = {
     "the run that the cases change": (),
-    "a model with sampling settings of its own, which are not used": ("--model.model", "{in}/models/sampling"),
+    "a model with sampling settings of its own, which are not used": (
+        "--model.model",
+        "{in}/models/sampling",
+    ),
     "a model that brings code which is not needed": ("--model.model", "{in}/models/code-unused"),
     "added tokens that no prompt has": ("--model.model", "{in}/models/added-tokens"),
     "a strategy by the name of its class": ("--trainer.strategy", "lrl.AsyncSingleDevice"),
     "a strategy by its bare name": ("--trainer.strategy", "AsyncSingleDevice"),
-    "a class's setting that is that of another one": ("--model.warmup_steps", "${data.init_args.max_lag}"),
-    "a class's setting that is one of the trainer's": ("--data.groups_per_step", "${trainer.max_steps}"),
+    "a class's setting that is that of another one": (
+        "--model.warmup_steps",
+        "${data.init_args.max_lag}",
+    ),
+    "a class's setting that is one of the trainer's": (
+        "--data.groups_per_step",
+        "${trainer.max_steps}",
+    ),
     "one reward that is no list": ("--data.rewards", "lrl.quickstart.task:correct"),
     "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
     "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
     "plain text for one without": ("--model.model", "{in}/models/no-template"),
-    "a language model that ranks prompts": (*RANKER, "--data.length_predictor.ranker.model", "{in}/models/whole"),
+    "a language model that ranks prompts": (
+        *RANKER,
+        "--data.length_predictor.ranker.model",
+        "{in}/models/whole",
+    ),
     "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
     "callbacks without a sync, which every run has": only("lrl.callbacks.RolloutLog"),
     "no strategy and no callbacks": ("--config", "{in}/bare.yaml"),
     "no progress bar, neither Lightning's nor lrl's": (
-        *("--trainer.callbacks+", "lrl.callbacks.Progress", "--trainer.enable_progress_bar", "false"),
+        *(
+            "--trainer.callbacks+",
+            "lrl.callbacks.Progress",
+            "--trainer.enable_progress_bar",
+            "false",
+        ),
     ),
-    "an attention that applies the model's cap": ("--model.model", "{in}/models/capped", "--model.attention", "eager"),
+    "an attention that applies the model's cap": (
+        "--model.model",
+        "{in}/models/capped",
+        "--model.attention",
+        "eager",
+    ),
     "texts below the length at which positions change": (
         *("--model.model", "{in}/models/longrope", "--data.max_prompt_tokens", "32"),
     ),
@@ -155,10 +191,16 @@ HEALTHY = {
 def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
     with pytest.raises((ServerReached, KeyError)) as reached:
         run(*FIT, *HEALTHY[case])
-    assert reached.type is ServerReached or "callbacks" in str(reached.value) or "loops" in str(reached.value)
+    assert (
+        reached.type is ServerReached
+        or "callbacks" in str(reached.value)
+        or "loops" in str(reached.value)
+    )
 
 
-def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: Run, monkeypatch: Any) -> None:
+def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
+    run: Run, monkeypatch: Any
+) -> None:
     trainers: list[Any] = []
     monkeypatch.setattr(
         "lrl.strategies.generator_devices.GeneratorDevices.start_generators",
@@ -168,19 +210,36 @@ def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(run: R
         run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")
     (trainer,) = trainers
     assert type(trainer.strategy) is lrl.AsyncSingleDevice and trainer.log_every_n_steps == 1
-    names = [type(callback).__name__ for callback in trainer.callbacks if "lrl" in type(callback).__module__]
-    assert sorted(name for name in names if name in (*USUAL, "Timeline")) == sorted([*USUAL, "Timeline"])
+    names = [
+        type(callback).__name__
+        for callback in trainer.callbacks
+        if "lrl" in type(callback).__module__
+    ]
+    assert sorted(name for name in names if name in (*USUAL, "Timeline")) == sorted(
+        [*USUAL, "Timeline"]
+    )
 
 
-def test_no_rank_is_started_for_a_strategy_without_generators(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_is_started_for_a_strategy_without_generators(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
-    monkeypatch.setattr(f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started"))
+    monkeypatch.setattr(
+        f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started")
+    )
     status, said = run(*FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights")
     assert status == 2
     assert "trainer.strategy is ddp, which has no generators" in said and "has no weights" in said
 
 
-LOGGED = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "{tmp}", "--trainer.logger.name", "mine")
+LOGGED = (
+    "--trainer.logger",
+    "CSVLogger",
+    "--trainer.logger.save_dir",
+    "{tmp}",
+    "--trainer.logger.name",
+    "mine",
+)
 
 
 def test_last_resumes_from_the_newest_checkpoint_of_the_run(
@@ -209,7 +268,9 @@ def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path:
 
 def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:
     with pytest.raises(ServerReached):
-        run("fit", "--config", str(recipes()["quickstart"]), "--model.model", str(quickstart_policy))
+        run(
+            "fit", "--config", str(recipes()["quickstart"]), "--model.model", str(quickstart_policy)
+        )
 
 
 MANY = {
@@ -232,7 +293,13 @@ def test_all_faults_are_reported_together(run: Run) -> None:
 
 
 def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
-    zeros = ("micro_batch_tokens", "max_prompt_tokens", "max_response_tokens", "temperature", "rollout_timeout_s")
+    zeros = (
+        "micro_batch_tokens",
+        "max_prompt_tokens",
+        "max_response_tokens",
+        "temperature",
+        "rollout_timeout_s",
+    )
     more = [word for name in zeros for word in (f"--data.{name}", "0")]
     status, said = run(*FIT, *(word for words in MANY.values() for word in words), *more)
     lines = said.splitlines()
@@ -240,14 +307,18 @@ def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
     assert lines[0].startswith("lrl: error: 12 things") and lines[-1] == "  and 4 more"
 
 
-def test_a_trainer_that_cannot_be_built_does_not_hide_the_faults_of_data_and_model(run: Run) -> None:
+def test_a_trainer_that_cannot_be_built_does_not_hide_the_faults_of_data_and_model(
+    run: Run,
+) -> None:
     words = ("--trainer.devices", "1", "--data.prompts.source", "{in}/data/empty.jsonl")
     status, said = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
     assert status == 2
     assert all(name in said for name in ("generator_devices", "is empty", "has no weights")), said
 
 
-def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(run: Run, tmp_path: Path) -> None:
+def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(
+    run: Run, tmp_path: Path
+) -> None:
     (tmp_path / "making.py").write_text("def model():\n    raise SystemError('this takes long')\n")
     words = ("--model.model", "making:model", "--data.max_lag", "-1")
     _, said = run(*FIT, *words)
@@ -256,7 +327,9 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
     assert "model.model" in said.replace("model=", "model.model=") and "takes long" in said
 
 
-def test_a_script_gets_the_same_faults_as_one_error(inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_gets_the_same_faults_as_one_error(
+    inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import lightning as L
 
     from lrl.callbacks import WeightSync
@@ -265,15 +338,25 @@ def test_a_script_gets_the_same_faults_as_one_error(inputs: Path, monkeypatch: p
     policy = lrl.PolicyModule(str(inputs / "models/no-weights"), schedule="linear")
     data = lrl.RolloutDataModule([{"prompt": "1"}], [lrl.rewards.ExactMatch()], groups_per_step=2)
     settings = {"max_epochs": 1, "logger": False, "accelerator": "cpu", "gradient_clip_val": 1.0}
-    trainer = L.Trainer(devices=2, strategy=lrl.AsyncSingleDevice(), callbacks=[WeightSync()], **settings)
+    trainer = L.Trainer(
+        devices=2, strategy=lrl.AsyncSingleDevice(), callbacks=[WeightSync()], **settings
+    )
     with pytest.raises(ValueError) as caught:
         trainer.fit(policy, data)
-    for name in ("gradient_clip_val", "model.schedule", "has no weights", "data.groups_per_step", "'answer'"):
+    for name in (
+        "gradient_clip_val",
+        "model.schedule",
+        "has no weights",
+        "data.groups_per_step",
+        "'answer'",
+    ):
         assert name in str(caught.value)
 
 
 def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:
-    status, said = run(*FIT, "--trainer.devices", "3", "--trainer.strategy", "lrl.AsyncDDP", "--data.max_lag", "-1")
+    status, said = run(
+        *FIT, "--trainer.devices", "3", "--trainer.strategy", "lrl.AsyncDDP", "--data.max_lag", "-1"
+    )
     assert status == 2 and "max_lag" in said
     assert "LOCAL_RANK" not in os.environ, "it would wait for ranks that nobody starts"
 
@@ -281,14 +364,18 @@ def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> Non
 NOTHING_FREE = SimpleNamespace(total=2**30, used=2**30, free=1000)
 
 
-def test_numbers_that_are_compared_differ_in_the_message(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_that_are_compared_differ_in_the_message(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = 800_000  # bytes, of the megabyte that the checkpoint takes
     disk = SimpleNamespace(total=2**40, used=0, free=free)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
     status, said = run(*FIT)
     found = re.search(r"where (\S+) GiB are free, and a checkpoint takes (\S+)\. Free some", said)
     assert status == 2 and found is not None, said
-    assert float(found[1]) == pytest.approx(free / 2**30, rel=0.1) and float(found[2]) > float(found[1])
+    assert float(found[1]) == pytest.approx(free / 2**30, rel=0.1) and float(found[2]) > float(
+        found[1]
+    )
     assert in_gib(0.0101 * 2**30, 0.0099 * 2**30, 0) == ["0.0101", "0.0099", "0.0000"]
     assert in_gib(3 * 2**30, 10 * 2**30) == ["3.0", "10.0"]
 
@@ -299,7 +386,14 @@ def test_numbers_that_are_compared_differ_in_the_message(run: Run, monkeypatch: 
         (
             "lrl.preflight.resources.memory_here",
             lambda: 2**20,
-            ("Memory", "trainer 0.00", "keys and values 1.0", "there are 0.0010", "model.model", "kv_cache_gib"),
+            (
+                "Memory",
+                "trainer 0.00",
+                "keys and values 1.0",
+                "there are 0.0010",
+                "model.model",
+                "kv_cache_gib",
+            ),
         ),
         (
             "shutil.disk_usage",
@@ -309,7 +403,11 @@ def test_numbers_that_are_compared_differ_in_the_message(run: Run, monkeypatch: 
     ],
 )
 def test_too_little_memory_is_an_error_with_its_parts(
-    patched: str, found: Callable[..., object], named: tuple[str, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+    patched: str,
+    found: Callable[..., object],
+    named: tuple[str, ...],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(patched, found)
     status, said = run(*FIT)
@@ -317,7 +415,9 @@ def test_too_little_memory_is_an_error_with_its_parts(
     assert all(name in said for name in named), said
 
 
-def test_the_room_of_pull_counts_the_generators_files(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_of_pull_counts_the_generators_files(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
     status, said = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
     assert status == 2 and "strategy.weight_transfer pull takes" in said
@@ -331,10 +431,22 @@ def test_the_room_of_pull_counts_the_generators_files(run: Run, monkeypatch: pyt
         (0.5, 3, False, None, None),
         (0.9, 11, True, None, "the GPU has 10.0"),
         (0.1, 3, True, None, "gpu_memory_utilization or tensor_parallel_size"),
-        (0.5, 3, False, "cuda:0", "take 3.0 GiB, data.length_predictor.ranker 4.0 beside the generator's 5.0"),
+        (
+            0.5,
+            3,
+            False,
+            "cuda:0",
+            "take 3.0 GiB, data.length_predictor.ranker 4.0 beside the generator's 5.0",
+        ),
         (0.5, 3, False, "cpu", None),
         (0.5, 3, True, "cuda:1", None),
-        (0.9, 3, True, "cuda:1", "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0"),
+        (
+            0.9,
+            3,
+            True,
+            "cuda:1",
+            "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0",
+        ),
     ],
 )
 def test_a_gpu_that_is_too_small_is_an_error(
@@ -346,11 +458,16 @@ def test_a_gpu_that_is_too_small_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * resources.GIB)
+        "torch.cuda.get_device_properties",
+        lambda device: SimpleNamespace(total_memory=10 * resources.GIB),
     )
     server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
     first, second = torch.device("cuda:0"), torch.device("cuda:1")
-    devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second] * alone}
+    devices = {
+        "root_device": first,
+        "parallel_devices": [first],
+        "generator_devices": [second] * alone,
+    }
     devices["shares_device"] = not alone
     strategy = SimpleNamespace(server_settings=server, **devices)
     beside = {torch.device(ranker_on): 4 * resources.GIB} if ranker_on else {}
@@ -362,7 +479,12 @@ def test_a_gpu_that_is_too_small_is_an_error(
     ("share", "buffers_gib", "named"),
     [
         (0.9, 1, None),
-        (0.9, 2, "buffers of strategy.weight_transfer take 2.0 GiB of cuda:1, where a generator has 9.0 of 10.0"),
+        (
+            0.9,
+            2,
+            "buffers of strategy.weight_transfer take 2.0 GiB of cuda:1, where a generator has "
+            "9.0 of 10.0",
+        ),
         (0.9, 8, "take 3.0 GiB, buffers of strategy.weight_transfer 8.0, and the GPU has 10.0"),
     ],
 )
@@ -370,7 +492,8 @@ def test_the_buffers_of_a_transfer_are_counted_beside_the_generators_share(
     share: float, buffers_gib: int, named: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=10 * resources.GIB)
+        "torch.cuda.get_device_properties",
+        lambda device: SimpleNamespace(total_memory=10 * resources.GIB),
     )
     first, second = torch.device("cuda:0"), torch.device("cuda:1")
     devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second]}
@@ -378,20 +501,31 @@ def test_the_buffers_of_a_transfer_are_counted_beside_the_generators_share(
     server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
     strategy = SimpleNamespace(server_settings=server, **devices)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
-        resources.check_gpus(strategy, 3 * resources.GIB, resources.GIB, {}, buffers_gib * resources.GIB)
+        resources.check_gpus(
+            strategy, 3 * resources.GIB, resources.GIB, {}, buffers_gib * resources.GIB
+        )
 
 
 @pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
 def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
     trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
     refused = verb == "validate" and ranks > 1
-    with pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext():
+    with (
+        pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext()
+    ):
         check_ranks(trainer)
 
 
 def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     sizes = ("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2")
-    words = (*FIT, *sizes, "--model.warmup_steps", "9", "--data.prompts.source", "{in}/data/twins.jsonl")
+    words = (
+        *FIT,
+        *sizes,
+        "--model.warmup_steps",
+        "9",
+        "--data.prompts.source",
+        "{in}/data/twins.jsonl",
+    )
     words = (*words, "--model.lr", "0")
     with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
         run(*words)
@@ -429,11 +563,23 @@ def test_a_number_format_in_which_the_cpu_is_slow_gives_a_warning(
     assert "model.dtype is" not in caplog.text
 
 
-def test_the_command_itself_ends_with_status_2_and_no_traceback(inputs: Path, tmp_path: Path) -> None:
-    given = [word.replace("{in}", str(inputs)) for word in (*FIT, "--model.model", "{in}/models/no-shard")]
+def test_the_command_itself_ends_with_status_2_and_no_traceback(
+    inputs: Path, tmp_path: Path
+) -> None:
+    given = [
+        word.replace("{in}", str(inputs))
+        for word in (*FIT, "--model.model", "{in}/models/no-shard")
+    ]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "import sys; from lrl.cli.main import main; sys.exit(main())", *given]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from lrl.cli.main import main; sys.exit(main())",
+        *given,
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540
+    )
     assert done.returncode == 2, done.stderr
     assert "model-00002-of-00002.safetensors" in message(done.stderr)
     assert len(message(done.stderr).splitlines()) <= 10 and "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """Lightning's features: what works and what is refused, row by row of docs/lightning.md.
 
-What works is shown by two runs on a real server that use all of it at once; what is refused never gets to a server.
+What works is shown by two runs on a real server that use all of it at once; what is refused never
+gets to a server.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Data(lrl.RolloutDataModule):
 
     def __init__(self) -> None:
         super().__init__(
-            *(PROMPTS, ["tests.odd_lengths:brevity"], 2, 2, 1), max_prompt_tokens=64, max_response_tokens=8
+            *(PROMPTS, ["tests.odd_lengths:brevity"], 2, 2, 1),
+            max_prompt_tokens=64,
+            max_response_tokens=8,
         )
         self.loaders = 0
 
@@ -64,7 +67,9 @@ class Noting(ProgressBar):
         super().__init__()
         self.shown: list[set[str]] = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
         super().on_train_batch_end(trainer, pl_module, *args)
         self.shown.append(set(self.get_metrics(trainer, pl_module)))
 
@@ -115,14 +120,18 @@ class Run:
         return sorted(path.name for path in self.folder.glob(pattern))
 
 
-def fit(server: LentServer, policy: Path, folder: Path, ckpt_path: str | None = None, **settings: Any) -> Run:
+def fit(
+    server: LentServer, policy: Path, folder: Path, ckpt_path: str | None = None, **settings: Any
+) -> Run:
     noted: list[Run] = []
 
     def note(trainer: L.Trainer, *args: Any) -> None:
         stream = noted[0].data.step_stream
         assert stream is not None
         noted[0].prompts.extend(group.prompt.text for group in stream.groups)
-        noted[0].flags.append((torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()))
+        noted[0].flags.append(
+            (torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled())
+        )
 
     callbacks = [*settings.pop("callbacks"), RolloutLog(), LambdaCallback(on_train_batch_end=note)]
     how = {"accelerator": "cpu", "devices": 2, "log_every_n_steps": 1, "default_root_dir": folder}
@@ -134,7 +143,9 @@ def fit(server: LentServer, policy: Path, folder: Path, ckpt_path: str | None = 
 
 
 @pytest.fixture(scope="module")
-def first(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def first(
+    lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("first")
     yield fit(
         *(lent_server, policy_folder, folder),
@@ -159,7 +170,12 @@ def first(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest
 
 
 @pytest.fixture(scope="module")
-def second(first: Run, lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def second(
+    first: Run,
+    lent_server: LentServer,
+    policy_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Run:
     def enough(trainer: L.Trainer, *args: Any) -> None:
         trainer.should_stop = True
 
@@ -180,10 +196,17 @@ def second(first: Run, lent_server: LentServer, policy_folder: Path, tmp_path_fa
 
 
 @pytest.fixture(scope="module")
-def quick(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def quick(
+    lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
     settings = {"enable_progress_bar": False, "enable_model_summary": False, "callbacks": []}
     return fit(
-        lent_server, policy_folder, tmp_path_factory.mktemp("quick"), fast_dev_run=1, precision="bf16-mixed", **settings
+        lent_server,
+        policy_folder,
+        tmp_path_factory.mktemp("quick"),
+        fast_dev_run=1,
+        precision="bf16-mixed",
+        **settings,
     )
 
 
@@ -198,7 +221,9 @@ def loads(run: Run) -> bool:
 def shows_reward_and_lag(run: Run) -> bool:
     """At every step, with a bar that stands before the callback that logs it."""
     (bar,) = (callback for callback in run.callbacks if isinstance(callback, Noting))
-    return len(bar.shown) >= 2 and all({"reward/mean", "policy/lag_mean"} <= shown for shown in bar.shown)
+    return len(bar.shown) >= 2 and all(
+        {"reward/mean", "policy/lag_mean"} <= shown for shown in bar.shown
+    )
 
 
 FIRST: dict[str, Callable[[Run], bool]] = {
@@ -208,15 +233,21 @@ FIRST: dict[str, Callable[[Run], bool]] = {
     "detect_anomaly": lambda run: all(anomaly for anomaly, _ in run.flags),
     "deterministic, benchmark": lambda run: all(deterministic for _, deterministic in run.flags),
     "profiler": lambda run: "training_step" in next(run.folder.glob("*times*")).read_text(),
-    "max_time, Timer": lambda run: any(isinstance(one, Timer) and one.time_elapsed() > 0 for one in run.callbacks),
+    "max_time, Timer": lambda run: any(
+        isinstance(one, Timer) and one.time_elapsed() > 0 for one in run.callbacks
+    ),
     "logger (any, several, False)": lambda run: (
         "reward/mean" in run.columns and any(run.folder.glob("board/**/events*"))
     ),
     "use_distributed_sampler": lambda run: run.steps == 4,
     "LearningRateMonitor": lambda run: "lr-AdamW" in run.columns,
-    "DeviceStatsMonitor": lambda run: "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in run.columns,
+    "DeviceStatsMonitor": lambda run: (
+        "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in run.columns
+    ),
     "ThroughputMonitor": lambda run: "batches_per_sec" in run.columns,
-    "ModelSummary, RichModelSummary": lambda run: Size.found == sum(map(torch.numel, run.policy.parameters())),
+    "ModelSummary, RichModelSummary": lambda run: (
+        Size.found == sum(map(torch.numel, run.policy.parameters()))
+    ),
     "ModelCheckpoint(every_n_train_steps, save_top_k)": lambda run: (
         run.saved("csv/**/*.ckpt") == [f"step={step}.ckpt" for step in range(1, 5)]
     ),
@@ -229,8 +260,12 @@ FIRST: dict[str, Callable[[Run], bool]] = {
 SECOND: dict[str, Callable[[Run], bool]] = {
     'ckpt_path="last"': lambda run: len(run.flags) == 2 and len(run.prompts) == 4,
     "min_steps, min_epochs, trainer.should_stop": lambda run: run.steps == 6,
-    "ModelCheckpoint(train_time_interval, save_last)": lambda run: Path(run.callbacks[-1].last_model_path).exists(),
-    "plugins (CheckpointIO)": lambda run: isinstance(run.trainer.strategy.checkpoint_io, AsyncCheckpointIO),
+    "ModelCheckpoint(train_time_interval, save_last)": lambda run: Path(
+        run.callbacks[-1].last_model_path
+    ).exists(),
+    "plugins (CheckpointIO)": lambda run: isinstance(
+        run.trainer.strategy.checkpoint_io, AsyncCheckpointIO
+    ),
     "RichProgressBar": shows_reward_and_lag,
 }
 
@@ -240,13 +275,21 @@ QUICK: dict[str, Callable[[Run], bool]] = {
 }
 
 ELSEWHERE = {
-    "trainer.validate": "tests/runs/test_recipes.py:test_validate_prints_the_report_and_writes_every_response",
-    "ModelCheckpoint(monitor)": "tests/callbacks/test_monitors.py:test_the_checkpoint_of_the_best_evaluation_is_kept",
-    "EarlyStopping": "tests/callbacks/test_monitors.py:test_a_run_stops_when_its_rewards_get_no_better",
+    "trainer.validate": (
+        "tests/runs/test_recipes.py:test_validate_prints_the_report_and_writes_every_response"
+    ),
+    "ModelCheckpoint(monitor)": (
+        "tests/callbacks/test_monitors.py:test_the_checkpoint_of_the_best_evaluation_is_kept"
+    ),
+    "EarlyStopping": (
+        "tests/callbacks/test_monitors.py:test_a_run_stops_when_its_rewards_get_no_better"
+    ),
     "configure_optimizers of one's own": (
         "tests/training/test_optimizers.py:test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed"
     ),
-    "enable_checkpointing=False": "tests/callbacks/test_last_checkpoint.py:test_nothing_is_saved_when",
+    "enable_checkpointing=False": (
+        "tests/callbacks/test_last_checkpoint.py:test_nothing_is_saved_when"
+    ),
     "several devices (lrl.AsyncDDP)": (
         "tests/strategies/test_ranks_run.py:"
         "test_a_run_that_loses_a_rank_trains_every_prompt_once_and_the_same_policy_on_all_ranks"
@@ -270,7 +313,9 @@ def test_it_works_in_a_trial(row: str, quick: Run) -> None:
     assert QUICK[row](quick)
 
 
-def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(first: Run, second: Run) -> None:
+def test_no_prompt_is_trained_twice_when_the_newest_checkpoint_is_named_last(
+    first: Run, second: Run
+) -> None:
     assert not set(first.prompts) & set(second.prompts)
 
 
@@ -278,23 +323,35 @@ SECOND_FIT = "trainer.fit twice"
 
 
 def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(second: Run) -> None:
-    with pytest.raises(ValueError, match="has fitted 6 steps before .* continue with ckpt_path='last'"):
+    with pytest.raises(
+        ValueError, match="has fitted 6 steps before .* continue with ckpt_path='last'"
+    ):
         second.trainer.fit(second.policy, second.data)
     second.trainer.fit(second.policy, second.data, ckpt_path="last")
     assert second.trainer.global_step == 7
     stream = second.data.step_stream
-    assert stream is not None and not {group.prompt.text for group in stream.groups} & set(second.prompts)
+    assert stream is not None and not {group.prompt.text for group in stream.groups} & set(
+        second.prompts
+    )
 
 
 @pytest.fixture
-def refused(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def refused(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """Runs a trainer that must not reach a server; returns the error."""
     monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
     monkeypatch.setattr(RewardPool, "start", lambda pool, first=None: None)
     monkeypatch.chdir(tmp_path)  # OnExceptionCheckpoint saves what is refused
 
     def run(verb: str = "fit", **settings: Any) -> str:
-        how = {"accelerator": "cpu", "devices": 2, "max_steps": 4, "logger": False, "default_root_dir": tmp_path}
+        how = {
+            "accelerator": "cpu",
+            "devices": 2,
+            "max_steps": 4,
+            "logger": False,
+            "default_root_dir": tmp_path,
+        }
         if settings.get("barebones"):
             how["logger"] = None
         trainer = L.Trainer(**{"strategy": lrl.AsyncSingleDevice()} | how | settings)
@@ -306,7 +363,9 @@ def refused(policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("row", FLAGS)
-def test_a_flag_that_would_be_ignored_or_wrong_is_refused(row: str, refused: Callable[..., str]) -> None:
+def test_a_flag_that_would_be_ignored_or_wrong_is_refused(
+    row: str, refused: Callable[..., str]
+) -> None:
     settings, named = FLAGS[row]
     said = refused(**settings)
     assert all(name in said for name in named), said
@@ -336,7 +395,12 @@ def test_the_table_agrees_with_the_tests() -> None:
     works = [*FIRST, *SECOND, *QUICK, *ELSEWHERE]
     said = documented()
     assert {row for row, verdict in said.items() if verdict == "works"} == set(works)
-    assert {row for row, verdict in said.items() if verdict == "refused"} == {*FLAGS, *CALLBACKS, *VERBS, SECOND_FIT}
+    assert {row for row, verdict in said.items() if verdict == "refused"} == {
+        *FLAGS,
+        *CALLBACKS,
+        *VERBS,
+        SECOND_FIT,
+    }
 
 
 @pytest.mark.parametrize("row", ELSEWHERE)

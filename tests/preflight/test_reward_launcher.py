@@ -1,4 +1,5 @@
-"""Scorers that could not join, or could not import the rewards, are refused before anything starts."""
+"""Scorers that could not join, or could not import the rewards, are refused before anything
+starts."""
 
 from __future__ import annotations
 
@@ -25,19 +26,30 @@ def data_with(*rewards: Any) -> Any:
     return SimpleNamespace(reward_launcher=Given(1), reward_pool=RewardPool(rewards))
 
 
-def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match=r"data.reward_launcher is Given, and LRL_TOKEN is not set.*openssl rand"):
+    with pytest.raises(
+        ConfigError, match=r"data.reward_launcher is Given, and LRL_TOKEN is not set.*openssl rand"
+    ):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     check_reward_launcher(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
     assert data.reward_launcher.setting == "data.reward_launcher"
 
 
-def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     monkeypatch.setattr(of_the_script, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "of_the_script", of_the_script, raising=False)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)  # a worker of xdist has none
-    with pytest.raises(ConfigError, match="'of_the_script', which is defined in the script that runs.*on each of them"):
+    monkeypatch.setattr(
+        sys.modules["__main__"], "__file__", __file__, raising=False
+    )  # a worker of xdist has none
+    with pytest.raises(
+        ConfigError,
+        match="'of_the_script', which is defined in the script that runs.*on each of them",
+    ):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))

@@ -1,4 +1,5 @@
-"""Faults that only a script can have: an object of another kind where the command line makes the right one."""
+"""Faults that only a script can have: an object of another kind where the command line makes the
+right one."""
 
 from __future__ import annotations
 
@@ -47,26 +48,36 @@ def test_a_policys_setting_of_another_kind_is_named(
         ({"max_lag": "1"}, "data.max_lag is '1'; it must be at least 0."),
     ],
 )
-def test_a_data_modules_setting_of_another_kind_is_named(settings: dict[str, Any], said: str) -> None:
+def test_a_data_modules_setting_of_another_kind_is_named(
+    settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(lrl.ConfigError) as caught:
         lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()], **settings)
     assert said in str(caught.value)
 
 
 def test_the_class_of_a_reward_is_no_reward() -> None:
-    with pytest.raises(lrl.ConfigError, match=r"data.rewards has the class ExactMatch: write ExactMatch\(\)"):
+    with pytest.raises(
+        lrl.ConfigError, match=r"data.rewards has the class ExactMatch: write ExactMatch\(\)"
+    ):
         as_reward(lrl.rewards.ExactMatch)
 
 
 def test_a_fit_without_data_names_the_data_module(quickstart_policy: object) -> None:
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False)
-    with pytest.raises(lrl.ConfigError, match="trainer.fit has got no data: give a lrl.RolloutDataModule"):
+    trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
+    )
+    with pytest.raises(
+        lrl.ConfigError, match="trainer.fit has got no data: give a lrl.RolloutDataModule"
+    ):
         trainer.fit(lrl.PolicyModule(str(quickstart_policy)))
 
 
 @pytest.mark.parametrize("verb", ["test", "predict"])
 def test_a_verb_is_named_as_it_is_called(verb: str, quickstart_policy: object) -> None:
-    trainer = L.Trainer(accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False)
+    trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
+    )
     data = lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()])
     with pytest.raises(lrl.ConfigError, match=f"^trainer.{verb} has nothing to run"):
         getattr(trainer, verb)(lrl.PolicyModule(str(quickstart_policy)), datamodule=data)

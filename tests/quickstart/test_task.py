@@ -29,7 +29,11 @@ def test_the_three_sets_are_disjoint_and_together_are_all_problems() -> None:
 
 def test_the_split_never_moves() -> None:
     random.seed(1)  # a run's seed must not reach it
-    assert [rows()[0]["prompt"] for rows in (problems, tuning, held_out)] == ["58+96=", "87+26=", "87+41="]
+    assert [rows()[0]["prompt"] for rows in (problems, tuning, held_out)] == [
+        "58+96=",
+        "87+26=",
+        "87+41=",
+    ]
 
 
 def test_every_answer_is_the_sum_and_every_working_leads_to_it() -> None:
@@ -37,7 +41,12 @@ def test_every_answer_is_the_sum_and_every_working_leads_to_it() -> None:
         left, right = row["prompt"].rstrip("=").split("+")
         units, tens = (int(column.split("=")[1]) for column in worked(row["prompt"]).split(","))
         assert int(row["answer"]) == int(left) + int(right) == tens * 10 + units % 10
-        assert correct(response=f"{worked(row['prompt'])}>{row['answer']}", finish_reason="stop", **row) == 1.0
+        assert (
+            correct(
+                response=f"{worked(row['prompt'])}>{row['answer']}", finish_reason="stop", **row
+            )
+            == 1.0
+        )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,9 @@ def test_every_answer_is_the_sum_and_every_working_leads_to_it() -> None:
         ("", "stop", 0.0),
     ],
 )
-def test_only_a_finished_right_answer_is_rewarded(response: str, finish_reason: str, reward: float) -> None:
+def test_only_a_finished_right_answer_is_rewarded(
+    response: str, finish_reason: str, reward: float
+) -> None:
     assert correct("47+38=", response, answer="85", finish_reason=finish_reason, level=1) == reward
 
 
@@ -83,7 +94,10 @@ def test_the_warm_up_shows_training_problems_and_learns_only_their_answers() -> 
     for ids, targets in zip(input_ids, labels, strict=True):
         prompt, response = str(tokenizer.decode(ids[1:7])), tokenizer.decode(targets[targets >= 0])
         direct += response == f">{training[prompt]}<eos>"
-        assert response in (f">{training[prompt]}<eos>", f"{worked(prompt)}>{training[prompt]}<eos>")
+        assert response in (
+            f">{training[prompt]}<eos>",
+            f"{worked(prompt)}>{training[prompt]}<eos>",
+        )
     assert 16 <= direct <= 48
 
 
@@ -115,12 +129,16 @@ def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> Non
 
 
 def test_the_same_seed_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
-    folders = [make_policy(tmp_path / name, seed, TINY) for name, seed in (("a", 0), ("b", 0), ("c", 1))]
+    folders = [
+        make_policy(tmp_path / name, seed, TINY) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
     first, second, third = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert first == second != third
 
 
-def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(tmp_path: Path) -> None:
+def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(7)
     random.seed(7)
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
@@ -129,7 +147,9 @@ def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(tm
     assert (random.getstate(), torch.get_num_threads()) == before[1:]
 
 
-def test_ranks_that_ask_together_get_one_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_ask_together_get_one_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = []
 
     def train(*args: object) -> int:

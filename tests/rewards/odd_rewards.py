@@ -1,4 +1,5 @@
-"""Rewards that misbehave as the response says. Reward workers import this module, so it must not import torch."""
+"""Rewards that misbehave as the response says. Reward workers import this module, so it must not
+import torch."""
 
 import asyncio
 import ctypes
@@ -29,7 +30,9 @@ def obey(prompt, response, **columns):
             time.sleep(float(value))
             return 1.0
         case "loop":
-            return float(re.match(r"(a+)+$", "a" * 64 + "b") is not None)  # never ends, and holds Python's lock
+            return float(
+                re.match(r"(a+)+$", "a" * 64 + "b") is not None
+            )  # never ends, and holds Python's lock
         case "deaf":
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -39,11 +42,20 @@ def obey(prompt, response, **columns):
             os._exit(int(value or 3))
         case "hog":
             while True:
-                hoard.append(bytes(2**24))  # stays: the next response would find no memory in this worker
+                hoard.append(
+                    bytes(2**24)
+                )  # stays: the next response would find no memory in this worker
         case "take":
             return float(len(bytes(int(float(value) * 2**30))) > 0)
         case "reserve":
-            return float(len(mmap.mmap(-1, int(float(value) * 2**30), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)) > 0)
+            return float(
+                len(
+                    mmap.mmap(
+                        -1, int(float(value) * 2**30), flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
+                    )
+                )
+                > 0
+            )
         case "once":
             marker, _, rest = value.partition(" ")
             return 1.0 if tried_before(marker) else obey(prompt, rest)

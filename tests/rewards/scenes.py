@@ -11,26 +11,42 @@ from lrl.types import Prompt, Rollout
 
 def rollouts_of(*responses, finish_reason="stop"):
     return [
-        Rollout(token_ids=[1, 2], logprobs=[0.0, 0.0], versions=[0, 0], finish_reason=finish_reason, text=text)
+        Rollout(
+            token_ids=[1, 2],
+            logprobs=[0.0, 0.0],
+            versions=[0, 0],
+            finish_reason=finish_reason,
+            text=text,
+        )
         for text in responses
     ]
 
 
 def scored(pool, *responses, columns=None, **fields):
     rollouts = rollouts_of(*responses, **fields)
-    asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="Do as you are told.", columns=columns or {}), rollouts))
+    asyncio.run(
+        pool.score(
+            Prompt(id=0, token_ids=[1], text="Do as you are told.", columns=columns or {}), rollouts
+        )
+    )
     return rollouts
 
 
 def start_afresh(pool, max_failures=1.0):
     """Resets the counts of the pool; its workers stay."""
-    pool._failure_stats, pool._parts = FailureStats(max_failures), None
+    pool._failure_stats = FailureStats(max_failures)
+    pool._parts = None
     return pool
 
 
 def counted(pool):
-    """Returns the counts of responses that are not 0; the number of lost workers is not always certain."""
-    return {name: pool.counts[name] for name in ("scored", "zero", "retried", *KINDS) if pool.counts[name]}
+    """Returns the counts of responses that are not 0; the number of lost workers is not always
+    certain."""
+    return {
+        name: pool.counts[name]
+        for name in ("scored", "zero", "retried", *KINDS)
+        if pool.counts[name]
+    }
 
 
 def alive(pid):

@@ -1,4 +1,5 @@
-"""A pool whose scorers join over HTTP, as at rank 0, and scorers that are real processes of the command."""
+"""A pool whose scorers join over HTTP, as at rank 0, and scorers that are real processes of the
+command."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class ServedPool(JoinablePool):
 
     def __init__(self, pool: RewardPool, folder: Path, endpoint: Endpoint) -> None:
         super().__init__(pool, endpoint)
-        self.pool, self.folder = pool, folder
+        self.pool = pool
+        self.folder = folder
         self.ends = ExitStack()
 
     def start_scorer(
@@ -66,7 +68,15 @@ class ServedPool(JoinablePool):
         `path` has the rewards, and `without` is a variable that its machine does not have.
         """
         lrl = str(Path(sys.executable).with_name("lrl"))
-        own = ["join", url or self.server.location().url, "--kind", "scorer", "--workers", "1", *words]
+        own = [
+            "join",
+            url or self.server.location().url,
+            "--kind",
+            "scorer",
+            "--workers",
+            "1",
+            *words,
+        ]
         environment = {name: value for name, value in os.environ.items() if name != without}
         process = subprocess.Popen(
             [*prefix, lrl, *own],

@@ -1,4 +1,5 @@
-"""An error is not a reward: failures are told apart by kind, tried once more, and end the run if there are many."""
+"""An error is not a reward: failures are told apart by kind, tried once more, and end the run if
+there are many."""
 
 import asyncio
 import itertools
@@ -21,7 +22,8 @@ from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, FailureStats  # noq
 from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
-"""Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds for nothing."""
+"""Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
+for nothing."""
 MEMORY_GIB = 0.25
 REPORTED = {
     "raise it": "exception",
@@ -87,28 +89,41 @@ def test_a_reward_that_ignores_signals_is_killed(hasty_pool, monkeypatch):
     assert bad.reward_failure.startswith("timeout: obey: ") and good.reward == 1.0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_result_of_a_reward_turns_into_a_reward_of_0(pool, tmp_path, data):
     check_exactly(pool, tmp_path, data, REPORTED)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_death_of_a_worker_turns_into_a_reward_of_0(pool, tmp_path, data):
-    # The trainer compares the parts, not the worker: if the worker dies later in the job, they are lost with it.
-    check_exactly(pool, tmp_path, data, {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY)
+    # The trainer compares the parts, not the worker: if the worker dies later in the job, they are
+    # lost with it.
+    check_exactly(
+        pool,
+        tmp_path,
+        data,
+        {order: kind for order, kind in REPORTED.items() if order != "parts"} | DEADLY,
+    )
 
 
 MARKERS = itertools.count()
 
 
 def check_exactly(pool, folder, data, kinds):
-    """Scores groups with faults at random places, some only at the first try: every count and reward is exact."""
+    """Scores groups with faults at random places, some only at the first try: every count and
+    reward is exact."""
     start_afresh(pool)._parts = {"obey"}
     numbers = st.floats(-10, 10).map(lambda number: f"give {number!r}")
     faults = st.tuples(st.sampled_from(sorted(kinds)), st.booleans())
-    groups = data.draw(st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3))
+    groups = data.draw(
+        st.lists(st.lists(numbers | faults, min_size=1, max_size=4), min_size=1, max_size=3)
+    )
     expected = dict.fromkeys(("scored", "zero", "retried", *KINDS), 0)
     texts, rewards = [], []
     for group in groups:
@@ -117,7 +132,9 @@ def check_exactly(pool, folder, data, kinds):
                 text, reward = response, float(response.split()[1])
             else:
                 order, once = response
-                text, reward = (f"once {folder}/{next(MARKERS)} {order}", 1.0) if once else (order, None)
+                text, reward = (
+                    (f"once {folder}/{next(MARKERS)} {order}", 1.0) if once else (order, None)
+                )
                 expected["retried"] += 1
                 expected[kinds[order]] += not once
             texts.append(text)
@@ -128,12 +145,16 @@ def check_exactly(pool, folder, data, kinds):
     batches = [rollouts_of(*itertools.islice(responses, len(group))) for group in groups]
 
     async def score_all():
-        await asyncio.gather(*(pool.score(Prompt(id=0, token_ids=[1], text=""), batch) for batch in batches))
+        await asyncio.gather(
+            *(pool.score(Prompt(id=0, token_ids=[1], text=""), batch) for batch in batches)
+        )
 
     asyncio.run(score_all())
     rollouts = [rollout for batch in batches for rollout in batch]
     assert [rollout.reward for rollout in rollouts] == rewards
-    assert all((rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts)
+    assert all(
+        (rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts
+    )
     assert counted(pool) == {name: count for name, count in expected.items() if count}
 
 
@@ -146,7 +167,9 @@ def notice_nothing(manager, worker_id):
 
 
 @pytest.mark.parametrize("reaction", [lose_the_pool, notice_nothing])
-def test_the_response_that_killed_a_worker_is_found_for_every_report_of_pebble(pool, monkeypatch, reaction):
+def test_the_response_that_killed_a_worker_is_found_for_every_report_of_pebble(
+    pool, monkeypatch, reaction
+):
     """Both are reactions of pebble to a worker that dies before its job is known to have begun."""
     monkeypatch.setattr("pebble.pool.process.PoolManager.find_expired_task", reaction)
     rollouts = scored(pool, "give 1", "exit", "hog", "give 2")
@@ -184,7 +207,9 @@ def test_without_a_limit_a_response_may_take_more_memory(pool):
 
 
 def test_async_rewards_fail_one_by_one_too():
-    pool = RewardPool([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB)
+    pool = RewardPool(
+        [odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB
+    )
     pool.start()
     rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
     pool.close()
@@ -210,10 +235,10 @@ def test_the_first_failure_of_each_kind_is_in_the_log_with_its_response(pool, ca
     with caplog.at_level(logging.WARNING):
         scored(pool, "raise one", "raise two", "text")
     assert [record.getMessage().partition(" (The next")[0] for record in caplog.records] == [
-        "A response got no reward. Prompt 0, response 'raise one': exception: obey: LookupError: one "
-        f"({line_of_raise()})",
-        "A response got no reward. Prompt 0, response 'text': wrong_type: obey: obey is '1.0' (str); a reward is a "
-        "float: write float(...) if that is what you mean",
+        "A response got no reward. Prompt 0, response 'raise one': exception: obey: LookupError: "
+        f"one ({line_of_raise()})",
+        "A response got no reward. Prompt 0, response 'text': wrong_type: obey: obey is '1.0' "
+        "(str); a reward is a float: write float(...) if that is what you mean",
     ]
 
 
@@ -245,7 +270,9 @@ def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
     """Each stretch is a number of scored responses, or failures (False: one, True: thirty)."""
     stats, seen = FailureStats(share), []
     for stretch in stretches:
-        failed, length = (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
+        failed, length = (
+            (True, 30 if stretch else 1) if isinstance(stretch, bool) else (False, stretch)
+        )
         for _ in range(length):
             seen.append(failed)
             if failed:
@@ -270,4 +297,8 @@ def test_another_pool_has_the_same_limits():
     pool = RewardPool([odd_rewards.obey], timeout_s=3.0, memory_gib=None, max_failures=0.25)
     other = pool.like([odd_rewards.length], workers=1)
     limits = other._processes.spec
-    assert (limits.timeout_s, limits.memory_gib, other._failure_stats.max_failures) == (3.0, None, 0.25)
+    assert (limits.timeout_s, limits.memory_gib, other._failure_stats.max_failures) == (
+        3.0,
+        None,
+        0.25,
+    )

@@ -1,4 +1,5 @@
-"""If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays an error."""
+"""If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays
+an error."""
 
 import logging
 import os
@@ -71,7 +72,9 @@ def test_a_response_that_takes_too_long_to_compare_is_wrong_and_no_worker_is_los
     assert pool.counts["gave_up"] >= 5 and pool.counts["replaced"] == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="only Linux tells who waits for a processor")
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="only Linux tells who waits for a processor"
+)
 def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
     """On one core beside six processes that compute, a worker gets about a seventh of the time."""
     cores = os.sched_getaffinity(0)
@@ -95,7 +98,9 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
     assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["replaced"] == 0
 
 
-NUMBERS = st.one_of(st.integers(0, 12), st.integers(0, 10**12), st.sampled_from(["x", r"\pi", "0.1", "i"])).map(str)
+NUMBERS = st.one_of(
+    st.integers(0, 12), st.integers(0, 10**12), st.sampled_from(["x", r"\pi", "0.1", "i"])
+).map(str)
 ADVERSARIAL = st.recursive(
     NUMBERS,
     lambda inner: st.one_of(
@@ -103,7 +108,9 @@ ADVERSARIAL = st.recursive(
         st.tuples(inner, inner).map(lambda two: f"({two[0]} + {two[1]})"),
         st.tuples(inner, inner).map(lambda two: rf"\frac{{{two[0]}}}{{{two[1]}}}"),
         st.tuples(inner, inner).map(lambda two: rf"\binom{{{two[0]}}}{{{two[1]}}}"),
-        st.tuples(inner, inner).map(lambda two: rf"\begin{{pmatrix}} {two[0]} \\ {two[1]} \end{{pmatrix}}"),
+        st.tuples(inner, inner).map(
+            lambda two: rf"\begin{{pmatrix}} {two[0]} \\ {two[1]} \end{{pmatrix}}"
+        ),
         st.tuples(inner, inner).map(lambda two: f"[{two[0]}, {two[1]})"),
         inner.map(lambda one: f"({one})!"),
         inner.map(lambda one: rf"\sqrt{{{one}}}"),
@@ -116,7 +123,10 @@ ADVERSARIAL = st.recursive(
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(ADVERSARIAL, min_size=1, max_size=4), st.sampled_from(["4", r"\frac{x+1}{2}", "(0, 1)"]))
+@given(
+    st.lists(ADVERSARIAL, min_size=1, max_size=4),
+    st.sampled_from(["4", r"\frac{x+1}{2}", "(0, 1)"]),
+)
 def test_no_formula_loses_a_worker_or_fails(pool, formulas, gold):
     start_afresh(pool)
     rollouts = scored(pool, *boxed(*formulas), columns={"answer": gold})
@@ -148,12 +158,18 @@ def test_the_expression_before_an_equals_sign_is_not_computed():
 
 
 def test_a_huge_number_before_the_final_expression_does_not_matter():
-    assert Math()("", r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.", answer="4") == 1.0
+    assert (
+        Math()("", r"As $10^{10^9}$ is even and $2^{2^{40}}$ too, it is $\boxed{4}$.", answer="4")
+        == 1.0
+    )
     assert Math()("", r"As $10^{10^9}$ is even, it is $4$.", answer="4") == 1.0
 
 
 def test_a_verifier_must_give_up_before_its_worker_is_killed():
-    with pytest.raises(ValueError, match=r"data.reward_timeout_s is 3, .* after 2 s \('math'\): set it to at least 4"):
+    with pytest.raises(
+        ValueError,
+        match=r"data.reward_timeout_s is 3, .* after 2 s \('math'\): set it to at least 4",
+    ):
         RewardPool([Math()], timeout_s=3)
     with pytest.raises(ValueError, match="Math.give_up_s is 0"):
         Math(give_up_s=0)

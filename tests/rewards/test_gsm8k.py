@@ -51,7 +51,11 @@ def test_every_gold_answer_is_right_and_its_neighbour_wrong():
         reward.check_row({"answer": answer})
         number = Decimal(answer.rpartition("#### ")[2].replace(",", ""))
         assert reward("", answer, answer=answer) == 1.0
-        for response in (rf"So it is $\boxed{{{number}}}$.", f"#### {number}", f"The answer is {number:,}."):
+        for response in (
+            rf"So it is $\boxed{{{number}}}$.",
+            f"#### {number}",
+            f"The answer is {number:,}.",
+        ):
             assert reward("", response, answer=answer) == 1.0, response
         for response in (
             rf"So it is $\boxed{{{number + 1}}}$.",
@@ -62,12 +66,19 @@ def test_every_gold_answer_is_right_and_its_neighbour_wrong():
 
 
 @given(
-    st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.0", "{:,}.00"]), st.sampled_from(["", ".", "%"])
+    st.integers(-(10**9), 10**9),
+    st.sampled_from(["{}", "{:,}", "{}.0", "{:,}.00"]),
+    st.sampled_from(["", ".", "%"]),
 )
 def test_the_notation_of_a_number_does_not_matter(number, style, end):
     written = style.format(number) + end
     latex = written.replace(",", "{,}").replace("%", r"\%")
-    for text in (written, f"It is **{written}**", f"5 + 3\n#### {written}", rf"7 or \(\boxed{{{latex}}}\)"):
+    for text in (
+        written,
+        f"It is **{written}**",
+        f"5 + 3\n#### {written}",
+        rf"7 or \(\boxed{{{latex}}}\)",
+    ):
         assert final_number(text) == number
 
 
@@ -137,7 +148,10 @@ def test_the_final_number_is_the_one_that_the_text_commits_to(text, number):
     assert final_number(text) == number
 
 
-@given(st.text(alphabet="0123456789,.-$#\\boxed{}= \n%/^½²") | st.lists(st.sampled_from(PARTS)).map("".join))
+@given(
+    st.text(alphabet="0123456789,.-$#\\boxed{}= \n%/^½²")
+    | st.lists(st.sampled_from(PARTS)).map("".join)
+)
 def test_every_text_gets_a_reward(text):
     assert GSM8K()("", text, answer="72") in (0.0, 1.0)
 
@@ -145,7 +159,19 @@ def test_every_text_gets_a_reward(text):
 @pytest.mark.parametrize(
     "answer",
     [
-        *("", "unknown", "3,5", "12:30", "10 to 12", "10-12", "2^10", "x=5, y=6", "72 km in 2 h", "1 million", "3/0"),
+        *(
+            "",
+            "unknown",
+            "3,5",
+            "12:30",
+            "10 to 12",
+            "10-12",
+            "2^10",
+            "x=5, y=6",
+            "72 km in 2 h",
+            "1 million",
+            "3/0",
+        ),
         *("So 5 + 2 = 7.", "5 + 2 = 7 #### 7 (of 9)", "#### ", r"\sqrt{16}", r"9\pi"),
         *(None, True, float("nan"), float("inf"), [72], ["3", "72"], {"value": 72}, b"72"),
     ],

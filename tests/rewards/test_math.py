@@ -1,4 +1,5 @@
-"""MATH's own answers are right however they are written, and verdicts on final answers are those of math-verify."""
+"""MATH's own answers are right however they are written, and verdicts on final answers are those of
+math-verify."""
 
 import json
 import threading
@@ -12,7 +13,10 @@ from lrl.rewards import Math
 DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
 MADE_UP = [
     {"answer": r"\frac{1}{2}", "solution": r"Half: $\boxed{\frac{1}{2}}$."},
-    {"answer": r"\left( 3, \frac{\pi}{2} \right)", "solution": r"$\boxed{\left( 3, \frac{\pi}{2} \right)}$"},
+    {
+        "answer": r"\left( 3, \frac{\pi}{2} \right)",
+        "solution": r"$\boxed{\left( 3, \frac{\pi}{2} \right)}$",
+    },
     {"answer": "2x + 1", "solution": r"It is $\boxed{2x + 1}$"},
 ]
 
@@ -51,7 +55,10 @@ def test_a_verdict_on_the_data_is_math_verifys_own():
     for place, gold in enumerate(answers):
         for other in (answers[place - 1], answers[place // 2]):
             response = rf"Therefore $\boxed{{{other}}}$."
-            found = verify(parse(rf"\boxed{{{gold}}}", parsing_timeout=None), parse(response, parsing_timeout=None))
+            found = verify(
+                parse(rf"\boxed{{{gold}}}", parsing_timeout=None),
+                parse(response, parsing_timeout=None),
+            )
             assert Math()("", response, answer=gold) == float(found), (gold, other)
 
 
@@ -61,7 +68,8 @@ def test_every_solution_of_the_data_is_right():
 
 
 @pytest.mark.parametrize(
-    "response", ["2pi", "2*pi", r"2 \cdot pi", "pi+pi", r"\frac{4pi}{2}", r"\text{pi}2", "2π", r"2\pi"]
+    "response",
+    ["2pi", "2*pi", r"2 \cdot pi", "pi+pi", r"\frac{4pi}{2}", r"\text{pi}2", "2π", r"2\pi"],
 )
 def test_pi_may_be_written_in_letters(response):
     assert Math()("", rf"\boxed{{{response}}}", answer=r"2\pi") == 1.0
@@ -70,7 +78,12 @@ def test_pi_may_be_written_in_letters(response):
 
 @pytest.mark.parametrize(
     ("answer", "response"),
-    [(r"\frac{1}{2}", "0.5"), ("2x+1", r"$\boxed{1+2x}$"), (3, "so $x = 3$"), (r"\sqrt{8}", r"\boxed{2\sqrt{2}}")],
+    [
+        (r"\frac{1}{2}", "0.5"),
+        ("2x+1", r"$\boxed{1+2x}$"),
+        (3, "so $x = 3$"),
+        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
+    ],
 )
 def test_equal_expressions_in_different_notations_are_equal(answer, response):
     assert Math()("", response, answer=answer) == 1.0

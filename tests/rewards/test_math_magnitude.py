@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from lrl.rewards.math_magnitude import DEEPEST, MOST_BITS, TooLargeError, check_magnitude
 
 DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
-MADE_UP = [{"answer": r"\left( 3, \frac{\pi}{2} \right)", "solution": r"As $2^{10} = 1024$, it is $\boxed{1024}$."}]
+MADE_UP = [
+    {
+        "answer": r"\left( 3, \frac{\pi}{2} \right)",
+        "solution": r"As $2^{10} = 1024$, it is $\boxed{1024}$.",
+    }
+]
 
 HUGE = [
     "2^{2^{40}}", "10^{10^9}", "(x+1)^{2000}", "1000000!", "(10^9)!", "1,000,000!", r"1\,000\,000!", "3!!!!",
@@ -25,7 +30,11 @@ HUGE = [
     "(1+i)^{1000000}",
     r"(\sqrt{2}+1)^{100000}", "(x+y+z)^{100}", r"\lfloor 10^{10^9}/3 \rfloor", "(2x)^{10^9}",
     r"\operatorname{eye}(20000)",
-    "(" * 500 + "1" + ")" * 500, "{" * 500 + "1" + "}" * 500, "2^" * 500 + "2", r"\frac" * 500, r"\sqrt" * 500 + "2",
+    "(" * 500 + (
+        "1"
+    ) + (
+        ")"
+    ) * 500, "{" * 500 + "1" + "}" * 500, "2^" * 500 + "2", r"\frac" * 500, r"\sqrt" * 500 + "2",
 ]  # fmt: skip
 FINE = [
     "", "7", "100!", "2^{1000}", "3^{100000}", "x^{2005} + 1", "x^{10^9}", "e^{-3.14159}", "10^{0.5}", "2^{10/3}",
@@ -59,8 +68,12 @@ EXPRESSIONS = st.recursive(
     st.integers(0, 40).map(lambda number: (str(number), Fraction(number))),
     lambda inner: st.one_of(
         st.tuples(inner, inner).map(lambda two: worked_out("({}) + ({})", two, lambda a, b: a + b)),
-        st.tuples(inner, inner).map(lambda two: worked_out(r"({}) \cdot ({})", two, lambda a, b: a * b)),
-        st.tuples(inner, inner).map(lambda two: worked_out(r"\frac{{{}}}{{{}}}", two, lambda a, b: a / b)),
+        st.tuples(inner, inner).map(
+            lambda two: worked_out(r"({}) \cdot ({})", two, lambda a, b: a * b)
+        ),
+        st.tuples(inner, inner).map(
+            lambda two: worked_out(r"\frac{{{}}}{{{}}}", two, lambda a, b: a / b)
+        ),
         st.tuples(inner, inner).map(lambda two: worked_out("({})^{{{}}}", two, power)),
         st.tuples(inner).map(lambda one: worked_out("({})!", one, factorial)),
     ),
@@ -104,7 +117,10 @@ def test_no_accepted_number_is_larger_than_the_limit(expression):
     assert bits(value) <= MOST_BITS + 2 * len(text)  # a bit for each part: integers' bits are whole
 
 
-@given(st.text(alphabet="0123456789.,^!{}()[]+-*/=x_ e\\E") | st.lists(st.sampled_from(HUGE + FINE)).map(" ".join))
+@given(
+    st.text(alphabet="0123456789.,^!{}()[]+-*/=x_ e\\E")
+    | st.lists(st.sampled_from(HUGE + FINE)).map(" ".join)
+)
 def test_no_text_is_an_error(text):
     try:
         check_magnitude(text)

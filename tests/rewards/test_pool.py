@@ -1,4 +1,5 @@
-"""Every response gets its own reward, whatever its neighbours do to their worker: real processes, real crashes."""
+"""Every response gets its own reward, whatever its neighbours do to their worker: real processes,
+real crashes."""
 
 import asyncio
 import os
@@ -34,18 +35,31 @@ def pool(shared_pool):
 
 
 def test_every_response_gets_its_own_reward(pool):
-    assert [rollout.reward for rollout in scored(pool, "give 1", "give 0.5", "give -2")] == [1.0, 0.5, -2.0]
+    assert [rollout.reward for rollout in scored(pool, "give 1", "give 0.5", "give -2")] == [
+        1.0,
+        0.5,
+        -2.0,
+    ]
     assert counted(pool) == {"scored": 3}
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):
-    zero, failed, late, crashed, fine = scored(pool, "give 0", "raise why", "sleep 60", "exit", "give 1")
+    zero, failed, late, crashed, fine = scored(
+        pool, "give 0", "raise why", "sleep 60", "exit", "give 1"
+    )
     assert (zero.reward, zero.reward_failure) == (0.0, None)
     assert failed.reward_failure.startswith("exception: obey: LookupError: why (")
     assert late.reward_failure.startswith("timeout: ")
     assert crashed.reward_failure.startswith("crash: ")
     assert fine.reward == 1.0
-    assert counted(pool) == {"scored": 2, "zero": 1, "retried": 3, "exception": 1, "timeout": 1, "crash": 1}
+    assert counted(pool) == {
+        "scored": 2,
+        "zero": 1,
+        "retried": 3,
+        "exception": 1,
+        "timeout": 1,
+        "crash": 1,
+    }
 
 
 @pytest.mark.parametrize("order", ["loop", "sleep 60", "segfault", "exit"])
@@ -60,7 +74,10 @@ def test_a_slow_group_is_not_late_if_each_of_its_responses_is_in_time(pool):
 
 
 def test_many_groups_are_scored_at_once_and_failures_stay_in_their_own(pool):
-    groups = [rollouts_of("give 1", bad, "give 2") for bad in ("exit", "give 0", "sleep 60", "raise x", "segfault")]
+    groups = [
+        rollouts_of("give 1", bad, "give 2")
+        for bad in ("exit", "give 0", "sleep 60", "raise x", "segfault")
+    ]
 
     async def score_all():
         prompt = Prompt(id=0, token_ids=[1], text="")
@@ -84,7 +101,9 @@ def test_a_worker_that_stops_is_replaced(monkeypatch):
     (rollout,) = scored(pool, "pid")
     os.kill(int(rollout.reward), signal.SIGSTOP)
     monkeypatch.setattr("lrl.rewards.job.START_S", 0.5)
-    monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)  # a stopped process ignores SIGTERM; SIGKILL follows
+    monkeypatch.setattr(
+        "pebble.common.CONSTS.term_timeout", 0.1
+    )  # a stopped process ignores SIGTERM; SIGKILL follows
     assert scored(pool, "give 1")[0].reward == 1.0
     pool.close()
 
@@ -100,7 +119,10 @@ def test_a_cancelled_score_leaves_the_pool_usable(pool):
 
 
 def test_parts_are_logged_before_their_weight_and_sum_after_it():
-    pool = RewardPool([Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)], workers=1)
+    pool = RewardPool(
+        [Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)],
+        workers=1,
+    )
     pool.start()
     (stopped,) = scored(pool, "parts")
     (cut,) = scored(pool, "parts", finish_reason="length")
@@ -121,7 +143,13 @@ def test_the_reward_fails_as_a_whole_if_one_part_fails():
 def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
     pool = RewardPool([odd_rewards.level, ExactMatch("gold")], workers=1)
     pool.start()
-    columns = {"level": 3, "gold": "yes ", "prompt": "clash", "response": "clash", "num_tokens": "clash"}
+    columns = {
+        "level": 3,
+        "gold": "yes ",
+        "prompt": "clash",
+        "response": "clash",
+        "num_tokens": "clash",
+    }
     (rollout,) = scored(pool, "yes", columns=columns)
     pool.close()
     assert rollout.reward_parts == {"level": 3.0, "exact_match": 1.0}
@@ -137,7 +165,13 @@ def test_what_a_reward_does_to_its_columns_no_other_call_sees():
     pool.close()
     right = {"first_answer": 1.0, "answers_left": 2.0, "first_answer_later": 1.0}
     wrong = {"first_answer": 0.0, "answers_left": 2.0, "first_answer_later": 0.0}
-    assert [rollout.reward_parts for rollout in [*rollouts, again]] == [right, right, wrong, right, right]
+    assert [rollout.reward_parts for rollout in [*rollouts, again]] == [
+        right,
+        right,
+        wrong,
+        right,
+        right,
+    ]
     assert columns == {"answers": ["5"]} and pool.counts["retried"] == 0
 
 
@@ -155,8 +189,13 @@ def test_an_async_reward_that_runs_another_loop_is_told_what_to_write():
     pool.start()
     (rollout,) = scored(pool, "5")
     pool.close()
-    assert rollout.reward_failure.startswith("exception: run_a_loop_in_a_loop: RuntimeError: asyncio.run() cannot")
-    assert "write `await f()` there for `asyncio.run(f())`, or define the reward with `def`" in rollout.reward_failure
+    assert rollout.reward_failure.startswith(
+        "exception: run_a_loop_in_a_loop: RuntimeError: asyncio.run() cannot"
+    )
+    assert (
+        "write `await f()` there for `asyncio.run(f())`, or define the reward with `def`"
+        in rollout.reward_failure
+    )
 
 
 def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():
@@ -165,7 +204,8 @@ def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():
     together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
     one_late = scored(pool, "give 1", "wait 60", "give 1")
     pool.close()
-    # One after another the eight would have taken 6 deadlines; only those that overlap are done within the first job.
+    # One after another the eight would have taken 6 deadlines; only those that overlap are done
+    # within the first job.
     assert [rollout.reward for rollout in together] == [1.0] * 8
     assert [rollout.reward for rollout in one_late] == [1.0, None, 1.0]
     assert one_late[1].reward_failure.startswith("timeout: ")

@@ -46,7 +46,9 @@ def test_nothing_is_left_after_close():
     pool.start()
 
     async def close_while_it_loops():
-        looping = asyncio.create_task(pool.score(Prompt(id=0, token_ids=[1], text=""), rollouts_of("loop")))
+        looping = asyncio.create_task(
+            pool.score(Prompt(id=0, token_ids=[1], text=""), rollouts_of("loop"))
+        )
         await asyncio.sleep(0.3)
         workers = set(children(os.getpid())) - before
         await asyncio.to_thread(pool.close)
@@ -86,7 +88,10 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
     )
     path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     trainer = subprocess.Popen(
-        [sys.executable, str(script), order], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), order],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert trainer.stdout.readline().strip() == ("1.0" if order == "give 1" else "None")
     pids = children(trainer.pid)
@@ -114,12 +119,16 @@ STALLED = (
 )
 
 
-@pytest.mark.parametrize("stalled", ["", STALLED.format(cls="ProcessPool"), STALLED.format(cls="PoolManager")])
+@pytest.mark.parametrize(
+    "stalled", ["", STALLED.format(cls="ProcessPool"), STALLED.format(cls="PoolManager")]
+)
 def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, stalled):
-    # A machine may stall between the start of the workers and their first job: they are dead when pebble gets it.
+    # A machine may stall between the start of the workers and their first job: they are dead when
+    # pebble gets it.
     script = tmp_path / "trainer.py"
     script.write_text(
-        stalled + "from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n"
+        stalled
+        + "from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n"
     )
     run = subprocess.run(
         [sys.executable, str(script)],

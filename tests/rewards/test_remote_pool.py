@@ -1,4 +1,5 @@
-"""A response has one outcome, and the same failures, wherever it is scored: real scorers, real deaths."""
+"""A response has one outcome, and the same failures, wherever it is scored: real scorers, real
+deaths."""
 
 from __future__ import annotations
 
@@ -37,7 +38,18 @@ from tests.http_call import call  # noqa: E402
 from tests.leftovers import wait_for  # noqa: E402
 
 TIMEOUT_S = 3.0
-ORDERS = ["give 1", "give 0", "raise why", "loop", "exit", "segfault", "hog", "text", "list", "give nan"]
+ORDERS = [
+    "give 1",
+    "give 0",
+    "raise why",
+    "loop",
+    "exit",
+    "segfault",
+    "hog",
+    "text",
+    "list",
+    "give nan",
+]
 
 
 @pytest.fixture
@@ -68,7 +80,8 @@ class Scoring(threading.Thread):
 
     def __init__(self, pool: RewardPool, *responses: str) -> None:
         super().__init__(daemon=True)
-        self.pool, self.rollouts = pool, rollouts_of(*responses)
+        self.pool = pool
+        self.rollouts = rollouts_of(*responses)
         self.start()
 
     def run(self) -> None:
@@ -83,27 +96,41 @@ class Scoring(threading.Thread):
 
 def test_responses_are_scored_on_another_machine(remote: RewardPool) -> None:
     before = remote.scored_by.total()
-    assert [each.reward for each in scored(remote, "give 1", "give 0.5", "give -2")] == [1.0, 0.5, -2.0]
+    assert [each.reward for each in scored(remote, "give 1", "give 0.5", "give -2")] == [
+        1.0,
+        0.5,
+        -2.0,
+    ]
     (name,) = remote.scored_by
     assert name.startswith("scorer 0 on ") and remote.scored_by[name] == before + 3
     assert counted(remote) == {"scored": 3}
 
 
 def test_failures_at_a_scorer_have_the_kinds_and_the_counts_of_rank_0(remote: RewardPool) -> None:
-    here = RewardPool([odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S, memory_gib=0.5, max_failures=1.0)
+    here = RewardPool(
+        [odd_rewards.obey], workers=1, timeout_s=TIMEOUT_S, memory_gib=0.5, max_failures=1.0
+    )
     here.start()
     beside = Scoring(here, *ORDERS)
     there, on_rank_0 = scored(remote, *ORDERS), beside.done()
     here.close()
     assert [each.reward for each in there] == [each.reward for each in on_rank_0]
-    kinds = [[str(each.reward_failure).partition(":")[0] for each in rollouts] for rollouts in (there, on_rank_0)]
+    kinds = [
+        [str(each.reward_failure).partition(":")[0] for each in rollouts]
+        for rollouts in (there, on_rank_0)
+    ]
     assert kinds[0] == kinds[1] and counted(remote) == counted(here)
-    assert counted(remote)["timeout"] == counted(remote)["memory"] == 1 and counted(remote)["crash"] == 2
+    assert (
+        counted(remote)["timeout"] == counted(remote)["memory"] == 1
+        and counted(remote)["crash"] == 2
+    )
     assert remote.counts["replaced"] > 0 and remote.counts["moved"] == 0
     assert " (scorer 0 on " in str(there[2].reward_failure)
 
 
-def test_a_scorer_that_is_killed_in_mid_job_costs_no_response(tmp_path: Path, scorers_first: None) -> None:
+def test_a_scorer_that_is_killed_in_mid_job_costs_no_response(
+    tmp_path: Path, scorers_first: None
+) -> None:
     pool, begun = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0), tmp_path / "begun"
     with served(pool, tmp_path) as made:
         scorer = made.start_scorer()
@@ -118,7 +145,9 @@ def test_a_scorer_that_is_killed_in_mid_job_costs_no_response(tmp_path: Path, sc
         assert all_gone(workers)
 
 
-def test_a_scorer_that_joins_later_is_used_and_the_least_busy_workers_get_the_next_job(tmp_path: Path) -> None:
+def test_a_scorer_that_joins_later_is_used_and_the_least_busy_workers_get_the_next_job(
+    tmp_path: Path,
+) -> None:
     pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0)
     with served(pool, tmp_path) as made:
         assert scored(pool, "give 1")[0].reward == 1.0 and pool.scored_by == {"rank 0": 1}
@@ -140,13 +169,17 @@ def test_a_scorer_ends_when_the_run_says_that_it_is_over(tmp_path: Path) -> None
         made.joined(1)
         made.registry.end()
         said, _ = scorer.communicate(timeout=START_S)
-        assert scorer.returncode == 0 and said.endswith("scorer 0: the run has ended, and so does it.\n")
+        assert scorer.returncode == 0 and said.endswith(
+            "scorer 0: the run has ended, and so does it.\n"
+        )
 
 
 def test_jobs_go_where_the_fewest_are_for_each_worker() -> None:
     class Model:
         def __init__(self, name: str, workers: int) -> None:
-            self.name, self.workers, self.in_flight = name, workers, 0
+            self.name = name
+            self.workers = workers
+            self.in_flight = 0
 
         async def outcomes(self, job: Job) -> list[Outcome]:
             return []
@@ -161,7 +194,9 @@ def test_jobs_go_where_the_fewest_are_for_each_worker() -> None:
     assert given[:3] == ["large"] * 3
 
 
-def test_both_ends_notice_a_cut_network_and_the_scorer_comes_again(tmp_path: Path, scorers_first: None) -> None:
+def test_both_ends_notice_a_cut_network_and_the_scorer_comes_again(
+    tmp_path: Path, scorers_first: None
+) -> None:
     pool, begun = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0), tmp_path / "begun"
     endpoint = Endpoint(network_namespace.HERE, insecure=True)
     with network_namespace.network_namespace() as namespace:
@@ -200,7 +235,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(shared: ServedPool, tmp_path: Path) -> None:
+def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(
+    shared: ServedPool, tmp_path: Path
+) -> None:
     (tmp_path / "rank_0.py").write_text(RANK_0)
     path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
     environment = os.environ | {"PYTHONPATH": path}
@@ -214,7 +251,9 @@ def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(shared: Serv
         finally:
             rank_0.kill()
     said, _ = scorer.communicate(timeout=START_S)
-    assert scorer.returncode == 0 and said.endswith("scorer 0: the run has ended, and so does it.\n")
+    assert scorer.returncode == 0 and said.endswith(
+        "scorer 0: the run has ended, and so does it.\n"
+    )
     assert workers and all_gone(workers)
 
 
@@ -225,14 +264,19 @@ def test_without_the_token_no_scorer_joins(shared: ServedPool, tmp_path: Path) -
     assert len(shared.pool.remote.ready) == 1
 
 
-def test_a_scorer_on_which_the_trial_fails_gets_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scorer_on_which_the_trial_fails_gets_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
     pool = RewardPool([odd_rewards.of_this_machine], workers=1)
     with served(pool, tmp_path, first=Prompt(id=0, token_ids=[1], text="")) as made:
         refused, taken = made.start_scorer(without="LRL_TEST_THIS_MACHINE"), made.start_scorer()
         made.joined(1)
         said, _ = refused.communicate(timeout=START_S)
-        assert refused.returncode == 1 and "the trial response, which rank 0 has scored, fails here" in said
+        assert (
+            refused.returncode == 1
+            and "the trial response, which rank 0 has scored, fails here" in said
+        )
         assert "KeyError: 'LRL_TEST_THIS_MACHINE'" in made.refusal and taken.poll() is None
         assert not pool.scored_by, "a trial is no response"
 
@@ -249,7 +293,9 @@ def test_a_scorer_knows_the_run_by_its_certificate(tmp_path: Path, scorers_first
         assert scored(pool, "give 1", "give 2")[1].reward == 2.0 and "rank 0" not in pool.scored_by
 
 
-def test_ctrl_c_ends_a_scorer_and_others_score_its_responses(tmp_path: Path, scorers_first: None) -> None:
+def test_ctrl_c_ends_a_scorer_and_others_score_its_responses(
+    tmp_path: Path, scorers_first: None
+) -> None:
     pool, begun = RewardPool([odd_rewards.obey], workers=1, timeout_s=60.0), tmp_path / "begun"
     with served(pool, tmp_path) as made:
         scorer = made.start_scorer()
@@ -258,13 +304,20 @@ def test_ctrl_c_ends_a_scorer_and_others_score_its_responses(tmp_path: Path, sco
         scoring = Scoring(pool, f"once {begun} loop", "give 4")
         wait_for(begun.exists, START_S, "the job at the scorer")
         scorer.send_signal(signal.SIGINT)
-        assert [each.reward for each in scoring.done()] == [1.0, 4.0] and counted(pool) == {"scored": 2}
+        assert [each.reward for each in scoring.done()] == [1.0, 4.0] and counted(pool) == {
+            "scored": 2
+        }
         said, _ = scorer.communicate(timeout=START_S)
-        assert scorer.returncode == 0 and "scorer 0: has left; its unfinished responses continue elsewhere" in said
+        assert (
+            scorer.returncode == 0
+            and "scorer 0: has left; its unfinished responses continue elsewhere" in said
+        )
         assert all_gone(workers)
 
 
-def test_a_scorer_without_the_module_says_so_on_both_ends_and_gets_no_job(shared: ServedPool, tmp_path: Path) -> None:
+def test_a_scorer_without_the_module_says_so_on_both_ends_and_gets_no_job(
+    shared: ServedPool, tmp_path: Path
+) -> None:
     scorer = shared.start_scorer(path=tmp_path)
     said, _ = scorer.communicate(timeout=START_S)
     assert scorer.returncode == 1 and "No module named 'odd_rewards'" in said
@@ -281,7 +334,9 @@ class Answers:
     """A server in a scorer's place, which answers a job as it is told, or not at all."""
 
     def __init__(self, answer: object = None) -> None:
-        self.answer, self.asked, self.cancelled = answer, threading.Event(), threading.Event()
+        self.answer = answer
+        self.asked = threading.Event()
+        self.cancelled = threading.Event()
         self.server = TokenServer(Endpoint(), TOKEN, [web.post(SCORE, self.score)])
         self.pool = RemotePool(SPEC)
         self.scorer = RemoteScorer(0, "far", 1, self.server.location(), TOKEN, self.pool)
@@ -319,7 +374,11 @@ def test_the_jobs_of_a_lost_scorer_fail_at_once_and_it_gets_no_more(silent: Answ
             await silent.scorer.outcomes(ONE)
 
     asyncio.run(scene())
-    assert silent.pool.ready == [] and silent.scorer.in_flight == 0 and not silent.pool.remove(0, "again")
+    assert (
+        silent.pool.ready == []
+        and silent.scorer.in_flight == 0
+        and not silent.pool.remove(0, "again")
+    )
     assert silent.cancelled.wait(START_S), "its worker is free for other jobs"
 
 
@@ -346,7 +405,13 @@ def test_a_scorer_that_never_answers_is_given_up_at_a_deadline(
 
 
 @pytest.mark.parametrize(
-    "answer", ["no object", {}, {"outcomes": [[1.0, {}, ""]], "replaced": "1"}, {"outcomes": [], "replaced": 0}]
+    "answer",
+    [
+        "no object",
+        {},
+        {"outcomes": [[1.0, {}, ""]], "replaced": "1"},
+        {"outcomes": [], "replaced": 0},
+    ],
 )
 def test_a_scorer_that_answers_what_none_does_is_lost(answer: object) -> None:
     made = Answers(answer)
@@ -358,7 +423,9 @@ def test_a_scorer_that_answers_what_none_does_is_lost(answer: object) -> None:
         made.close()
 
 
-def test_a_scorer_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(shared: ServedPool) -> None:
+def test_a_scorer_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
+    shared: ServedPool,
+) -> None:
     number = shared.registry.claim(Kind.SCORER)
     shared.registry.register(Kind.SCORER, number, Location("http://127.0.0.1:1"), "far", 1)
 
@@ -366,7 +433,10 @@ def test_a_scorer_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
         return shared.registry.view(Kind.SCORER, number)
 
     wait_for(lambda: member().status is Status.REFUSED, START_S, "its refusal")
-    assert "cannot be reached at http://127.0.0.1:1" in member().why and "lrl join --host" in member().why
+    assert (
+        "cannot be reached at http://127.0.0.1:1" in member().why
+        and "lrl join --host" in member().why
+    )
     assert len(shared.pool.remote.ready) == 1
 
 
@@ -406,5 +476,9 @@ def test_what_a_scorer_must_know_travels_as_it_is() -> None:
 
 
 def test_outcomes_travel_as_they_are() -> None:
-    outcomes = [Scored(0.5, {"a/b": 0.25, "c": 0.25}, "math: too much"), "timeout: obey: no reward after 1 s", None]
+    outcomes = [
+        Scored(0.5, {"a/b": 0.25, "c": 0.25}, "math: too much"),
+        "timeout: obey: no reward after 1 s",
+        None,
+    ]
     assert read_outcomes(json.loads(json.dumps(outcomes)), 3) == outcomes

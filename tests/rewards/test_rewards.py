@@ -67,7 +67,9 @@ def test_a_column_without_a_text_or_a_number_is_no_reference(answer):
             judge({"answer": answer})
 
 
-@pytest.mark.parametrize(("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)])
+@pytest.mark.parametrize(
+    ("num_tokens", "penalty"), [(0, 0), (100, 0), (125, -0.25), (200, -1), (1000, -1)]
+)
 def test_the_length_penalty_equals_dapos(num_tokens, penalty):
     assert LengthPenalty(100, 200)("", "", num_tokens=num_tokens) == penalty
 
@@ -75,7 +77,12 @@ def test_the_length_penalty_equals_dapos(num_tokens, penalty):
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 300))
 def test_a_longer_response_is_never_punished_less(free, span, num_tokens):
     reward = LengthPenalty(free, free + span)
-    assert -1 <= reward("", "", num_tokens=num_tokens + 1) <= reward("", "", num_tokens=num_tokens) <= 0
+    assert (
+        -1
+        <= reward("", "", num_tokens=num_tokens + 1)
+        <= reward("", "", num_tokens=num_tokens)
+        <= 0
+    )
 
 
 def test_a_length_penalty_without_a_slope_is_refused():
@@ -83,7 +90,9 @@ def test_a_length_penalty_without_a_slope_is_refused():
         LengthPenalty(200, 200)
 
 
-@pytest.mark.parametrize("function", ["odd_rewards:length", "odd_rewards.length", odd_rewards.length])
+@pytest.mark.parametrize(
+    "function", ["odd_rewards:length", "odd_rewards.length", odd_rewards.length]
+)
 def test_a_function_or_its_path_is_a_reward(function):
     reward = as_reward(function)
     assert (reward.name, reward.weight) == ("length", 1.0)
@@ -95,7 +104,9 @@ def test_a_reward_is_not_wrapped_again():
     assert as_reward(reward) is reward
 
 
-@pytest.mark.parametrize("path", ["no_such_module:f", "odd_rewards:no_such_name", "bare", "odd_rewards:os.sep", ":"])
+@pytest.mark.parametrize(
+    "path", ["no_such_module:f", "odd_rewards:no_such_name", "bare", "odd_rewards:os.sep", ":"]
+)
 def test_a_path_that_leads_nowhere_is_refused_by_name(path):
     with pytest.raises(ValueError, match=f"The reward '{path}'"):
         Function(path)
@@ -115,7 +126,8 @@ def port_in(error):
 
 
 @pytest.mark.parametrize(
-    ("name", "reward"), [("trl_reward", 2.0), ("trl_reward_with_columns", 1.0), ("trl_reward_later", 2.0)]
+    ("name", "reward"),
+    [("trl_reward", 2.0), ("trl_reward_with_columns", 1.0), ("trl_reward_later", 2.0)],
 )
 def test_a_reward_of_trl_is_refused_with_a_port_that_works(name, reward):
     with pytest.raises(
@@ -129,7 +141,9 @@ def test_a_reward_of_trl_is_refused_with_a_port_that_works(name, reward):
 
 @pytest.mark.parametrize("function", [odd_rewards.swapped, odd_rewards.only_response])
 def test_a_function_that_would_get_the_prompt_for_the_response_is_refused(function):
-    with pytest.raises(ValueError, match=rf"def {function.__name__}\(prompt, response, \*\*columns\)"):
+    with pytest.raises(
+        ValueError, match=rf"def {function.__name__}\(prompt, response, \*\*columns\)"
+    ):
         Function(function)
 
 
@@ -153,10 +167,17 @@ def test_rewards_are_configured_by_class_path():
     given_rewards = [
         {"class_path": "lrl.rewards.GSM8K"},
         {"class_path": "lrl.rewards.Math", "init_args": {"weight": 2.0}},
-        {"class_path": "lrl.rewards.Function", "init_args": {"function": "odd_rewards:length", "weight": 0.1}},
+        {
+            "class_path": "lrl.rewards.Function",
+            "init_args": {"function": "odd_rewards:length", "weight": 0.1},
+        },
     ]
     rewards = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
-    assert [(reward.name, reward.weight) for reward in rewards] == [("gsm8k", 1.0), ("math", 2.0), ("length", 0.1)]
+    assert [(reward.name, reward.weight) for reward in rewards] == [
+        ("gsm8k", 1.0),
+        ("math", 2.0),
+        ("length", 0.1),
+    ]
 
 
 def test_an_unknown_name_is_no_reward():

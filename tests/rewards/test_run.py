@@ -1,4 +1,5 @@
-"""Whole runs on a real vLLM server: failed responses are left out and counted, and too many of them end the run."""
+"""Whole runs on a real vLLM server: failed responses are left out and counted, and too many of them
+end the run."""
 
 from __future__ import annotations
 
@@ -27,13 +28,22 @@ def test_failed_responses_are_counted_by_kind_and_leave_the_others_their_rewards
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     logged = Logged()
-    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_even"], "max_reward_failures": 1.0}
-    run = fit(lent_server, policy_folder, tmp_path, steps=2, callbacks=[RolloutLog(), logged], **settings)
+    settings: dict[str, Any] = {
+        "rewards": ["tests.odd_lengths:nan_if_even"],
+        "max_reward_failures": 1.0,
+    }
+    run = fit(
+        lent_server, policy_folder, tmp_path, steps=2, callbacks=[RolloutLog(), logged], **settings
+    )
     rollouts = [rollout for _, rollout in run.rollouts]
     even = [rollout for rollout in rollouts if len(rollout.text) % 2 == 0]
     assert len(rollouts) == 2 * GROUPS * RESPONSES and 0 < len(even) < len(rollouts)
-    assert all(rollout.reward is None and rollout.reward_failure.startswith("nan: ") for rollout in even)
-    assert all(rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even)
+    assert all(
+        rollout.reward is None and rollout.reward_failure.startswith("nan: ") for rollout in even
+    )
+    assert all(
+        rollout.reward == float(len(rollout.text)) for rollout in rollouts if rollout not in even
+    )
     # Groups of the next step, which is never trained, are counted, too.
     assert logged.metrics["rewards/nan"] == logged.metrics["rewards/retried"] >= len(even)
     assert not {"rewards/crash", "rewards/replaced"} & logged.metrics.keys()
@@ -42,6 +52,9 @@ def test_failed_responses_are_counted_by_kind_and_leave_the_others_their_rewards
 def test_a_reward_that_fails_too_often_ends_the_run(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"rewards": ["tests.odd_lengths:nan_if_long"], "max_reward_failures": 0.01}
+    settings: dict[str, Any] = {
+        "rewards": ["tests.odd_lengths:nan_if_long"],
+        "max_reward_failures": 0.01,
+    }
     with pytest.raises(RewardFailuresError, match="data.max_reward_failures is 0.01"):
         fit(lent_server, policy_folder, tmp_path, **settings)

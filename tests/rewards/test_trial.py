@@ -1,4 +1,5 @@
-"""Rewards are tried before anything else starts; the error names the reward and the line that raised."""
+"""Rewards are tried before anything else starts; the error names the reward and the line that
+raised."""
 
 import os
 import subprocess
@@ -33,12 +34,18 @@ def prompt(**columns):
         (odd_rewards.obey, {"answer": "list"}, "wrong_shape: obey: "),
         (odd_rewards.obey, {"answer": "loop"}, "timeout: obey: no reward after 1 s"),
         (odd_rewards.obey, {"answer": "segfault"}, "crash: obey: "),
-        (odd_rewards.obey_later, {"solution": "raise it"}, "exception: obey_later: LookupError: it "),
+        (
+            odd_rewards.obey_later,
+            {"solution": "raise it"},
+            "exception: obey_later: LookupError: it ",
+        ),
         (GSM8K(), {"answer": "unknown"}, "exception: gsm8k: ValueError: "),
         (ExactMatch("gold"), {"answer": "5"}, "exception: exact_match: ValueError: "),
     ],
 )
-def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(reward, columns, named):
+def test_a_reward_that_cannot_work_is_refused_with_its_name_and_no_worker_is_left(
+    reward, columns, named
+):
     before = set(children(os.getpid()))
     pool = RewardPool([reward], workers=1, timeout_s=1.0 if "timeout" in named else 60.0)
     with pytest.raises(config_errors.EXPECTED) as caught:
@@ -122,7 +129,9 @@ def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
     assert all(type(part) is float for part in parts.values())
 
 
-@pytest.mark.parametrize("value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]])
+@pytest.mark.parametrize(
+    "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
+)
 def test_any_other_array_is_not_a_number(value):
     with pytest.raises(BadValueError):
         parts_of("f", value)
@@ -154,7 +163,9 @@ def output_of(*command, text=None):
     return run.stdout
 
 
-@pytest.mark.parametrize(("reward", "name"), [("brevity", "brevity"), ("Short(name='short')", "short")])
+@pytest.mark.parametrize(
+    ("reward", "name"), [("brevity", "brevity"), ("Short(name='short')", "short")]
+)
 @pytest.mark.parametrize("how", ["-c", "notebook"])
 def test_a_reward_that_is_in_no_file_is_refused_with_the_remedy(how, reward, name):
     script = NOT_IN_A_FILE + REFUSED.format(reward=reward)
@@ -169,11 +180,17 @@ def test_a_reward_that_is_in_no_file_is_refused_with_the_remedy(how, reward, nam
 
 def test_a_script_on_standard_input_is_refused_with_the_remedy():
     said = output_of("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
-    assert said.startswith("This script is <stdin>, which is no file.") and "write it to a file" in said
+    assert (
+        said.startswith("This script is <stdin>, which is no file.")
+        and "write it to a file" in said
+    )
 
 
 def test_a_notebook_may_use_rewards_that_are_in_a_file():
-    use = "pool = RewardPool([GSM8K(), 'tests.odd_lengths:brevity'], workers=1)\npool.start()\npool.close()\nprint(1)\n"
+    use = (
+        "pool = RewardPool([GSM8K(), 'tests.odd_lengths:brevity'], "
+        "workers=1)\npool.start()\npool.close()\nprint(1)\n"
+    )
     assert output_of("-c", NOT_IN_A_FILE + use) == "1\n"
 
 
@@ -188,5 +205,7 @@ def test_a_reward_that_a_worker_cannot_import_is_refused(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = RewardPool([Function("only_here:f")], workers=1)
-    with pytest.raises(ValueError, match=r"No module named 'no_such_library' \(.*only_here.py, line 3\)"):
+    with pytest.raises(
+        ValueError, match=r"No module named 'no_such_library' \(.*only_here.py, line 3\)"
+    ):
         pool.start()

@@ -33,10 +33,20 @@ class ManualClient:
         self.last_token_at = 0.0
 
     async def write(
-        self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, *, priority: int, **how: Any
+        self,
+        prompt_ids: list[int],
+        rollouts: Sequence[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        **how: Any,
     ) -> None:
-        assert not any(rollout.finished for rollout in rollouts), "a finished response is requested again"
-        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), "max_tokens of 0 is requested"
+        assert not any(rollout.finished for rollout in rollouts), (
+            "a finished response is requested again"
+        )
+        assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), (
+            "max_tokens of 0 is requested"
+        )
         asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
         self.requests.append(asked)
         try:

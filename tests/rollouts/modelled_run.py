@@ -1,7 +1,9 @@
-"""A run with the real ledger, pacing, controller and pool on a virtual clock, between models of the other parts.
+"""A run with the real ledger, pacing, controller and pool on a virtual clock, between models of the
+other parts.
 
-Nothing moves by itself: the test decides which response gets a token, which group is scored, when the trainer asks,
-when a sync is verified, and which part breaks. The model keeps an independent record of the written tokens.
+Nothing moves by itself: the test decides which response gets a token, which group is scored, when
+the trainer asks, when a sync is verified, and which part breaks. The model keeps an independent
+record of the written tokens.
 """
 
 import asyncio
@@ -51,7 +53,8 @@ class ManualRewards:
         self.judging[index] = asyncio.get_running_loop().create_future()
         rewards = await self.judging[index]
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            rollout.reward, rollout.reward_parts = reward, {} if reward is None else {"right": reward}
+            rollout.reward = reward
+            rollout.reward_parts = {} if reward is None else {"right": reward}
             rollout.reward_failure = "crash: exit code 139" if reward is None else None
         del self.judging[index]
 
@@ -93,7 +96,10 @@ class ModelledRun:
     """
 
     def __init__(self, pacing: Pacing, responses: int, max_skipped: int, every: int) -> None:
-        self.pacing, self.responses_each, self.max_skipped, self.every = pacing, responses, max_skipped, every
+        self.pacing = pacing
+        self.responses_each = responses
+        self.max_skipped = max_skipped
+        self.every = every
         self.loop = VirtualClock()
         self.record = Record()
         self.resumes = 0
@@ -110,7 +116,8 @@ class ModelledRun:
         self.pool = GeneratorPool([make_generator() for _ in range(GENERATORS)])
         self.pool.on_evicted = self.replace
         self.unverified: dict[Generator, dict[ResponseKey, int]] = {}
-        """Each unverified generator -> the responses that were unfinished at its resume, with their tokens."""
+        """Each unverified generator -> the responses that were unfinished at its resume, with their
+        tokens."""
         self.ledger = Ledger(self.pacing)
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
@@ -145,13 +152,17 @@ class ModelledRun:
         """Treats a group of the step as the trainer does, and checks it."""
         self.in_step.append(group.index)
         for rollout in group.rollouts:
-            rollout.reference_logprobs, rollout.kl_penalty = list(rollout.logprobs), 0.5
+            rollout.reference_logprobs = list(rollout.logprobs)
+            rollout.kl_penalty = 0.5
         if len(group.scored) < 2:
             self.ledger.give_up(group)
         assert writing(group.rollouts) == writing(self.record.written[group.index])
         assert all(rollout.finished for rollout in group.rollouts)
         assert [rollout.reward for rollout in group.rollouts] == self.record.rewards[group.index]
-        assert all((rollout.reward is None) == (rollout.reward_failure is not None) for rollout in group.rollouts)
+        assert all(
+            (rollout.reward is None) == (rollout.reward_failure is not None)
+            for rollout in group.rollouts
+        )
         if self.pacing.wait_for_stragglers:
             lag = self.record.step - group.oldest_version
             assert lag <= self.pacing.max_lag, f"a token lags {lag} versions"
@@ -164,10 +175,14 @@ class ModelledRun:
     @property
     def version_is_due(self) -> bool:
         """Whether a sync is due."""
-        return self.version != self.record.step and self.record.step % (1 + self.every % (self.pacing.max_lag + 1)) == 0
+        return (
+            self.version != self.record.step
+            and self.record.step % (1 + self.every % (self.pacing.max_lag + 1)) == 0
+        )
 
     def train_on(self) -> None:
-        """Makes the trainer's next move: a sync, the request for a group, or the end of its step."""
+        """Makes the trainer's next move: a sync, the request for a group, or the end of its
+        step."""
         if self.version_is_due:
             self.sync()
         elif self.lacks_groups:
@@ -184,18 +199,26 @@ class ModelledRun:
     def end_step(self) -> None:
         """Ends the optimizer step."""
         self.record.trained += self.in_step
-        self.record.step, self.in_step = self.record.step + 1, []
+        self.record.step = self.record.step + 1
+        self.in_step = []
 
     def sync(self) -> None:
         """Syncs the generators to the newest version, still unverified."""
         self.verify()  # no sync begins before the last one is verified
         self.version = self.record.step
         self.run(self.pool.admit_pending())
-        stale = [one for one in self.pool.generators if one.version != self.version or not one.serving]
+        stale = [
+            one for one in self.pool.generators if one.version != self.version or not one.serving
+        ]
         for generator in stale:
-            unfinished = [response for response, _, rollout in self.responses(generator) if not rollout.finished]
+            unfinished = [
+                response
+                for response, _, rollout in self.responses(generator)
+                if not rollout.finished
+            ]
             self.unverified[generator] = {
-                (index, place): len(self.written(index)[place].token_ids) for index, place in unfinished
+                (index, place): len(self.written(index)[place].token_ids)
+                for index, place in unfinished
             }
             self.run(generator.pause())
             self.run(generator.resume(self.version))
@@ -222,7 +245,9 @@ class ModelledRun:
 
     def seal(self, generator: Generator) -> None:
         """Records the finished responses of `generator` as final."""
-        self.record.final |= {response for response, _, rollout in self.responses(generator) if rollout.finished}
+        self.record.final |= {
+            response for response, _, rollout in self.responses(generator) if rollout.finished
+        }
 
     def cut_unverified(self, generator: Generator) -> None:
         """Removes the unverified tokens of `generator` from the record; earlier ends stay."""
@@ -252,7 +277,9 @@ class ModelledRun:
 
     def written(self, index: int) -> list[Rollout]:
         """Returns a group's responses in the record."""
-        return self.record.written.setdefault(index, [Rollout() for _ in range(self.responses_each)])
+        return self.record.written.setdefault(
+            index, [Rollout() for _ in range(self.responses_each)]
+        )
 
     def responses(self, generator: Generator) -> Iterator[tuple[ResponseKey, Asked, Rollout]]:
         """Yields the responses of a generator's open requests."""
@@ -301,7 +328,10 @@ class ModelledRun:
     def fail(self, index: int) -> None:
         """Has the generator refuse a group's request."""
         asked = next(
-            asked for one in self.pool.generators for _, asked, _ in self.responses(one) if asked.group == index
+            asked
+            for one in self.pool.generators
+            for _, asked, _ in self.responses(one)
+            if asked.group == index
         )
         asked.done.set_exception(RequestRejected("no such token"))
         self.settle()
@@ -341,6 +371,8 @@ class ModelledRun:
     def forget(self, indices: set[int]) -> None:
         """Notes that these groups are generated anew after a resume from the last checkpoint."""
         record = pickle.loads(self.checkpoint[0])
-        record.written = {index: responses for index, responses in record.written.items() if index not in indices}
+        record.written = {
+            index: responses for index, responses in record.written.items() if index not in indices
+        }
         record.final = {(index, place) for index, place in record.final if index not in indices}
         self.checkpoint = pickle.dumps(record), self.checkpoint[1]

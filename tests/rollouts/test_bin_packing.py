@@ -32,7 +32,10 @@ def pack(packer: BinPacker[Piece], pieces: list[Piece]) -> list[list[Rows[Piece]
 
 def long_tailed(count: int, seed: int) -> list[Piece]:
     draw = random.Random(seed)
-    return [Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0)))) for number in range(count)]
+    return [
+        Piece(number // 8, min(1024, 1 + int(draw.lognormvariate(4.5, 1.0))))
+        for number in range(count)
+    ]
 
 
 @given(
@@ -107,4 +110,7 @@ def test_sequences_that_may_not_share_rows_have_one_each_and_padding_counts_in_t
 def test_micro_batches_of_one_sequence_a_row_have_similar_lengths() -> None:
     pieces = [Piece(number, tokens) for number, tokens in enumerate([90, 3, 88, 4, 5, 86])]
     (first, second) = pack(BinPacker(270, share_rows=False), pieces)
-    assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [[90, 88, 86], [5, 4, 3]]
+    assert [[len(row[0]) for row in each[0]] for each in (first, second)] == [
+        [90, 88, 86],
+        [5, 4, 3],
+    ]

@@ -40,17 +40,27 @@ class ModelFleet:
     """
 
     def __init__(self, seconds: Callable[[int], float], fails: int | None = None) -> None:
-        self.seconds, self.fails = seconds, fails
+        self.seconds = seconds
+        self.fails = fails
         self.version = 0
         self.asked: list[tuple[int, int]] = []
         """(index of the group, priority) in the order of the requests."""
         self.error = ConnectionError("generator 1 is gone")
 
     async def generate(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        due: int,
+        deadline_s: float,
     ) -> None:
         self.asked.append((prompt.id, priority))
-        for token in range(min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished), TOKENS):
+        for token in range(
+            min(len(rollout.token_ids) for rollout in rollouts if not rollout.finished), TOKENS
+        ):
             await asyncio.sleep(self.seconds(prompt.id))
             for rollout in rollouts:
                 write(rollout, token, self.version)
@@ -69,7 +79,10 @@ class ModelRewards:
     """
 
     def __init__(self, draw: random.Random, equal: float = 1.0, every: int = 3) -> None:
-        self.draw, self.equal, self.every, self.seen = draw, equal, every, 0
+        self.draw = draw
+        self.equal = equal
+        self.every = every
+        self.seen = 0
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         await asyncio.sleep(self.draw.random())
@@ -77,7 +90,9 @@ class ModelRewards:
         for place, rollout in enumerate(rollouts):
             self.seen += 1
             rollout.reward = None if self.seen % self.every == 0 else spread * place
-            rollout.reward_failure = None if rollout.reward is not None else "timeout: no reward after 1 s"
+            rollout.reward_failure = (
+                None if rollout.reward is not None else "timeout: no reward after 1 s"
+            )
 
 
 def write(rollout: Rollout, token: int, version: int) -> None:
@@ -97,7 +112,16 @@ def make_controller(
     **rewards: float,
 ) -> Controller:
     scores = ModelRewards(draw, **rewards)
-    return Controller(Row(), fleet, scores, Ledger(pacing), sampling, str, deadline_s=60.0, max_skipped=max_skipped)
+    return Controller(
+        Row(),
+        fleet,
+        scores,
+        Ledger(pacing),
+        sampling,
+        str,
+        deadline_s=60.0,
+        max_skipped=max_skipped,
+    )
 
 
 async def train(
@@ -117,7 +141,9 @@ async def train(
     return trained
 
 
-def whole_run(pacing: Pacing, seed: int, every_n_steps: int = 1) -> tuple[list[tuple[int, float, Group]], ModelFleet]:
+def whole_run(
+    pacing: Pacing, seed: int, every_n_steps: int = 1
+) -> tuple[list[tuple[int, float, Group]], ModelFleet]:
     draw = random.Random(seed)
     fleet = ModelFleet(lambda index: draw.expovariate(1.0))
     controller = make_controller(pacing, fleet, draw)
@@ -136,7 +162,9 @@ pacings = st.builds(
 
 @settings(max_examples=80, deadline=None)
 @given(pacings, st.integers(0, 10**6))
-def test_a_run_ends_with_every_group_trained_once_and_no_token_too_old(pacing: Pacing, seed: int) -> None:
+def test_a_run_ends_with_every_group_trained_once_and_no_token_too_old(
+    pacing: Pacing, seed: int
+) -> None:
     trained, _ = whole_run(pacing, seed, every_n_steps=1 + seed % (pacing.max_lag + 1))
     assert sorted(group.index for _, _, group in trained) == list(range(pacing.groups_before(7)))
     if pacing.wait_for_stragglers:
@@ -144,7 +172,13 @@ def test_a_run_ends_with_every_group_trained_once_and_no_token_too_old(pacing: P
 
 
 @settings(max_examples=120, deadline=None)
-@given(pacings, st.integers(0, 10**6), st.integers(1, 5), st.sampled_from([0.3, 1.0]), st.sampled_from([3, 1000]))
+@given(
+    pacings,
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.sampled_from([0.3, 1.0]),
+    st.sampled_from([3, 1000]),
+)
 def test_with_skipping_every_step_has_its_groups_none_is_lost_and_no_token_is_too_old(
     pacing: Pacing, seed: int, max_skipped: int, equal: float, every: int
 ) -> None:
@@ -154,7 +188,9 @@ def test_with_skipping_every_step_has_its_groups_none_is_lost_and_no_token_is_to
     controller = make_controller(pacing, fleet, draw, max_skipped, equal=equal, every=every)
     trained = run(train(controller, fleet, k, lambda: draw.expovariate(0.3)))
     skipped = controller.ledger.skipped
-    assert Counter(step for step, _, _ in trained) == {step: pacing.groups_in(step) for step in range(7)}
+    assert Counter(step for step, _, _ in trained) == {
+        step: pacing.groups_in(step) for step in range(7)
+    }
     indices = [*skipped, *(group.index for _, _, group in trained)]
     assert sorted(indices) == sorted(index for index, _ in fleet.asked) == list(range(len(indices)))
     assert len(skipped) <= max_skipped * -(-7 // k)
@@ -163,43 +199,63 @@ def test_with_skipping_every_step_has_its_groups_none_is_lost_and_no_token_is_to
 
 
 def test_on_policy_every_token_is_the_trainers_own() -> None:
-    trained, _ = whole_run(Pacing(prompts_per_epoch=5, groups_per_step=2, max_lag=0, last_step=6), seed=1)
-    assert all(set(rollout.versions) == {step} for step, _, group in trained for rollout in group.rollouts)
+    trained, _ = whole_run(
+        Pacing(prompts_per_epoch=5, groups_per_step=2, max_lag=0, last_step=6), seed=1
+    )
+    assert all(
+        set(rollout.versions) == {step} for step, _, group in trained for rollout in group.rollouts
+    )
 
 
 def test_a_response_that_saw_a_sync_has_tokens_of_both_versions() -> None:
-    trained, _ = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=2, last_step=6), seed=1)
+    trained, _ = whole_run(
+        Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=2, last_step=6), seed=1
+    )
     assert any(len(set(group.rollouts[0].versions)) > 1 for _, _, group in trained)
 
 
 def test_older_groups_go_first() -> None:
-    _, fleet = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=2, last_step=6), seed=2)
+    _, fleet = whole_run(
+        Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=2, last_step=6), seed=2
+    )
     assert [index for index, _ in fleet.asked] == list(range(18))
-    assert [priority for _, priority in sorted(fleet.asked)] == sorted(priority for _, priority in fleet.asked)
+    assert [priority for _, priority in sorted(fleet.asked)] == sorted(
+        priority for _, priority in fleet.asked
+    )
 
 
 def test_a_response_without_a_score_has_no_reward_and_zero_is_a_reward() -> None:
-    trained, _ = whole_run(Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=0, last_step=3), seed=3)
+    trained, _ = whole_run(
+        Pacing(prompts_per_epoch=9, groups_per_step=3, max_lag=0, last_step=3), seed=3
+    )
     rollouts = [rollout for _, _, group in trained for rollout in group.rollouts]
     assert len(rollouts) == 18 and sum(rollout.reward is None for rollout in rollouts) == 6
-    assert all((rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts)
+    assert all(
+        (rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts
+    )
     assert sum(len(group.scored) for _, _, group in trained) == 12
 
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_the_fleets_failure_reaches_the_trainer_itself_and_soon(wait: bool) -> None:
-    pacing = Pacing(prompts_per_epoch=100, groups_per_step=2, max_lag=3, last_step=50, wait_for_stragglers=wait)
+    pacing = Pacing(
+        prompts_per_epoch=100, groups_per_step=2, max_lag=3, last_step=50, wait_for_stragglers=wait
+    )
     fleet = ModelFleet(lambda index: 1.0, fails=5)
     controller = make_controller(pacing, fleet, random.Random(0))
     with pytest.raises(ConnectionError) as caught:
         run(train(controller, fleet, 1, lambda: 10.0))
     assert caught.value is fleet.error
-    assert fleet.version <= 1  # the run did not live on the other groups until the missing one was due
+    assert (
+        fleet.version <= 1
+    )  # the run did not live on the other groups until the missing one was due
 
 
 @pytest.mark.parametrize(("wait", "held"), [(True, True), (False, False)])
 def test_a_straggler_holds_the_trainer_only_if_it_is_waited_for(wait: bool, held: bool) -> None:
-    pacing = Pacing(prompts_per_epoch=100, groups_per_step=4, max_lag=1, last_step=20, wait_for_stragglers=wait)
+    pacing = Pacing(
+        prompts_per_epoch=100, groups_per_step=4, max_lag=1, last_step=20, wait_for_stragglers=wait
+    )
     fleet = ModelFleet(lambda index: 100.0 if index == 3 else 1.0)  # group 3 takes 400 s
     controller = make_controller(pacing, fleet, random.Random(0))
     trained = run(train(controller, fleet, 1, lambda: 10.0))
@@ -247,7 +303,10 @@ def test_a_used_up_budget_of_skips_is_logged_once(caplog: pytest.LogCaptureFixtu
         assert not caplog.records
         skipping_run(1, every=1000)
     (record,) = caplog.records
-    assert "data.max_skipped_per_step" in record.getMessage() and "All 1 skips of version 0" in record.getMessage()
+    assert (
+        "data.max_skipped_per_step" in record.getMessage()
+        and "All 1 skips of version 0" in record.getMessage()
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +330,8 @@ def test_equal_are_the_rewards_of_responses_that_have_one(
 
 
 def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) -> dict[str, Any]:
-    """Returns the state of a run after this time: group i takes 1 + i s a token, and a reward takes under 1 s."""
+    """Returns the state of a run after this time: group i takes 1 + i s a token, and a reward takes
+    under 1 s."""
     fleet = ModelFleet(lambda index: 1.0 + index, fails=fails)
     controller = make_controller(pacing, fleet, random.Random(0), every=1000)
 
@@ -311,7 +371,10 @@ def test_a_resumed_run_continues_its_half_written_responses_and_requests_no_othe
 
 def test_finished_responses_without_a_reward_are_scored_and_not_written_again() -> None:
     state = interrupted_run(SHORT, 4.001)  # the responses of group 0 have just ended
-    assert [group["finish_reasons"] for group in state["running"]][0] == ["stop", "stop"] and not state["finished"]
+    assert [group["finish_reasons"] for group in state["running"]][0] == [
+        "stop",
+        "stop",
+    ] and not state["finished"]
     controller, fleet, trained = resumed_run(SHORT, state)
     assert 0 not in [index for index, _ in fleet.asked] and trained[0].index == 0
     assert all(rollout.reward is not None and rollout.text for rollout in trained[0].rollouts)
@@ -319,7 +382,11 @@ def test_finished_responses_without_a_reward_are_scored_and_not_written_again() 
 
 def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None:
     state = interrupted_run(SHORT, 8.5, fails=1)
-    assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {1: 8, 2: 4, 3: 4}
+    assert {group["index"]: sum(group["lengths"]) for group in state["running"]} == {
+        1: 8,
+        2: 4,
+        3: 4,
+    }
     _, _, trained = resumed_run(SHORT, state)
     assert sorted(group.index for group in trained) == list(range(6))
 
@@ -344,7 +411,9 @@ def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is
     assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {said}."
 
 
-@pytest.mark.parametrize("changed", ["data.rewards right has changed", "the columns of their rows have changed"])
+@pytest.mark.parametrize(
+    "changed", ["data.rewards right has changed", "the columns of their rows have changed"]
+)
 def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none_is_written_again(
     changed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,7 +429,11 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
         async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
             asked.append(prompt.id)
             for rollout in rollouts:
-                assert (rollout.reward, rollout.reward_failure, rollout.reward_parts) == (None, None, {})
+                assert (rollout.reward, rollout.reward_failure, rollout.reward_parts) == (
+                    None,
+                    None,
+                    {},
+                )
                 rollout.reward = 7.0
 
     controller.rewards = Rewards()
@@ -370,11 +443,15 @@ def test_with_other_rewards_or_answers_finished_groups_are_scored_again_and_none
     else:
         rows = controller.prompts
         controller.prompts = {
-            index: replace(rows[index], columns={"answer": "5"} if index == 1 else {}) for index in range(100)
+            index: replace(rows[index], columns={"answer": "5"} if index == 1 else {})
+            for index in range(100)
         }
         controller.load_state_dict(state)
         again = [1]
-    assert f"{len(again)} finished groups of the checkpoint are scored again: {changed}." in caplog.text
+    assert (
+        f"{len(again)} finished groups of the checkpoint are scored again: {changed}."
+        in caplog.text
+    )
     trained = {group.index: group for _, _, group in run(train(controller, fleet, 1, lambda: 1.0))}
     assert sorted(trained) == list(range(6)) and set(again) <= set(asked)
     assert [index for index, _ in fleet.asked] == [3, 4, 5], "a finished response is written again"

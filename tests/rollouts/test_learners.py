@@ -99,7 +99,9 @@ def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends
     assert all(any(f"data.{name} begins anew" in line for line in told) for name in ALL - expected)
 
 
-def test_moments_of_another_class_of_advantages_are_not_restored(caplog: pytest.LogCaptureFixture) -> None:
+def test_moments_of_another_class_of_advantages_are_not_restored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Own(ReinforcePlusPlus):
         """A user's baseline."""
 

@@ -55,8 +55,8 @@ def resumed(ledger: Ledger, steps_done: int) -> Ledger:
 
 
 class Run:
-    """A trainer and its generators without time. The next response to end, equal groups, groups to give up and crashes
-    are random."""
+    """A trainer and its generators without time. The next response to end, equal groups, groups to
+    give up and crashes are random."""
 
     def __init__(
         self,
@@ -66,7 +66,9 @@ class Run:
         crashes: float = 0.0,
         skipping: tuple[int, float] = (0, 0.0),
     ) -> None:
-        self.pacing, self.every_n_steps, self.crashes = pacing, every_n_steps, crashes
+        self.pacing = pacing
+        self.every_n_steps = every_n_steps
+        self.crashes = crashes
         self.max_skipped, self.equal = skipping
         self.draw = random.Random(seed)
         self.trained: list[tuple[int, int]] = []
@@ -76,13 +78,16 @@ class Run:
         self.checkpoint = self.save()
 
     def start(self, state: dict[str, Any] | None, born: dict[int, int] | None = None) -> None:
-        self.ledger, self.born, self.in_step = Ledger(self.pacing), dict(born or {}), list[tuple[int, int]]()
+        self.ledger = Ledger(self.pacing)
+        self.born = dict(born or {})
+        self.in_step = list[tuple[int, int]]()
         if state is not None:
             self.ledger.load_state_dict(through_a_file(state), prompt_at)
         self.sync()
 
     def sync(self) -> None:
-        self.version, self.skips_left = self.step, self.max_skipped
+        self.version = self.step
+        self.skips_left = self.max_skipped
         self.admit()
 
     def admit(self) -> None:
@@ -96,7 +101,9 @@ class Run:
 
     def crash(self) -> None:
         """Restarts from the state within an unfinished step, or from an older checkpoint."""
-        self.step, trained, state, born = self.save() if self.draw.random() < 0.5 else self.checkpoint
+        self.step, trained, state, born = (
+            self.save() if self.draw.random() < 0.5 else self.checkpoint
+        )
         del self.trained[trained:]
         self.start(state, born)
 
@@ -148,7 +155,9 @@ def every_n_steps(pacing: Pacing, seed: int) -> int:
 
 @settings(max_examples=150, deadline=None)
 @given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]))
-def test_every_prompt_is_trained_exactly_once_an_epoch(shape: tuple, seed: int, crashes: float) -> None:
+def test_every_prompt_is_trained_exactly_once_an_epoch(
+    shape: tuple, seed: int, crashes: float
+) -> None:
     pacing = make_pacing(shape)
     run = Run(pacing, every_n_steps(pacing, seed), seed, crashes).go()
     assert sorted(index for index, _ in run.trained) == list(range(pacing.groups_before(STEPS)))
@@ -164,12 +173,22 @@ def test_every_group_is_trained_or_skipped_once_and_none_is_lost(
     trained, skipped = [index for index, _ in run.trained], run.ledger.skipped
     assert len(trained) == pacing.groups_before(STEPS)
     assert sorted([*trained, *skipped]) == list(range(len(trained) + len(skipped)))
-    assert not run.ledger.running and not run.ledger.finished and run.ledger.given_up.keys() <= set(trained)
+    assert (
+        not run.ledger.running
+        and not run.ledger.finished
+        and run.ledger.given_up.keys() <= set(trained)
+    )
     assert all(prompt == make_group(index).prompt.id for index, prompt in skipped.items())
 
 
 @settings(max_examples=150, deadline=None)
-@given(shapes, st.integers(0, 10**6), st.sampled_from([0.0, 0.1]), st.sampled_from([STEPS, None]), skipping)
+@given(
+    shapes,
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([STEPS, None]),
+    skipping,
+)
 def test_no_trained_token_lags_more_than_max_lag(
     shape: tuple, seed: int, crashes: float, last_step: int, skipping: tuple
 ) -> None:
@@ -180,7 +199,9 @@ def test_no_trained_token_lags_more_than_max_lag(
 
 @settings(max_examples=50, deadline=None)
 @given(shapes, st.integers(0, 10**6), st.integers(1, STEPS - 1))
-def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(shape: tuple, seed: int, resumed_at: int) -> None:
+def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(
+    shape: tuple, seed: int, resumed_at: int
+) -> None:
     prompts, groups, max_lag, _ = shape
     run = Run(make_pacing((prompts, groups, max_lag, True)), 1, seed).go(resumed_at)
     before = len(run.trained)
@@ -193,16 +214,25 @@ def test_a_resume_with_a_lower_max_lag_keeps_the_lower_bound(shape: tuple, seed:
 
 @settings(max_examples=50, deadline=None)
 @given(shapes, st.integers(0, 10**6), st.sampled_from([20, 60]), st.sampled_from([0, 2]))
-def test_the_ledger_does_not_grow_with_the_run(shape: tuple, seed: int, steps: int, max_skipped: int) -> None:
+def test_the_ledger_does_not_grow_with_the_run(
+    shape: tuple, seed: int, steps: int, max_skipped: int
+) -> None:
     pacing = make_pacing((*shape[:3], True), None)
     k = every_n_steps(pacing, seed)
     run = Run(pacing, k, seed, skipping=(max_skipped, 0.3)).go(steps)
     ledger, state = run.ledger, run.ledger.state_dict(steps)
-    assert len(ledger.running) + len(ledger.finished) <= (pacing.max_lag + 1) * pacing.groups_per_step
-    assert len(state["running"]) + len(state["finished"]) <= (pacing.max_lag + 1) * pacing.groups_per_step
+    assert (
+        len(ledger.running) + len(ledger.finished) <= (pacing.max_lag + 1) * pacing.groups_per_step
+    )
+    assert (
+        len(state["running"]) + len(state["finished"])
+        <= (pacing.max_lag + 1) * pacing.groups_per_step
+    )
     assert len(ledger._handed) <= pacing.groups_per_step
     assert len(state["done_ahead"]) <= (pacing.max_lag + k) * (pacing.groups_per_step + max_skipped)
-    assert len(ledger._steps) == len(state["done_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
+    assert (
+        len(ledger._steps) == len(state["done_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
+    )
 
 
 def test_a_group_of_an_older_version_is_trained_first_even_if_others_finished_first() -> None:
@@ -235,7 +265,10 @@ def test_a_masked_straggler_continues_after_a_resume() -> None:
     admit(ledger, 1)
     finish(ledger, 4)
     ledger.take(1), ledger.take(1)
-    assert {index: group.admitted_by for index, group in resumed(ledger, 2).running.items()} == {0: 0, 5: 1}
+    assert {index: group.admitted_by for index, group in resumed(ledger, 2).running.items()} == {
+        0: 0,
+        5: 1,
+    }
 
 
 def test_open_groups_are_open_after_a_resume_in_the_same_order() -> None:
@@ -266,7 +299,14 @@ def test_an_open_group_keeps_the_version_that_admitted_it_through_two_resumes() 
         ledger.take(step)
     admit(ledger, 1), admit(ledger, 2)
     other = resumed(resumed(ledger, 2), 2)
-    assert {index: group.admitted_by for index, group in other.running.items()} == {4: 0, 5: 0, 6: 1, 7: 1, 8: 2, 9: 2}
+    assert {index: group.admitted_by for index, group in other.running.items()} == {
+        4: 0,
+        5: 0,
+        6: 1,
+        7: 1,
+        8: 2,
+        9: 2,
+    }
     finish(other, 8, 6)
     assert other.take(2) is None  # 4 and 5 are due in step 2
 
@@ -278,10 +318,14 @@ def test_groups_that_a_lower_max_lag_would_train_too_late_start_anew_and_are_cou
     admit(ledger, 0)
     other = Ledger(make_pacing((8, 2, 1, True)))
     other.load_state_dict(through_a_file(ledger.state_dict(0)), prompt_at)
-    assert list(other.running) == [0, 1, 2, 3] and admit(other, 0) == [] and admit(other, 1) == [4, 5]
+    assert (
+        list(other.running) == [0, 1, 2, 3] and admit(other, 0) == [] and admit(other, 1) == [4, 5]
+    )
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("2 open groups of the checkpoint are generated anew: with data.max_lag 1 ")
+    assert record.getMessage().startswith(
+        "2 open groups of the checkpoint are generated anew: with data.max_lag 1 "
+    )
 
 
 def give_up_in_step_0() -> Ledger:
@@ -354,4 +398,6 @@ def test_a_group_is_due_in_the_step_that_trains_it_in_order_through_a_resume(
         finish(ledger, *sorted(ledger.running))
         for _ in range(ledger.pacing.groups_in(step)):
             group = ledger.take(step)
-            assert group is not None and group.due == step <= group.admitted_by + ledger.pacing.max_lag
+            assert (
+                group is not None and group.due == step <= group.admitted_by + ledger.pacing.max_lag
+            )

@@ -7,7 +7,10 @@ from hypothesis import strategies as st
 from lrl.rollouts.pacing import Pacing
 
 pacings = st.builds(
-    Pacing, prompts_per_epoch=st.integers(1, 20), groups_per_step=st.integers(1, 7), max_lag=st.integers(0, 4)
+    Pacing,
+    prompts_per_epoch=st.integers(1, 20),
+    groups_per_step=st.integers(1, 7),
+    max_lag=st.integers(0, 4),
 )
 
 
@@ -21,14 +24,23 @@ def test_the_steps_of_an_epoch_train_every_prompt_once(pacing: Pacing, epoch: in
 
 
 @given(pacings, st.integers(0, 30))
-def test_every_admitted_group_can_be_trained_before_it_is_too_old(pacing: Pacing, version: int) -> None:
+def test_every_admitted_group_can_be_trained_before_it_is_too_old(
+    pacing: Pacing, version: int
+) -> None:
     last = version + pacing.max_lag
-    assert pacing.may_have_started(version) == sum(pacing.groups_in(step) for step in range(last + 1))
+    assert pacing.may_have_started(version) == sum(
+        pacing.groups_in(step) for step in range(last + 1)
+    )
 
 
 @given(pacings, st.integers(1, 6))
-def test_a_sync_every_k_steps_feeds_each_step_if_and_only_if_the_lag_may_be_k_minus_1(pacing: Pacing, k: int) -> None:
-    fed = [pacing.may_have_started(step // k * k) >= pacing.groups_before(step + 1) for step in range(2 * k)]
+def test_a_sync_every_k_steps_feeds_each_step_if_and_only_if_the_lag_may_be_k_minus_1(
+    pacing: Pacing, k: int
+) -> None:
+    fed = [
+        pacing.may_have_started(step // k * k) >= pacing.groups_before(step + 1)
+        for step in range(2 * k)
+    ]
     assert all(fed) == (pacing.max_lag >= k - 1)
 
 

@@ -15,7 +15,9 @@ from lrl.rollouts.serialisation import load_group, save_group
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
 lengths = st.lists(
-    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)), min_size=1, max_size=8
+    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)),
+    min_size=1,
+    max_size=8,
 )
 
 
@@ -32,7 +34,9 @@ def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int =
         )
         for n in responses
     ]
-    prompt = Prompt(id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text="")
+    prompt = Prompt(
+        id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text=""
+    )
     return Group(index=index, prompt=prompt, rollouts=rollouts)
 
 
@@ -42,14 +46,17 @@ def pack(packer: Packer, groups: list[Group]) -> list[MicroBatch]:
 
 
 def unpack(batches: list[MicroBatch]) -> list[tuple]:
-    """Every packed rollout as (tokens, label, behaviour log-prob, version, advantage per trained token), sorted."""
+    """Every packed rollout as (tokens, label, behaviour log-prob, version, advantage per trained
+    token), sorted."""
     found = []
     for batch in batches:
         for number in range(batch.num_sequences):
             here = batch.sequence_ids == number
             trained = here & batch.mask
             fields = (batch.labels, batch.behaviour_logprobs, batch.versions, batch.advantages)
-            found.append((batch.input_ids[here].tolist(), *(field[trained].tolist() for field in fields)))
+            found.append(
+                (batch.input_ids[here].tolist(), *(field[trained].tolist() for field in fields))
+            )
     return sorted(found)
 
 
@@ -61,7 +68,10 @@ def expected(groups: list[Group], oldest: int = 0) -> list[tuple]:
             kept = [i for i, version in enumerate(rollout.versions) if version >= oldest]
             logprobs = torch.tensor(rollout.logprobs)[kept].tolist()
             advantage = (torch.tensor(rollout.reward) - mean).item()
-            labels, versions = [rollout.token_ids[i] for i in kept], [rollout.versions[i] for i in kept]
+            labels, versions = (
+                [rollout.token_ids[i] for i in kept],
+                [rollout.versions[i] for i in kept],
+            )
             if kept:
                 tokens = group.prompt.token_ids + rollout.token_ids
                 found.append((tokens, labels, logprobs, versions, [advantage] * len(kept)))
@@ -77,7 +87,9 @@ class PositionAsAdvantage(GroupMean):
 
 @settings(max_examples=30, deadline=None)
 @given(lengths, st.integers(1, 120), st.integers(0, 4))
-def test_an_advantage_per_token_stays_with_its_token(shapes: list, budget: int, oldest: int) -> None:
+def test_an_advantage_per_token_stays_with_its_token(
+    shapes: list, budget: int, oldest: int
+) -> None:
     groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
     wanted = []
@@ -141,7 +153,11 @@ def test_outside_the_mask_nothing_is_left() -> None:
     (batch,) = pack(Packer(1000, GroupMean(), 0.7, oldest_version=2), [make_group(0, 3, [9, 4, 7])])
     out = ~batch.mask
     assert batch.temperature == 0.7
-    assert not batch.labels[out].any() and not batch.behaviour_logprobs[out].any() and not batch.advantages[out].any()
+    assert (
+        not batch.labels[out].any()
+        and not batch.behaviour_logprobs[out].any()
+        and not batch.advantages[out].any()
+    )
     assert (batch.versions[out] == -1).all()
 
 
@@ -175,11 +191,18 @@ def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
 ) -> None:
     groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(
-        budget, GroupMean(), 1.0, whole_groups=whole_groups, data_parallel_size=ranks, share_rows=share_rows
+        budget,
+        GroupMean(),
+        1.0,
+        whole_groups=whole_groups,
+        data_parallel_size=ranks,
+        share_rows=share_rows,
     )
     batches = pack(packer, groups)
     places = sum(batch.input_ids.numel() for batch in batches)
-    assert packer.padding == pytest.approx(1 - sum(sum(batch.lengths) for batch in batches) / places)
+    assert packer.padding == pytest.approx(
+        1 - sum(sum(batch.lengths) for batch in batches) / places
+    )
     assert [row[:4] for row in unpack(batches)] == [row[:4] for row in expected(groups)]
 
 
@@ -214,7 +237,12 @@ def test_a_cut_response_moves_the_baseline_and_has_no_token_in_the_loss() -> Non
     assert unpack(batches) == sorted(
         row for row in unpack(pack(Packer(100, GroupMean(), 1.0), [group])) if len(row[1]) != 4
     )
-    assert (packer.tokens, packer.sequences, packer.masked_tokens, packer.discarded_rollouts) == (8, 2, 4, 0)
+    assert (packer.tokens, packer.sequences, packer.masked_tokens, packer.discarded_rollouts) == (
+        8,
+        2,
+        4,
+        0,
+    )
 
 
 def test_a_cut_response_is_trained_unless_it_is_to_be_masked() -> None:
@@ -232,30 +260,48 @@ def test_adding_does_not_wait_for_the_iterator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "temperature", "named"), [(0, 1.0, "micro_batch_tokens=0"), (9, 0.0, "temperature=0.0")]
+    ("budget", "temperature", "named"),
+    [(0, 1.0, "micro_batch_tokens=0"), (9, 0.0, "temperature=0.0")],
 )
 def test_bad_settings_are_named(budget: int, temperature: float, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Packer(budget, GroupMean(), temperature)
 
 
-def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_denominator() -> None:
+def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_denominator() -> (
+    None
+):
     group = make_group(0, 3, [7, 5])
     first = group.rollouts[0]
     alone = pack(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
     first.versions[2:4], first.logprobs[2:4] = [ENVIRONMENT] * 2, [0.0] * 2
-    assert first.turns == [Turn(0, 2), Turn(4, 7)] and first.mask == [True] * 2 + [False] * 2 + [True] * 3
-    assert group.num_tokens == 10 and group.oldest_version == min(first.policy_versions + group.rollouts[1].versions)
+    assert (
+        first.turns == [Turn(0, 2), Turn(4, 7)]
+        and first.mask == [True] * 2 + [False] * 2 + [True] * 3
+    )
+    assert group.num_tokens == 10 and group.oldest_version == min(
+        first.policy_versions + group.rollouts[1].versions
+    )
     packer = Packer(64, GroupMean(), 1.0)
     (micro,) = pack(packer, [group])
     assert packer.tokens == int(micro.mask.sum()) == 10 and packer.masked_tokens == 0
-    assert torch.equal(micro.input_ids, alone[0].input_ids), "the policy reads what the environment wrote"
+    assert torch.equal(micro.input_ids, alone[0].input_ids), (
+        "the policy reads what the environment wrote"
+    )
     left_out = alone[0].mask & ~micro.mask
-    assert left_out.sum() == 2 and (micro.versions[left_out] == -1).all() and not micro.advantages[left_out].any()
+    assert (
+        left_out.sum() == 2
+        and (micro.versions[left_out] == -1).all()
+        and not micro.advantages[left_out].any()
+    )
     assert first.turns == load_group(save_group(group, scored=True), group.prompt).rollouts[0].turns
 
 
 def test_a_rollout_of_one_turn_is_all_the_policys() -> None:
     rollout = make_group(0, 3, [7]).rollouts[0]
-    assert rollout.turns == [Turn(0, 7)] and all(rollout.mask) and rollout.policy_versions == rollout.versions
+    assert (
+        rollout.turns == [Turn(0, 7)]
+        and all(rollout.mask)
+        and rollout.policy_versions == rollout.versions
+    )
     assert Rollout().turns == []

@@ -13,14 +13,16 @@ from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import with_special_tokens
 
 CHAT = (
-    "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ m.content }}\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% for m in messages %}<{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}>{{ "
+    "m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 ROWS = [{"prompt": f"{a}+1?", "answer": a + 1, "level": "easy"} for a in range(7)]
 
 
-FULL = "{% if tools %}tools {{ tools | tojson }}\n{% endif %}{% if style is defined %}{{ style }}\n{% endif %}" + CHAT
+FULL = (
+    "{% if tools %}tools {{ tools | tojson }}\n{% endif %}{% if style is defined %}{{ style }}\n{% "
+    "endif %}" + CHAT
+)
 """A chat template with tools and a variable."""
 NO_SYSTEM = (
     "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -32,7 +34,9 @@ NO_SYSTEM = (
 def characters(chat: bool = False) -> PreTrainedTokenizerFast:
     """One token per printable ASCII character; with `chat` it has a chat template."""
     letters = [chr(code) for code in range(32, 127)] + ["\n", "<unk>"]
-    model = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>"))
+    model = Tokenizer(
+        models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<unk>")
+    )
     model.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     model.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>")
@@ -40,7 +44,9 @@ def characters(chat: bool = False) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def loaded(source: Any = ROWS, *, has_chat: bool = False, most: int = 10_000, **settings: Any) -> Prompts:
+def loaded(
+    source: Any = ROWS, *, has_chat: bool = False, most: int = 10_000, **settings: Any
+) -> Prompts:
     prompts = Prompts(source, **settings)
     prompts.load(characters(has_chat), most)
     return prompts
@@ -77,7 +83,9 @@ def test_a_resumed_run_sees_the_order_of_the_first_one() -> None:
 @pytest.mark.parametrize("has_chat", [True, False])
 def test_a_prompt_that_the_tokenizer_cannot_encode_is_named_by_row(has_chat: bool) -> None:
     rows = [*ROWS, {"prompt": "half a \ud83d"}, {"prompt": "\ude00"}]
-    with pytest.raises(ValueError, match=r"Row 7 .*column 'prompt'.*character 7 .*\\ud83d.*1 other rows") as caught:
+    with pytest.raises(
+        ValueError, match=r"Row 7 .*column 'prompt'.*character 7 .*\\ud83d.*1 other rows"
+    ) as caught:
         loaded(rows, has_chat=has_chat)
     str(caught.value).encode()  # it can be printed
 
@@ -135,7 +143,9 @@ def test_a_column_without_a_value_is_no_word_of_a_prompt(field: str) -> None:
     empty = {"prompt": "x", "hint": None, "meta": {"hint": None}, "number": float("nan")}
     full = {"prompt": "x", "hint": "h", "meta": {"hint": "h"}, "number": 1.0}
     name = re.sub(r"[{}]|!.*", "", field)
-    with pytest.raises(ValueError, match=rf"Row 1 .*cannot be filled: {re.escape(name)} is (null|not a number)"):
+    with pytest.raises(
+        ValueError, match=rf"Row 1 .*cannot be filled: {re.escape(name)} is (null|not a number)"
+    ):
         loaded([full, empty], template="{prompt} " + field)
 
 
@@ -144,7 +154,9 @@ SYSTEM = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+
 
 def test_a_system_message_that_the_chat_template_leaves_out_is_refused() -> None:
     for rows, settings in (([{"prompt": SYSTEM}], {}), (ROWS, {"system_prompt": "Add."})):
-        with pytest.raises(ValueError, match=r"leaves out the content of the system message\. .*`template`"):
+        with pytest.raises(
+            ValueError, match=r"leaves out the content of the system message\. .*`template`"
+        ):
             rendered(rows, NO_SYSTEM, **settings)
     assert rendered(ROWS, NO_SYSTEM) == "<user>0+1?\n<assistant>"
     rows = [{"prompt": [*SYSTEM[1:]]}, {"prompt": SYSTEM}]
@@ -162,7 +174,9 @@ def test_tools_are_rendered_by_the_chat_template() -> None:
         assert text == f"tools {json.dumps([TOOL])}\n<user>2+2?\n<assistant>"
     for none in (None, [], "", "null"):
         assert rendered([{"prompt": "2+2?", "tools": none}], FULL) == "<user>2+2?\n<assistant>"
-    by_hand = rendered([{"prompt": "2+2?", "tools": "add(a, b)"}], FULL, template="{tools}: {prompt}")
+    by_hand = rendered(
+        [{"prompt": "2+2?", "tools": "add(a, b)"}], FULL, template="{tools}: {prompt}"
+    )
     assert by_hand == "<user>add(a, b): 2+2?\n<assistant>"
 
 
@@ -171,7 +185,10 @@ def test_variables_of_a_row_reach_the_chat_template() -> None:
     assert rendered([row], FULL) == "brief\n<user>2+2?\n<assistant>"
 
 
-CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]}
+CALL = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+}
 
 
 @pytest.mark.parametrize(
@@ -179,13 +196,33 @@ CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"n
     [
         (NO_SYSTEM, {"tools": [TOOL]}, "leaves out the column 'tools'.*{tools} in `template`"),
         (None, {"tools": [TOOL]}, "column 'tools': the tokenizer has no chat template.*chat=false"),
-        (FULL, {"tools": ["hammer"]}, "column 'tools': .*hammer.* is no list of JSON schemas.*rename"),
+        (
+            FULL,
+            {"tools": ["hammer"]},
+            "column 'tools': .*hammer.* is no list of JSON schemas.*rename",
+        ),
         (FULL, {"tools": "hammer"}, "column 'tools': .*hammer.* is no list of JSON schemas"),
-        (NO_SYSTEM, {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]}, "leaves out the tool_calls of the assistant message"),
-        (FULL, {"chat_template_kwargs": {"thinking": False}}, "'chat_template_kwargs': .*no variable 'thinking'"),
-        (FULL, {"chat_template_kwargs": {"tokenize": False}}, "'chat_template_kwargs': lrl sets 'tokenize'"),
+        (
+            NO_SYSTEM,
+            {"prompt": [*SYSTEM[1:], CALL, *SYSTEM[1:]]},
+            "leaves out the tool_calls of the assistant message",
+        ),
+        (
+            FULL,
+            {"chat_template_kwargs": {"thinking": False}},
+            "'chat_template_kwargs': .*no variable 'thinking'",
+        ),
+        (
+            FULL,
+            {"chat_template_kwargs": {"tokenize": False}},
+            "'chat_template_kwargs': lrl sets 'tokenize'",
+        ),
         (FULL, {"chat_template_kwargs": "brief"}, "'chat_template_kwargs': 'brief' is no dict"),
-        (None, {"chat_template_kwargs": {"style": "x"}}, "'chat_template_kwargs': the tokenizer has no chat template"),
+        (
+            None,
+            {"chat_template_kwargs": {"style": "x"}},
+            "'chat_template_kwargs': the tokenizer has no chat template",
+        ),
         (FULL, {"images": ["photo"]}, "column 'images': lrl trains on text alone"),
         (None, {"image": "photo"}, "column 'image': lrl trains on text alone"),
         (
@@ -199,7 +236,7 @@ def test_what_no_prompt_would_show_is_refused_by_row(
     chat_template: str | None, row: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^Row 1 of prompts.*{words}"):
-        rendered([{"prompt": "1+1?"}, {"prompt": "2+2?"} | row], chat_template)  # type: ignore[arg-type]
+        rendered([{"prompt": ("1+1?")}, {"prompt": ("2+2?")} | row], chat_template)  # type: ignore[arg-type]
 
 
 def test_without_a_chat_on_purpose_columns_of_a_chat_are_the_rewards() -> None:
@@ -208,8 +245,12 @@ def test_without_a_chat_on_purpose_columns_of_a_chat_are_the_rewards() -> None:
 
 
 def test_chat_prompts_end_where_the_policy_begins() -> None:
-    prompts = loaded(has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False)
-    assert characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
+    prompts = loaded(
+        has_chat=True, system_prompt="Add.", template="What is {prompt}", shuffle=False
+    )
+    assert (
+        characters().decode(prompts[0].token_ids) == "<system>Add.\n<user>What is 0+1?\n<assistant>"
+    )
     assert prompts[0].text == "What is 0+1?"
 
 
@@ -249,7 +290,10 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
         {"role": "user", "content": "2+2?"},
     ]
     prompts = loaded([{"prompt": turns}], has_chat=True, template="{prompt} Think.")
-    assert characters().decode(prompts[0].token_ids) == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
+    assert (
+        characters().decode(prompts[0].token_ids)
+        == "<user>Hi\n<assistant>Hello\n<user>2+2? Think.\n<assistant>"
+    )
     assert prompts[0].text == "2+2? Think."
     assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
 
@@ -264,10 +308,18 @@ def test_chat_false_leaves_the_chat_template_alone() -> None:
     [
         ({"chat": True}, {}, "no chat template.*instruction-tuned"),
         ({"system_prompt": "Add."}, {}, "`system_prompt` needs a chat template"),
-        ({}, {"prompt": [{"role": "user", "content": "x"}]}, "Row 0 .*chat messages need a tokenizer"),
+        (
+            {},
+            {"prompt": [{"role": "user", "content": "x"}]},
+            "Row 0 .*chat messages need a tokenizer",
+        ),
         ({}, {"prompt": "  "}, "Row 0 .*prompt is empty"),
         ({}, {"prompt": None}, "Row 0 .*not None"),
-        ({"has_chat": True}, {"prompt": [{"role": "system", "content": "x"}]}, "Row 0 .*empty or not text"),
+        (
+            {"has_chat": True},
+            {"prompt": [{"role": "system", "content": "x"}]},
+            "Row 0 .*empty or not text",
+        ),
         (
             {"has_chat": True},
             {"prompt": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
@@ -290,11 +342,15 @@ def test_a_row_that_cannot_be_a_prompt_is_refused_by_name(
 
 def test_prompts_are_never_cut_but_refused_by_row() -> None:
     rows = [{"prompt": "x" * length} for length in range(1, 21)]
-    with pytest.raises(ValueError, match=r"12 prompts .* rows 8, 9, .*, 17, \.\.\.(?s:.*)The longest has 20: raise"):
+    with pytest.raises(
+        ValueError, match=r"12 prompts .* rows 8, 9, .*, 17, \.\.\.(?s:.*)The longest has 20: raise"
+    ):
         loaded(rows, most=8)
 
 
-def test_skipped_prompts_are_listed_and_the_others_keep_their_ids(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_prompts_are_listed_and_the_others_keep_their_ids(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rows = [{"prompt": "x" * length} for length in (9, 1, 9, 2)]
     with caplog.at_level(logging.WARNING):
         prompts = loaded(rows, most=8, too_long="skip", shuffle=False)
@@ -313,7 +369,12 @@ def test_prompts_that_are_not_loaded_say_so() -> None:
 def test_real_problems_pass_with_their_answers() -> None:
     gsm8k = loaded(gsm8k_rows(3), prompt_column="question", shuffle=False)
     assert "####" in gsm8k[2].columns["answer"]
-    math = loaded(math_rows(3), prompt_column="problem", template="{problem}\nAnswer in \\boxed{{}}.", shuffle=False)
+    math = loaded(
+        math_rows(3),
+        prompt_column="problem",
+        template="{problem}\nAnswer in \\boxed{{}}.",
+        shuffle=False,
+    )
     assert math[0].text.endswith("\\boxed{}.") and isinstance(math[0].columns["level"], int)
 
 
@@ -322,7 +383,11 @@ def test_short_names_know_their_columns_and_explicit_settings_win() -> None:
     assert (prompts.source, prompts.subset, prompts.split) == ("openai/gsm8k", "main", "train")
     assert (prompts.prompt_column, prompts.name) == ("question", "gsm8k")
     held_out = Prompts.coerce("gsm8k", split="test")
-    assert (held_out.source, held_out.split, held_out.prompt_column) == ("openai/gsm8k", "test", "question")
+    assert (held_out.source, held_out.split, held_out.prompt_column) == (
+        "openai/gsm8k",
+        "test",
+        "question",
+    )
     other = Prompts("math500", prompt_column="solution", name="proofs")
     assert (other.split, other.prompt_column, other.name) == ("test", "solution", "proofs")
 

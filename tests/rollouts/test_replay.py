@@ -22,7 +22,8 @@ from tests.rollouts.test_packing import make_group
 def group(index: int, version: int, reward: float = 0.0) -> Group:
     found = make_group(index, 2, [3, 3])
     for rollout in found.rollouts:
-        rollout.versions, rollout.reward = [version] * 3, reward
+        rollout.versions = [version] * 3
+        rollout.reward = reward
     return found
 
 
@@ -95,13 +96,17 @@ def test_a_column_of_any_type_is_there_for_the_rewards_and_not_in_a_checkpoint(k
     replay, resumed, one = Replay(1, 10), Replay(1, 10), group(0, 0)
     one.prompt.columns = {"answer": COLUMNS[kind]}
     replay.add(0, [one])
-    resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: copy.deepcopy(one.prompt))
+    resumed.load_state_dict(
+        through_a_file(replay.state_dict()), lambda index: copy.deepcopy(one.prompt)
+    )
     assert len(resumed) == 1
     state = save_group(one, scored=True)
     assert load_group(through_a_file(state), one.prompt).prompt.columns["answer"] is COLUMNS[kind]
 
 
-def test_a_group_whose_row_has_another_answer_is_not_replayed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_whose_row_has_another_answer_is_not_replayed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     replay, resumed, groups = Replay(2, 10), Replay(2, 10), [group(0, 0), group(1, 0)]
     for one in groups:
         one.prompt.columns = {"answer": "5"}
@@ -110,7 +115,10 @@ def test_a_group_whose_row_has_another_answer_is_not_replayed(caplog: pytest.Log
     groups[1].prompt.columns = {"answer": "6"}
     resumed.load_state_dict(state, lambda index: groups[index].prompt)
     assert [one.index for one in resumed.draw(1)] == [0]
-    assert "1 groups are not replayed any longer: the columns of their rows have changed" in caplog.text
+    assert (
+        "1 groups are not replayed any longer: the columns of their rows have changed"
+        in caplog.text
+    )
 
 
 def test_groups_with_nothing_to_train_are_not_kept() -> None:
@@ -118,7 +126,9 @@ def test_groups_with_nothing_to_train_are_not_kept() -> None:
     for rollout in unscored.rollouts:
         rollout.reward = None
     for rollout in empty.rollouts:
-        rollout.token_ids, rollout.logprobs, rollout.versions = [], [], []
+        rollout.token_ids = []
+        rollout.logprobs = []
+        rollout.versions = []
     replay = Replay(2, 10)
     replay.add(0, [unscored, empty])
     assert not len(replay) and replay.draw(1) == []

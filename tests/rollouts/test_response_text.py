@@ -16,10 +16,13 @@ WRITTEN = f"<think>a\nb</think>\\boxed{{72}}<|im_end|>{END}{PAD}{PAD}"
 
 @pytest.fixture
 def policy(tmp_path: Path) -> lrl.PolicyModule:
-    """A policy that thinks in special tokens; a second token ends a turn, as its generation_config.json says."""
+    """A policy that thinks in special tokens; a second token ends a turn, as its
+    generation_config.json says."""
     folder = str(tiny_llama(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": [START, "<think>", "</think>", "<|im_end|>"]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": [START, "<think>", "</think>", "<|im_end|>"]}
+    )
     tokenizer.save_pretrained(folder)
     turn_end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     GenerationConfig(eos_token_id=[tokenizer.eos_token_id, turn_end]).save_pretrained(folder)
@@ -32,7 +35,9 @@ def text_of(policy: lrl.PolicyModule, **settings: bool) -> str:
     return data.decode(policy.tokenizer(WRITTEN, add_special_tokens=False).input_ids)
 
 
-def test_a_format_of_special_tokens_is_seen_by_a_reward_and_the_end_of_a_turn_is_not(policy: lrl.PolicyModule) -> None:
+def test_a_format_of_special_tokens_is_seen_by_a_reward_and_the_end_of_a_turn_is_not(
+    policy: lrl.PolicyModule,
+) -> None:
     assert text_of(policy) == "<think>a\nb</think>\\boxed{72}"
     assert Format(r"<think>.*</think>.*\\boxed\{.*")("", text_of(policy)) == 1.0
 

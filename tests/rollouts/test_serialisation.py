@@ -44,24 +44,37 @@ def test_an_unfinished_group_comes_back_without_its_rewards(rollouts: list[Rollo
     loaded = load_group(through_a_file(save_group(group, scored=False)), PROMPT)
     for rollout, was in zip(loaded.rollouts, rollouts, strict=True):
         assert rollout == Rollout(
-            token_ids=was.token_ids, logprobs=was.logprobs, versions=was.versions, finish_reason=was.finish_reason
+            token_ids=was.token_ids,
+            logprobs=was.logprobs,
+            versions=was.versions,
+            finish_reason=was.finish_reason,
         )
 
 
 def test_fields_that_the_trainer_adds_are_not_saved() -> None:
-    rollout = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0)
+    rollout = Rollout(
+        token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop", text="x", reward=1.0
+    )
     seen = Rollout(**{name: getattr(rollout, name) for name in Rollout.__slots__})
-    seen.reference_logprobs, seen.kl_penalty = [-2.0], 0.5
-    loaded = load_group(save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), scored=True), PROMPT)
+    seen.reference_logprobs = [-2.0]
+    seen.kl_penalty = 0.5
+    loaded = load_group(
+        save_group(Group(index=0, prompt=PROMPT, rollouts=[seen]), scored=True), PROMPT
+    )
     assert loaded.rollouts == [rollout]
 
 
 def test_a_token_takes_eight_bytes() -> None:
     tokens = 1000
-    rollout = Rollout(token_ids=[70_000] * tokens, logprobs=[-1.0] * tokens, versions=[1] * 600 + [2] * 400)
+    rollout = Rollout(
+        token_ids=[70_000] * tokens, logprobs=[-1.0] * tokens, versions=[1] * 600 + [2] * 400
+    )
     saved = save_group(Group(index=0, prompt=PROMPT, rollouts=[rollout] * 8), scored=False)
     tensors = [value for value in saved.values() if isinstance(value, torch.Tensor)]
-    assert sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= 8 * 8 * tokens + 8 * 2 * 12
+    assert (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        <= 8 * 8 * tokens + 8 * 2 * 12
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +88,9 @@ def test_a_token_takes_eight_bytes() -> None:
 def test_responses_to_another_prompt_are_refused(other: Prompt, what: str) -> None:
     saved = save_group(Group(index=40, prompt=PROMPT, rollouts=[Rollout()]), scored=False)
     load_group(saved, copy.deepcopy(PROMPT))
-    with pytest.raises(ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"):
+    with pytest.raises(
+        ValueError, match=rf"row 7 .* place 40 .* {what}: data\.prompts has changed"
+    ):
         load_group(saved, other)
 
 
@@ -85,6 +100,9 @@ def test_the_log_names_the_responses_that_a_resumed_run_continues() -> None:
     whole = Rollout(token_ids=[1], logprobs=[-1.0], versions=[0], finish_reason="stop")
     running = [Group(index=0, prompt=PROMPT, rollouts=[long, whole, short, Rollout()])]
     assert str(Resumed.of(9, running, finished_groups=5)) == (
-        "Going on with 2 half-written responses (4,001 tokens) and 5 finished groups of the checkpoint."
+        "Going on with 2 half-written responses (4,001 tokens) and 5 finished groups of the "
+        "checkpoint."
     )
-    assert not Resumed.of(9, [Group(index=0, prompt=PROMPT, rollouts=[Rollout()])], finished_groups=0)
+    assert not Resumed.of(
+        9, [Group(index=0, prompt=PROMPT, rollouts=[Rollout()])], finished_groups=0
+    )

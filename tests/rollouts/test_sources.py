@@ -26,7 +26,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lines(path: Path) -> Path:
     path = path.with_suffix(".jsonl")
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS) + "\n", encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -84,13 +86,17 @@ COMPRESSED = [
 ]
 
 
-@pytest.mark.parametrize("write", [lines, listed, table, tabs, *COMPRESSED, parquet, saved, saved_splits])
+@pytest.mark.parametrize(
+    "write", [lines, listed, table, tabs, *COMPRESSED, parquet, saved, saved_splits]
+)
 def test_rows_come_back_as_they_were_written(write: Callable[[Path], Path], tmp_path: Path) -> None:
     assert list(read_rows(str(write(tmp_path / "rows")), None, "test")) == ROWS
 
 
 def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "made_up_rows.py").write_text("def rows():\n    yield {'prompt': '1+1?'}\n\ndef none():\n    pass\n")
+    (tmp_path / "made_up_rows.py").write_text(
+        "def rows():\n    yield {'prompt': '1+1?'}\n\ndef none():\n    pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
     with pytest.raises(ValueError, match="made_up_rows:none' returned None"):
@@ -142,7 +148,11 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: the row has 1 fields, and the first line names 2"),
+        (
+            "rows.csv",
+            "prompt,answer\n1+1=,2\n2+2=\n",
+            "line 3: the row has 1 fields, and the first line names 2",
+        ),
         ("rows.csv", "prompt,answer\na, b,2\n", "line 2: the row has 3 fields(?s:.*)into quotes"),
         ("rows.csv", 'prompt,answer\n"a"b,2\n', "line 2: .*expected after"),
         ("rows.csv", "prompt,prompt\na,2\n", "names the column 'prompt' twice"),
@@ -152,7 +162,9 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
         ("rows", "{}", "rows' has none of the endings"),
     ],
 )
-def test_a_file_that_is_there_and_cannot_be_read_says_why(name: str, content: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_and_cannot_be_read_says_why(
+    name: str, content: str, said: str, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=said):
         list(read_rows(str(tmp_path / name), None, "train"))

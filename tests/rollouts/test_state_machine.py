@@ -1,8 +1,9 @@
-"""Schedules that Hypothesis draws and shrinks: tokens, ends, rewards, steps and syncs, and failures.
+"""Schedules that Hypothesis draws and shrinks: tokens, ends, rewards, steps and syncs, and
+failures.
 
-Generators fail their probe, die or leave, before and after a sync is verified; responses fail for good, rewards fail,
-the run stops within a step, or crashes and resumes from its last checkpoint, which undoes all later events. Every
-schedule is then driven to the end of the run.
+Generators fail their probe, die or leave, before and after a sync is verified; responses fail for
+good, rewards fail, the run stops within a step, or crashes and resumes from its last checkpoint,
+which undoes all later events. Every schedule is then driven to the end of the run.
 
 `LRL_SCHEDULES=10000 python -m pytest tests/rollouts/test_state_machine.py` tries that many.
 """
@@ -51,7 +52,12 @@ class Schedule(RuleBasedStateMachine):
         head_start=st.integers(0, 12),
     )
     def begin(
-        self, shape: tuple[int, int, int, bool], responses: int, max_skipped: int, every: int, head_start: int
+        self,
+        shape: tuple[int, int, int, bool],
+        responses: int,
+        max_skipped: int,
+        every: int,
+        head_start: int,
     ) -> None:
         prompts, groups, max_lag, wait = shape
         pacing = Pacing(
@@ -112,7 +118,9 @@ class Schedule(RuleBasedStateMachine):
 
     @precondition(lambda self: self.run.unfinished() and self.run.resumes < RESUMES)
     @rule(before=picks, behind=picks, which=picks, event=st.sampled_from(EVENTS))
-    def something_happens_before_a_sync_is_verified(self, before: int, behind: int, which: int, event: str) -> None:
+    def something_happens_before_a_sync_is_verified(
+        self, before: int, behind: int, which: int, event: str
+    ) -> None:
         """Ends some responses before the sync and some after it; the later tokens are dropped."""
         self.end_some(before)
         self.run.sync()
@@ -123,7 +131,8 @@ class Schedule(RuleBasedStateMachine):
     @precondition(lambda self: self.run.pool.generators)
     @rule(which=picks, event=st.sampled_from(EVENTS[:3]))
     def something_happens_to_a_generator(self, which: int, event: str) -> None:
-        """Has another generator continue its responses, with all tokens or only the verified ones."""
+        """Has another generator continue its responses, with all tokens or only the verified
+        ones."""
         self.happens(event, which)
 
     def happens(self, event: str, which: int) -> None:
@@ -200,14 +209,24 @@ class Schedule(RuleBasedStateMachine):
         ledger, record = self.run.ledger, self.run.record
         handed = {index: ledger._handed[index] for index in self.run.in_step}
         groups = {**ledger.running, **ledger.finished, **handed}
-        assert len(groups) == len(ledger.running) + len(ledger.finished) + len(handed), "a group is in two places"
+        assert len(groups) == len(ledger.running) + len(ledger.finished) + len(handed), (
+            "a group is in two places"
+        )
         done = [*record.trained, *ledger.skipped]
-        assert len({*done, *groups}) == len(done) + len(groups), "a group that is done is open, or done twice"
+        assert len({*done, *groups}) == len(done) + len(groups), (
+            "a group that is done is open, or done twice"
+        )
         for index, group in groups.items():
             written = writing(self.run.written(index))
-            assert writing(group.rollouts) == written, "a token is lost, doubled or of another version"
+            assert writing(group.rollouts) == written, (
+                "a token is lost, doubled or of another version"
+            )
             assert group.index == index == int(group.prompt.text)
-            assert all(version >= group.admitted_by for rollout in group.rollouts for version in rollout.versions)
+            assert all(
+                version >= group.admitted_by
+                for rollout in group.rollouts
+                for version in rollout.versions
+            )
 
     def teardown(self) -> None:
         """Drives the run to its end, wherever the schedule has ended."""
@@ -223,26 +242,43 @@ class Schedule(RuleBasedStateMachine):
             self.run.loop.close()
 
     def bring_forward(self, ends: bool = True) -> None:
-        """Verifies the last sync, admits pending generators, writes a token of every response, maybe its last, and
-        scores the finished groups."""
+        """Verifies the last sync, admits pending generators, writes a token of every response,
+        maybe its last, and scores the finished groups."""
         self.run.verify()
         self.run.poll()
         for index, place in self.run.unfinished():
             self.run.write(index, place, 1, ends)
         for place, index in enumerate(list(self.run.judges.judging)):
-            self.run.judge(index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.responses_each])
+            self.run.judge(
+                index, [1.0, None, 0.0, 0.0, 0.0][(index + place) % 3 :][: self.run.responses_each]
+            )
         self.train(1)
         self.run.settle()
 
     def every_group_is_trained_or_skipped_once(self) -> None:
-        ledger, trained, prompts = self.run.ledger, self.run.record.trained, self.run.controller.prompts
+        ledger, trained, prompts = (
+            self.run.ledger,
+            self.run.record.trained,
+            self.run.controller.prompts,
+        )
         assert len(trained) == self.run.pacing.groups_before(STEPS)
-        assert sorted([*trained, *ledger.skipped]) == list(range(len(trained) + len(ledger.skipped)))
+        assert sorted([*trained, *ledger.skipped]) == list(
+            range(len(trained) + len(ledger.skipped))
+        )
         assert not ledger.running and not ledger.finished
-        rewards = {index: [r for r in given if r is not None] for index, given in self.run.record.rewards.items()}
-        assert ledger.given_up == {index: prompts[index].id for index in trained if len(rewards[index]) < 2}
+        rewards = {
+            index: [r for r in given if r is not None]
+            for index, given in self.run.record.rewards.items()
+        }
+        assert ledger.given_up == {
+            index: prompts[index].id for index in trained if len(rewards[index]) < 2
+        }
         for index, prompt in ledger.skipped.items():
-            assert prompt == prompts[index].id and len(rewards[index]) > 1 and len(set(rewards[index])) == 1
+            assert (
+                prompt == prompts[index].id
+                and len(rewards[index]) > 1
+                and len(set(rewards[index])) == 1
+            )
 
 
 def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
@@ -250,6 +286,9 @@ def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
     run_state_machine_as_test(
         Schedule,
         settings=settings(
-            max_examples=SCHEDULES, stateful_step_count=40, deadline=None, suppress_health_check=unhurried
+            max_examples=SCHEDULES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=unhurried,
         ),
     )

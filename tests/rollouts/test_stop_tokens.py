@@ -1,4 +1,5 @@
-"""One rule says where a response ends, for generators, rewards, `lrl chat` and the checks, and it is vLLM's."""
+"""One rule says where a response ends, for generators, rewards, `lrl chat` and the checks, and it
+is vLLM's."""
 
 from __future__ import annotations
 
@@ -58,13 +59,20 @@ def test_every_part_of_a_run_knows_the_same_ends(
     folder: Path, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = FOLDERS[kind][-1]
-    policy, data = lrl.PolicyModule(str(folder)), lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch())
-    running: Any = type("Running", (), {"lightning_module": policy, "datamodule": data, "is_global_zero": False})()
+    policy, data = (
+        lrl.PolicyModule(str(folder)),
+        lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch()),
+    )
+    running: Any = type(
+        "Running", (), {"lightning_module": policy, "datamodule": data, "is_global_zero": False}
+    )()
     data.trainer = running
     assert policy.stop_tokens == wanted
     assert policy.ends_of_text - wanted == {policy.tokenizer.pad_token_id}
     evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
-    monkeypatch.setattr(data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})())
+    monkeypatch.setattr(
+        data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()
+    )
     evaluation.setup(running, policy, "fit")
     for sampling in (data.requests, evaluation.sampling):
         asked = sampling.as_vllm(n=1, written=0)
@@ -77,19 +85,27 @@ def test_every_part_of_a_run_knows_the_same_ends(
 
 
 def test_the_rule_is_that_by_which_vllm_serves_the_folder(folder: Path, kind: str) -> None:
-    """Its own code is called, with what its API server gives it: the folder's settings and the tokenizer's end."""
+    """Its own code is called, with what its API server gives it: the folder's settings and the
+    tokenizer's end."""
     config = pytest.importorskip("vllm.transformers_utils.config")
     from vllm.sampling_params import SamplingParams
 
     found = config.try_get_generation_config(str(folder), trust_remote_code=False)
-    served, ours = SamplingParams(), SamplingParams(stop_token_ids=sorted(FOLDERS[kind][-1]), ignore_eos=True)
+    served, ours = (
+        SamplingParams(),
+        SamplingParams(stop_token_ids=sorted(FOLDERS[kind][-1]), ignore_eos=True),
+    )
     for one in (served, ours):
-        one.update_from_generation_config(found.to_diff_dict(), open_tokenizer(str(folder)).eos_token_id)
+        one.update_from_generation_config(
+            found.to_diff_dict(), open_tokenizer(str(folder)).eos_token_id
+        )
     assert {*served.stop_token_ids, served.eos_token_id} - {None} == FOLDERS[kind][-1]
     assert {*ours.stop_token_ids, ours.eos_token_id} - {None} == FOLDERS[kind][-1]
 
 
-@pytest.mark.parametrize("name", ["skip-tokenizer-init", "skip_tokenizer_init", "--no-skip-tokenizer-init", "skip-tok"])
+@pytest.mark.parametrize(
+    "name", ["skip-tokenizer-init", "skip_tokenizer_init", "--no-skip-tokenizer-init", "skip-tok"]
+)
 def test_a_generator_without_a_tokenizer_is_refused(name: str) -> None:
     with pytest.raises(lrl.ConfigError, match="is set by lrl"):
         ServerSettings(extra_args={name: True})

@@ -15,7 +15,9 @@ from tests.rollouts.test_packing import make_group
 class Scene:
     """A trainer with a row of groups, and a clock that moves only while it waits or works."""
 
-    def __init__(self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False) -> None:
+    def __init__(
+        self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False
+    ) -> None:
         self.groups = iter(groups)
         self.events: list[str] = []
         self.now = 0.0
@@ -158,7 +160,9 @@ def test_a_step_counts_as_seen_once_it_is_trained_and_not_when_it_is_packed() ->
     groups = [make_group(i, 4, [12, 12]) for i in range(3)]
     scene = Scene(groups)
     scene.train()
-    assert scene.ended == [], "an error could still end the step, whose groups are then trained again"
+    assert scene.ended == [], (
+        "an error could still end the step, whose groups are then trained again"
+    )
     scene.stream.finish()
     assert scene.ended == [groups]
 
@@ -181,8 +185,16 @@ def test_replayed_groups_are_trained_first_whatever_their_age_and_are_not_the_st
             True,
             "6 responses were cut at data.max_response_tokens, and data.mask_truncated",
         ),
-        ({"reward": None}, False, "6 responses have no reward, or too few of their group have one."),
-        ({"versions": [0] * 4}, False, "6 responses are older than data.max_lag (data.stragglers: mask)."),
+        (
+            {"reward": None},
+            False,
+            "6 responses have no reward, or too few of their group have one.",
+        ),
+        (
+            {"versions": [0] * 4},
+            False,
+            "6 responses are older than data.max_lag (data.stragglers: mask).",
+        ),
         ({"finish_reason": "length"}, False, ""),
     ],
 )
@@ -198,7 +210,11 @@ def test_a_step_without_a_token_names_the_cause(
     if "versions" in change:
         scene.stream.packer.oldest_version = 1
     assert bool(scene.train()) == (not cause)
-    said = [record.getMessage() for record in caplog.records if record.name == "lrl.rollouts.stream"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "lrl.rollouts.stream"
+    ]
     assert len(said) == bool(cause)
     if cause:
-        assert said[0].startswith(f"step 0 has no trained token, so the policy stays as it is: {cause}")
+        assert said[0].startswith(
+            f"step 0 has no trained token, so the policy stays as it is: {cause}"
+        )

@@ -22,7 +22,9 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
 
 def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data, fleet = data_module(dispatch=RoundRobin(), migration=Migration()), Fleet([], capacity=1)
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet), max_steps=3, global_step=0)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(fleet=fleet), max_steps=3, global_step=0
+    )
     data.prompts._prompts = [make_prompt(0), make_prompt(1)]
     data.trainer = trainer
     try:
@@ -35,7 +37,9 @@ def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
 
 
 def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
-    assert data_module().length_predictor is None and isinstance(data_module().dispatch, LeastLoaded)
+    assert data_module().length_predictor is None and isinstance(
+        data_module().dispatch, LeastLoaded
+    )
     assert data_module(dispatch=RoundRobin()).length_predictor is None
     assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
     mine = LengthPredictor(seen_prompts=7)

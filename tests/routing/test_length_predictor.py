@@ -27,7 +27,8 @@ def answered(prompt: Prompt, *lengths: int, cut: bool = False) -> Group:
 
 
 class World:
-    """Prompts of random words, some of which make a response long; responses grow with every step."""
+    """Prompts of random words, some of which make a response long; responses grow with every
+    step."""
 
     def __init__(self, seed: int = 0) -> None:
         self.draw = random.Random(seed)
@@ -39,8 +40,16 @@ class World:
 
     def group(self, id: int, growth: float = 0.0) -> Group:
         prompt = self.prompt(id)
-        log = 5.0 + growth + 2.0 * sum(self.worth[word] for word in prompt.token_ids) / math.sqrt(len(prompt.token_ids))
-        return answered(prompt, *(1 + int(math.exp(log + self.draw.gauss(0.0, 0.3))) for _ in range(4)))
+        log = (
+            5.0
+            + growth
+            + 2.0
+            * sum(self.worth[word] for word in prompt.token_ids)
+            / math.sqrt(len(prompt.token_ids))
+        )
+        return answered(
+            prompt, *(1 + int(math.exp(log + self.draw.gauss(0.0, 0.3))) for _ in range(4))
+        )
 
 
 def mean_length(group: Group) -> float:
@@ -75,7 +84,9 @@ def test_seen_prompts_are_ranked_by_their_earlier_responses() -> None:
 def test_a_step_is_judged_before_it_is_learnt() -> None:
     lengths, draw = LengthPredictor(), random.Random(1)
     for step in range(20):  # prompts that say nothing of the length, each seen once
-        lengths.end_step([answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)])
+        lengths.end_step(
+            [answered(make_prompt(30 * step + i), draw.randint(1, 1000)) for i in range(30)]
+        )
     assert lengths.recall()["length_predictor/recall_20"] < 0.4
 
 
@@ -106,7 +117,9 @@ def test_the_expected_length_of_a_seen_prompt_grows_with_all_responses() -> None
 def test_a_response_that_was_cut_is_at_least_as_long_as_expected() -> None:
     lengths = LengthPredictor(newest_weight=1.0)
     lengths.end_step([answered(make_prompt(id), 400) for id in range(10)])
-    lengths.end_step([answered(make_prompt(0), 100, 100, cut=True), answered(make_prompt(1), 100, 100)])
+    lengths.end_step(
+        [answered(make_prompt(0), 100, 100, cut=True), answered(make_prompt(1), 100, 100)]
+    )
     assert lengths.expected(make_prompt(0)) == pytest.approx(400)
     assert lengths.expected(make_prompt(1)) == pytest.approx(100)
     lengths.end_step([answered(make_prompt(1), 900, 900, cut=True)])
@@ -115,7 +128,9 @@ def test_a_response_that_was_cut_is_at_least_as_long_as_expected() -> None:
 
 def test_a_response_longer_than_expected_is_expected_to_match_the_longer_ones() -> None:
     lengths = LengthPredictor()
-    lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))])
+    lengths.end_step(
+        [answered(make_prompt(id), length) for id, length in enumerate((10, 10, 60, 100, 200))]
+    )
     assert lengths.expected(make_prompt(0), written=9.0) == pytest.approx(10)
     assert lengths.expected(make_prompt(0), written=10.0) == pytest.approx(120)
     assert lengths.expected(make_prompt(0), written=100.0) == pytest.approx(200)
@@ -123,7 +138,9 @@ def test_a_response_longer_than_expected_is_expected_to_match_the_longer_ones() 
 
 
 @given(st.lists(st.integers(1, 500), max_size=30), st.integers(0, 600), st.floats(0.01, 1))
-def test_more_than_is_written_is_always_expected(seen: list[int], written: int, share: float) -> None:
+def test_more_than_is_written_is_always_expected(
+    seen: list[int], written: int, share: float
+) -> None:
     lengths = LengthPredictor()
     lengths.end_step([answered(make_prompt(id), length) for id, length in enumerate(seen)])
     assert all(lengths.expected(make_prompt(id), written) > written for id in range(3))
@@ -155,13 +172,19 @@ def test_before_the_first_step_there_is_little_to_save() -> None:
 def test_the_number_of_remembered_prompts_is_bounded() -> None:
     lengths, sizes = LengthPredictor(seen_prompts=20, ranker=NgramRanker(fitted_prompts=30)), []
     for step in range(300):
-        lengths.end_step([answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)])
+        lengths.end_step(
+            [answered(make_prompt(20 * step + id, *range(40)), *[9] * 16) for id in range(20)]
+        )
         if step % 100 == 99:
             sizes.append(len(as_file(lengths.state_dict())))
     fewer = LengthPredictor(seen_prompts=5)
     fewer.load_state_dict(through_a_file(lengths.state_dict()))
-    assert fewer.state_dict()["seen_ids"].tolist() == list(range(5995, 6000)), "a resumed run may remember fewer"
-    assert max(sizes) == min(sizes) and lengths.state_dict()["seen_ids"].tolist() == list(range(5980, 6000))
+    assert fewer.state_dict()["seen_ids"].tolist() == list(range(5995, 6000)), (
+        "a resumed run may remember fewer"
+    )
+    assert max(sizes) == min(sizes) and lengths.state_dict()["seen_ids"].tolist() == list(
+        range(5980, 6000)
+    )
 
 
 def test_a_setting_outside_its_range_is_named() -> None:

@@ -1,4 +1,5 @@
-"""Half-written responses that move to an idle generator, with a pool of model clients on a virtual clock."""
+"""Half-written responses that move to an idle generator, with a pool of model clients on a virtual
+clock."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +17,9 @@ from lrl.types import Prompt
 from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
 
 
-def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorPool, list[ModelClient]]:
+def make_moving_crew(
+    *capacities: int, migration: Migration
+) -> tuple[GeneratorPool, list[ModelClient]]:
     pool, clients = make_crew(*capacities)
     pool.requests.use(LeastLoaded(), migration, Known())
     return pool, clients
@@ -24,9 +27,26 @@ def make_moving_crew(*capacities: int, migration: Migration) -> tuple[GeneratorP
 
 def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:
     pool, (first, second) = make_moving_crew(8, 8, migration=Migration())
-    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
-    assert first.requests == [(2, 0), (2, 0)] and second.requests == [(2, 0), (2, 0), (1, 3), (1, 3)]
-    assert [priority for _, _, priority, _ in second.asked] == [1, 3, 0, 0]  # the longest moved, and one was enough
+    run(
+        gather(
+            [
+                ask(pool, seconds=seconds, priority=place)
+                for place, seconds in enumerate((100, 3, 90, 3))
+            ]
+        )
+    )
+    assert first.requests == [(2, 0), (2, 0)] and second.requests == [
+        (2, 0),
+        (2, 0),
+        (1, 3),
+        (1, 3),
+    ]
+    assert [priority for _, _, priority, _ in second.asked] == [
+        1,
+        3,
+        0,
+        0,
+    ]  # the longest moved, and one was enough
     assert pool.requests.moved == 2 and pool.reissued == 0
     assert (
         not pool.requests._targets
@@ -37,19 +57,37 @@ def test_an_idle_generator_continues_half_written_responses_after_their_tokens()
 
 @pytest.mark.parametrize(
     ("migration", "known"),
-    [(Migration(prefill_ms=1.0), True), (Migration(margin=50.0), True), (Migration(), False), (None, True)],
+    [
+        (Migration(prefill_ms=1.0), True),
+        (Migration(margin=50.0), True),
+        (Migration(), False),
+        (None, True),
+    ],
 )
-def test_a_response_whose_move_costs_more_than_it_gains_stays(migration: Migration | None, known: bool) -> None:
+def test_a_response_whose_move_costs_more_than_it_gains_stays(
+    migration: Migration | None, known: bool
+) -> None:
     pool, (_, second) = make_moving_crew(8, 8, migration=migration)  # type: ignore[arg-type]
     pool.requests.dispatch.lengths = Known() if known else None
-    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 3, 90, 3))]))
+    run(
+        gather(
+            [
+                ask(pool, seconds=seconds, priority=place)
+                for place, seconds in enumerate((100, 3, 90, 3))
+            ]
+        )
+    )
     assert pool.requests.moved == 0 and len(second.requests) == 2
 
 
 def test_no_response_moves_while_a_request_waits() -> None:
     class HoldsThree(LeastLoaded):
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-            return None if request.responses == 3 and not released else super().pick(request, generators)
+            return (
+                None
+                if request.responses == 3 and not released
+                else super().pick(request, generators)
+            )
 
     pool, _ = make_moving_crew(8, 8, migration=Migration())
     released = False
@@ -57,7 +95,10 @@ def test_no_response_moves_while_a_request_waits() -> None:
 
     async def scene() -> None:
         nonlocal released
-        questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 100), (2, 3), (2, 100), (3, 9))]
+        questions = [
+            asyncio.create_task(ask(pool, n, seconds))
+            for n, seconds in ((2, 100), (2, 3), (2, 100), (3, 9))
+        ]
         await asyncio.sleep(9.5)
         assert pool.requests.moved == 0 and pool.generators[1].in_flight == 0
         released = True
@@ -84,11 +125,20 @@ def test_no_response_moves_twice_under_a_version_and_none_loses_a_token(
         await resync(pool, version)
 
     questions = [ask(pool, n, seconds, place) for place, (n, seconds) in enumerate(groups)]
-    run(gather([*questions, *(sync(version, at) for version, at in enumerate(sorted(syncs), start=1))]))
-    placed = Counter((priority, version) for client in clients for _, version, priority, _ in client.asked)
+    run(
+        gather(
+            [*questions, *(sync(version, at) for version, at in enumerate(sorted(syncs), start=1))]
+        )
+    )
+    placed = Counter(
+        (priority, version) for client in clients for _, version, priority, _ in client.asked
+    )
     for place, (n, _) in enumerate(groups):
         assert all(placed[place, version] <= 1 + n for version in range(len(syncs) + 1))
-    assert all(client.most <= max(capacity, 3) for client, capacity in zip(clients, capacities, strict=True))
+    assert all(
+        client.most <= max(capacity, 3)
+        for client, capacity in zip(clients, capacities, strict=True)
+    )
     assert (
         not pool.requests._targets
         and not pool.requests._moved_at
@@ -103,5 +153,12 @@ def test_a_response_longer_than_expected_may_still_move() -> None:
 
     pool, (_, second) = make_moving_crew(8, 8, migration=Migration())
     pool.requests.dispatch.lengths = OutgrownAtTen()
-    run(gather([ask(pool, seconds=seconds, priority=place) for place, seconds in enumerate((100, 20, 90, 20))]))
+    run(
+        gather(
+            [
+                ask(pool, seconds=seconds, priority=place)
+                for place, seconds in enumerate((100, 20, 90, 20))
+            ]
+        )
+    )
     assert pool.requests.moved == 2 and (1, 20) in second.requests

@@ -37,7 +37,9 @@ class Losses(L.Callback):
         self.rows: list[list[float]] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.rows.append([float(trainer.callback_metrics[f"policy/{name}"]) for name in ("loss", "grad_norm")])
+        self.rows.append(
+            [float(trainer.callback_metrics[f"policy/{name}"]) for name in ("loss", "grad_norm")]
+        )
 
 
 def groups(step: int) -> list[Group]:
@@ -77,7 +79,9 @@ def run(learner: str) -> list[list[float]]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             model = save_model(Path(folder), LlamaConfig(**SIZES, initializer_range=0.1))
-            policy = PolicyModule(model, objective=objective, normalise_by=normalise_by, lr=1e-3, warmup_steps=3)
+            policy = PolicyModule(
+                model, objective=objective, normalise_by=normalise_by, lr=1e-3, warmup_steps=3
+            )
             running = trainer(max_steps=STEPS, callbacks=[losses])
             running.fit(policy, Steps([step_of(number, advantages) for number in range(STEPS)]))
     finally:

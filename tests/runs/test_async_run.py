@@ -1,4 +1,5 @@
-"""Whole runs on a real vLLM server: lag, versions, log-probs, resume, export, and syncs that go wrong."""
+"""Whole runs on a real vLLM server: lag, versions, log-probs, resume, export, and syncs that go
+wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.generators.client import GeneratorClient
-from lrl.planning.profiling.timeline import GeneratorRecord, GroupRecord, MicroBatchRecord, StepRecord, read
+from lrl.planning.profiling.timeline import (
+    GeneratorRecord,
+    GroupRecord,
+    MicroBatchRecord,
+    StepRecord,
+    read,
+)
 from lrl.routing.dispatch import LeastTokens
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
@@ -39,7 +46,9 @@ STEPS, GROUPS, RESPONSES = 6, 2, 4
 TEMPERATURE = 0.8
 LEARNING_RATE = 5e-4
 """Neighbouring versions then differ by some 0.3 nats a token."""
-PROMPTS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 14)]
+PROMPTS = [
+    {"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 20) for b in range(10, 14)
+]
 
 
 @dataclass
@@ -117,26 +126,44 @@ def fit(
         accelerator="cpu",
         devices=2 + len(for_evaluation),
         strategy=Borrowing(server, *for_evaluation, placement=placement, server=server_settings),
-        callbacks=[*([] if _has_a_sync(callbacks) else [WeightSync()]), Throughput(), *(callbacks or []), witness],
+        callbacks=[
+            *([] if _has_a_sync(callbacks) else [WeightSync()]),
+            Throughput(),
+            *(callbacks or []),
+            witness,
+        ],
         max_steps=steps,
         max_epochs=-1,
         logger=False,
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks or []),
+        enable_checkpointing=any(
+            isinstance(callback, ModelCheckpoint) for callback in callbacks or []
+        ),
     )
-    module = lrl.PolicyModule(str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear", **(learning or {}))
+    module = lrl.PolicyModule(
+        str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear", **(learning or {})
+    )
     trainer.fit(module, datamodule=data_module(**settings), ckpt_path=ckpt_path)
     assert trainer.global_step == steps
     return witness
 
 
 @pytest.fixture(scope="module")
-def far_off_policy(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
+def far_off_policy(
+    lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Witness:
     """A run whose responses are written over several versions."""
     long = lrl.rewards.Function("tests.odd_lengths:brevity", weight=-1.0)
-    return fit(lent_server, policy_folder, tmp_path_factory.mktemp("run"), steps=14, max_lag=4, rewards=[long])
+    return fit(
+        lent_server,
+        policy_folder,
+        tmp_path_factory.mktemp("run"),
+        steps=14,
+        max_lag=4,
+        rewards=[long],
+    )
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2])
@@ -147,7 +174,9 @@ def test_no_trained_token_lags_more_than_max_lag(
     lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
     assert min(lags) >= 0
     assert max(lags) <= max_lag
-    assert len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
+    assert (
+        len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
+    )
 
 
 class Pupil(Ranker):
@@ -196,7 +225,9 @@ def test_a_ranker_sees_every_prompt_before_it_starts_except_those_of_the_first_v
     )
     assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
     assert pupil.told.count("learn") == STEPS
-    assert len(pupil.unforeseen) == 2 * GROUPS  # the first version admits max_lag + 1 steps' prompts
+    assert (
+        len(pupil.unforeseen) == 2 * GROUPS
+    )  # the first version admits max_lag + 1 steps' prompts
 
 
 class Frozen(L.Callback):
@@ -232,7 +263,11 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     def observed(policy: Any, micro: Any) -> Any:
         generators = policy.trainer.datamodule.fleet.rollouts.generators
         if policy.global_step == 1 and not takes_turns and not seen.is_set():
-            wait_for(lambda: any(g.in_flight for g in generators), 60.0, "responses of the step after this one")
+            wait_for(
+                lambda: any(g.in_flight for g in generators),
+                60.0,
+                "responses of the step after this one",
+            )
             seen.set()
         written_meanwhile.append(sum(g.in_flight for g in generators))
         time.sleep(0.05)  # a step is longer than the sync that goes on beside it
@@ -246,15 +281,23 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     monkeypatch.setattr(lrl.PolicyModule, "compute_loss", observed)
     monkeypatch.setattr(GeneratorClient, "write", held)
     times = Times()
-    settings: dict[str, Any] = {"max_lag": max_lag, "micro_batch_tokens": 64, "placement": placement}
-    witness = fit(lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings)
+    settings: dict[str, Any] = {
+        "max_lag": max_lag,
+        "micro_batch_tokens": 64,
+        "placement": placement,
+    }
+    witness = fit(
+        lent_server, policy_folder, tmp_path, steps=3, callbacks=[times, Timeline()], **settings
+    )
     check_timeline(tmp_path / "timeline.jsonl", witness, times.steps)
     assert bool(any(written_meanwhile)) != takes_turns
     for step in times.steps:
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
     assert any("writing" in step.generators for step in times.steps)
-    assert any("paused" in step.generators for step in times.steps)  # what is beside a step is in the next one
+    assert any(
+        "paused" in step.generators for step in times.steps
+    )  # what is beside a step is in the next one
 
 
 def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None:
@@ -265,12 +308,20 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
     for step, known in zip(steps, times, strict=True):
         waits = step.wait_first_s + step.wait_more_s + step.wait_last_s + step.wait_reward_s
         assert waits == pytest.approx(known.wait) and step.seconds == pytest.approx(known.step)
-        assert waits + step.train_s + step.update_s + step.sync_s + step.other_s == pytest.approx(step.seconds)
+        assert waits + step.train_s + step.update_s + step.sync_s + step.other_s == pytest.approx(
+            step.seconds
+        )
         assert min(step.train_s, step.update_s, step.sync_s, step.pause_s, step.other_s) > 0
         assert 0 < step.generation_s < steps[-1].started_s + steps[-1].seconds
     trained = [(step, group) for step, group in witness.groups]
-    tokens = sum(len(group.prompt.token_ids) + len(one.token_ids) for _, group in trained for one in group.rollouts)
-    assert sum(record.tokens for record in records if isinstance(record, MicroBatchRecord)) == tokens
+    tokens = sum(
+        len(group.prompt.token_ids) + len(one.token_ids)
+        for _, group in trained
+        for one in group.rollouts
+    )
+    assert (
+        sum(record.tokens for record in records if isinstance(record, MicroBatchRecord)) == tokens
+    )
     assert sum(step.tokens for step in steps) == sum(sum(step.lags.values()) for step in steps)
     groups = [record for record in records if isinstance(record, GroupRecord)]
     assert [group.index for group in groups] == [group.index for _, group in trained]
@@ -279,16 +330,24 @@ def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None
     ]
     for stretch in (record for record in records if isinstance(record, GeneratorRecord)):
         assert stretch.seconds < steps[-1].started_s + steps[-1].seconds
-        assert stretch.responses > 0 and stretch.context_tokens > stretch.responses and stretch.tokens >= 0
+        assert (
+            stretch.responses > 0
+            and stretch.context_tokens > stretch.responses
+            and stretch.tokens >= 0
+        )
 
 
 def test_a_response_written_over_a_sync_has_several_versions_and_stays_within_the_bound(
     far_off_policy: Witness,
 ) -> None:
-    lags = [step - version for step, rollout in far_off_policy.rollouts for version in rollout.versions]
+    lags = [
+        step - version for step, rollout in far_off_policy.rollouts for version in rollout.versions
+    ]
     assert max(lags) <= 4
     assert any(len(set(rollout.versions)) > 1 for _, rollout in far_off_policy.rollouts)
-    assert all(rollout.versions == sorted(rollout.versions) for _, rollout in far_off_policy.rollouts)
+    assert all(
+        rollout.versions == sorted(rollout.versions) for _, rollout in far_off_policy.rollouts
+    )
 
 
 def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_each_token(
@@ -305,10 +364,14 @@ def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_ea
     assert mixed
     for prompt, rollout in [*mixed[:8], *plain]:
         for version in set(rollout.versions):
-            model.load_state_dict({k.removeprefix("network."): v for k, v in far_off_policy.weights[version].items()})
+            model.load_state_dict(
+                {k.removeprefix("network."): v for k, v in far_off_policy.weights[version].items()}
+            )
             expected = recomputed(model, prompt, rollout)
             pairs = zip(expected, rollout.logprobs, rollout.versions, strict=True)
-            assert max(abs(ours - theirs) for ours, theirs, wrote in pairs if wrote == version) < 0.01
+            assert (
+                max(abs(ours - theirs) for ours, theirs, wrote in pairs if wrote == version) < 0.01
+            )
 
 
 @torch.no_grad()
@@ -353,11 +416,20 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated(
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=3, rewards=["tests.odd_lengths:brevity"])
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation, Export(str(tmp_path / "policy"))])
+        fit(
+            lent_server,
+            policy_folder,
+            tmp_path,
+            callbacks=[evaluation, Export(str(tmp_path / "policy"))],
+        )
     assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
     for step, report in evaluation.reports:
-        assert f"step {step}: {report.as_line()}" in caplog.messages, "each prints a line when it ends"
-    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, "the user waits for the first and the last"
+        assert f"step {step}: {report.as_line()}" in caplog.messages, (
+            "each prints a line when it ends"
+        )
+    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, (
+        "the user waits for the first and the last"
+    )
     assert evaluation.reports[-1][1].versions == [STEPS]
     rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
@@ -365,7 +437,13 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated(
     same = 0
     for row in map(json.loads, rows):
         message = {"role": "user", "content": row["prompt"]}
-        prompt = torch.tensor([tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False)])
+        prompt = torch.tensor(
+            [
+                tokenizer.apply_chat_template(
+                    [message], add_generation_prompt=True, return_dict=False
+                )
+            ]
+        )
         answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
         same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
     assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
@@ -377,7 +455,11 @@ def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=600.0)
     saving = ModelCheckpoint(
-        tmp_path / "best", monitor="eval/held_out/accuracy", mode="max", save_top_k=-1, filename="{step}"
+        tmp_path / "best",
+        monitor="eval/held_out/accuracy",
+        mode="max",
+        save_top_k=-1,
+        filename="{step}",
     )
     weighed = lrl.rewards.Function("tests.odd_lengths:brevity", weight=0.5)
     callbacks = [saving, evaluation, WeightSync(every_n_steps=4)]
@@ -387,7 +469,9 @@ def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
     assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
     rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
     plain = [json.loads(row)["reward_parts"]["brevity"] for row in rows]
-    assert evaluation.reports[-1][1].accuracy == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
+    assert evaluation.reports[-1][1].accuracy == pytest.approx(sum(plain) / len(plain)), (
+        "the weight is for training"
+    )
 
 
 def test_a_reserved_generator_evaluates_one_pinned_version(
@@ -397,7 +481,13 @@ def test_a_reserved_generator_evaluates_one_pinned_version(
     held_out = lrl.Prompts(PROMPTS, name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=2, rewards=["tests.odd_lengths:brevity"])
     try:
-        fit(lent_server, policy_folder, tmp_path, callbacks=[evaluation], for_evaluation=(LentServer(reserved),))
+        fit(
+            lent_server,
+            policy_folder,
+            tmp_path,
+            callbacks=[evaluation],
+            for_evaluation=(LentServer(reserved),),
+        )
     finally:
         reserved.stop()
     assert {report.n for _, report in evaluation.reports} == {len(PROMPTS)}
@@ -413,7 +503,12 @@ def test_a_sync_that_loses_a_tensor_ends_the_run_and_says_which_generator(
 
     def corrupted(self: lrl.PolicyModule) -> Any:
         for name, tensor in intact(self):
-            yield name, torch.zeros_like(tensor) if name.endswith("layers.1.mlp.down_proj.weight") else tensor
+            yield (
+                name,
+                torch.zeros_like(tensor)
+                if name.endswith("layers.1.mlp.down_proj.weight")
+                else tensor,
+            )
 
     monkeypatch.setattr(lrl.PolicyModule, "sent_weights", corrupted)
     with pytest.raises(RuntimeError, match=r"generator 0 does not compute .* version 0.*nats"):

@@ -1,7 +1,8 @@
-"""A real run with one real generator; a second one joins in the middle by `lrl join`, and leaves again.
+"""A real run with one real generator; a second one joins in the middle by `lrl join`, and leaves
+again.
 
-It joins on the same machine by the run's folder, and in another network namespace, which is another machine to the
-run, by the run's address: it has the model and everything else from there.
+It joins on the same machine by the run's folder, and in another network namespace, which is another
+machine to the run, by the run's address: it has the model and everything else from there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Guest(L.Callback):
     """
 
     def __init__(self, run: Path, namespace: str) -> None:
-        self.run, self.namespace, self.elsewhere = run, namespace, run / "elsewhere"
+        self.run = run
+        self.namespace = namespace
+        self.elsewhere = run / "elsewhere"
         self.elsewhere.mkdir()
         self.alive: list[int] = []
         self.joining: subprocess.Popen[str] | None = None
@@ -123,7 +126,10 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
     policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
     try:
         trainer.fit(
-            policy, datamodule=data_module(groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS])
+            policy,
+            datamodule=data_module(
+                groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]
+            ),
         )
         assert guest.joining is not None
         said, _ = guest.joining.communicate(timeout=300)
@@ -131,16 +137,25 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
         if guest.joining is not None:
             guest.joining.kill()
     assert guest.joining.returncode == 0, said
-    assert strategy.transport is not None and strategy.transport.backend == ("pull" if namespace else "shared_memory")
-    assert [path.name for path in guest.elsewhere.rglob("*.*")] == (["generator-1.log"] if namespace else [])
+    assert strategy.transport is not None and strategy.transport.backend == (
+        "pull" if namespace else "shared_memory"
+    )
+    assert [path.name for path in guest.elsewhere.rglob("*.*")] == (
+        ["generator-1.log"] if namespace else []
+    )
     assert ("generator 1: fetches the run's model" in said) == bool(namespace)
     assert "generator 1: serves since version" in said and "generator 1: has left" in said
-    assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]) == {2}
+    assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(
+        guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]
+    ) == {2}
     assert set(guest.alive[LEAVES_AT + 1 :]) == {1}
     assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)
     lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
     assert min(lags) >= 0 and max(lags) <= 2
-    assert trainer.callback_metrics["fleet/joined"] == 1 and trainer.callback_metrics["fleet/left"] == 1
+    assert (
+        trainer.callback_metrics["fleet/joined"] == 1
+        and trainer.callback_metrics["fleet/left"] == 1
+    )
     assert "fleet/restarts" not in trainer.callback_metrics and not (tmp_path / "fleet").exists()

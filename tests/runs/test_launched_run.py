@@ -1,4 +1,5 @@
-"""A real run whose generator is a step of SLURM, with a stand-in for srun, where SLURM itself cannot be run."""
+"""A real run whose generator is a step of SLURM, with a stand-in for srun, where SLURM itself
+cannot be run."""
 
 from __future__ import annotations
 
@@ -54,7 +55,9 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
     left = [said for process in living(strategy.run_id) if (said := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
+        "that one is of this process"
+    )
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 1
     said = (tmp_path / "run" / "srun-generator-0.log").read_text()

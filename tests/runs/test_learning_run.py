@@ -1,4 +1,5 @@
-"""What learning needs beyond a plain run, on a real vLLM server: reference, replay, baselines that remember."""
+"""What learning needs beyond a plain run, on a real vLLM server: reference, replay, baselines that
+remember."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ class Replayed(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         stream = trainer.datamodule.step_stream
         self.steps[stream.step] = [group.index for group in stream.replayed]
-        self.oldest[stream.step] = min((group.oldest_version for group in stream.replayed), default=stream.step)
-        self.metrics[stream.step] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.oldest[stream.step] = min(
+            (group.oldest_version for group in stream.replayed), default=stream.step
+        )
+        self.metrics[stream.step] = {
+            name: float(value) for name, value in trainer.callback_metrics.items()
+        }
 
 
 def settings(replay: lrl.Replay | None) -> dict[str, Any]:
@@ -45,9 +50,13 @@ def test_replayed_groups_are_trained_before_and_stay_within_their_own_bound(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     seen = Replayed()
-    witness = fit(lent_server, policy_folder, tmp_path, callbacks=[seen], **settings(lrl.Replay(3, max_lag=2)))
+    witness = fit(
+        lent_server, policy_folder, tmp_path, callbacks=[seen], **settings(lrl.Replay(3, max_lag=2))
+    )
     trained = {group.index: step for step, group in witness.groups}
-    assert seen.steps[0] == [] and all(len(drawn) == 3 for step, drawn in seen.steps.items() if step > 1)
+    assert seen.steps[0] == [] and all(
+        len(drawn) == 3 for step, drawn in seen.steps.items() if step > 1
+    )
     for step, drawn in seen.steps.items():
         assert all(trained[index] < step for index in drawn)
         assert step - seen.oldest[step] <= 2
@@ -64,9 +73,22 @@ def test_a_resumed_run_draws_the_same_groups_again(
 
     whole, rest = Replayed(), Replayed()
     replay = {"groups_per_step": 2, "max_lag": 4}
-    fit(lent_server, policy_folder, tmp_path, callbacks=[whole, saving("whole")], **settings(lrl.Replay(**replay)))
+    fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        callbacks=[whole, saving("whole")],
+        **settings(lrl.Replay(**replay)),
+    )
     path = str(next((tmp_path / "whole").glob("*step=2*")))
-    fit(lent_server, policy_folder, tmp_path, callbacks=[rest], ckpt_path=path, **settings(lrl.Replay(**replay)))
+    fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        callbacks=[rest],
+        ckpt_path=path,
+        **settings(lrl.Replay(**replay)),
+    )
     assert min(rest.steps) == 2
     assert rest.steps[2] == whole.steps[2] and set(rest.steps[2]) <= set(range(2 * GROUPS))
 
@@ -76,7 +98,9 @@ def test_adapters_are_trained_and_every_sync_of_them_is_proved(
 ) -> None:
     seen = Replayed()
     learning = {"lora": lrl.LoRA(rank=4), "reference": lrl.Reference()}
-    witness = fit(lent_server, policy_folder, tmp_path, callbacks=[seen], max_lag=1, learning=learning)
+    witness = fit(
+        lent_server, policy_folder, tmp_path, callbacks=[seen], max_lag=1, learning=learning
+    )
     assert max(version for _, rollout in witness.rollouts for version in rollout.versions) >= 1
     kl = [seen.metrics[step]["policy/kl_reference"] for step in sorted(seen.metrics)]
     assert kl[0] == 0.0 < kl[-1], "the reference is the policy without its adapters"
@@ -86,7 +110,9 @@ def test_adapters_are_trained_and_every_sync_of_them_is_proved(
 def test_a_baseline_that_does_not_fit_the_objective_is_refused_before_a_server_starts(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    module = lrl.PolicyModule(str(policy_folder), objective=lrl.objectives.TBA(), reference=lrl.Reference())
+    module = lrl.PolicyModule(
+        str(policy_folder), objective=lrl.objectives.TBA(), reference=lrl.Reference()
+    )
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -96,6 +122,8 @@ def test_a_baseline_that_does_not_fit_the_objective_is_refused_before_a_server_s
         default_root_dir=tmp_path,
         max_steps=1,
     )
-    with pytest.raises(ValueError, match="TBA works on rewards less the group's mean, and data.advantages is GRPO"):
+    with pytest.raises(
+        ValueError, match="TBA works on rewards less the group's mean, and data.advantages is GRPO"
+    ):
         trainer.fit(module, datamodule=data_module(advantages=lrl.advantages.GRPO()))
     assert not list(tmp_path.glob("**/generator-*.log"))

@@ -24,11 +24,16 @@ def processes(generator: Generator, name: str) -> list[psutil.Process]:
     """The processes of a generator's tree whose name holds `name`."""
     supervisor = generator.server._supervisor
     assert supervisor is not None
-    return [p for p in psutil.Process(supervisor.pid).children(recursive=True) if name in " ".join(words(p))]
+    return [
+        p
+        for p in psutil.Process(supervisor.pid).children(recursive=True)
+        if name in " ".join(words(p))
+    ]
 
 
 class Faults(L.Callback):
-    """Kills the engine of one generator, then freezes the engine of the other before the first is back."""
+    """Kills the engine of one generator, then freezes the engine of the other before the first is
+    back."""
 
     def __init__(self) -> None:
         self.alive: list[int] = []
@@ -58,7 +63,9 @@ def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_
     policy_folder: Path, tmp_path: Path
 ) -> None:
     settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1)
-    strategy = lrl.AsyncSingleDevice(generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0)
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
+    )
     witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
     trainer = L.Trainer(
         accelerator="cpu",
@@ -73,7 +80,12 @@ def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_
         enable_checkpointing=False,
     )
     policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
-    trainer.fit(policy, datamodule=data_module(groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]))
+    trainer.fit(
+        policy,
+        datamodule=data_module(
+            groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]
+        ),
+    )
     trained = [group.prompt.id for _, group in witness.groups]
     assert sorted(trained) == list(range(STEPS * GROUPS))
     assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)

@@ -35,7 +35,8 @@ def start(mark: str, tmp_path: Path) -> Iterator[Callable[..., Node]]:
 
 
 class LosesAGenerator(L.Callback):
-    """Kills the generator of the other node in mid-run, and waits for the one that the node starts in its place."""
+    """Kills the generator of the other node in mid-run, and waits for the one that the node starts
+    in its place."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -51,7 +52,9 @@ class LosesAGenerator(L.Callback):
 
 def fit(host: str, model: Path, mark: str) -> None:
     """Trains on one of the nodes; rank 0 says what came of it."""
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=host, insecure=True)
+    settings = lrl.ServerSettings(
+        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=host, insecure=True
+    )
     witness = Witness()
     of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
     trainer = L.Trainer(

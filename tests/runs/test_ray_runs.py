@@ -1,7 +1,9 @@
-"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and scorer, and all by one command.
+"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and scorer, and all by
+one command.
 
-One node is in another network namespace. A cluster takes a core half a minute to start, so all tests have the same, and
-the last one leaves none. The command runs beside the cluster's head, and Ray chooses which is node 0.
+One node is in another network namespace. A cluster takes a core half a minute to start, so all
+tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
+Ray chooses which is node 0.
 """
 
 from __future__ import annotations
@@ -29,7 +31,15 @@ from lrl.cli.ray import main
 from lrl.errors import ConfigError
 from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
-from tests.leftovers import MARK, left_in_shared_memory, lives, living, wait_for, wait_for_none, words
+from tests.leftovers import (
+    MARK,
+    left_in_shared_memory,
+    lives,
+    living,
+    wait_for,
+    wait_for_none,
+    words,
+)
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
 from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, data_module
@@ -67,7 +77,8 @@ class LosesItsNode(L.Callback):
     """
 
     def __init__(self, cluster: RayCluster, mark: str) -> None:
-        self.cluster, self.mark = cluster, mark
+        self.cluster = cluster
+        self.mark = mark
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == LOST_AT:
@@ -78,7 +89,11 @@ class LosesItsNode(L.Callback):
             assert any("EngineCore" in line for line in lines), lines
             assert any("multiprocessing" in line for line in lines), "a reward worker"
             lost.kill("raylet/raylet")
-            wait_for(lambda: not any(map(lives, tree)), DEADLINE_S, "the end of what ran on the lost node")
+            wait_for(
+                lambda: not any(map(lives, tree)),
+                DEADLINE_S,
+                "the end of what ran on the lost node",
+            )
             lost.close()
             self.cluster.add_node()
 
@@ -93,10 +108,14 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True)
+    settings = lrl.ServerSettings(
+        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
+    )
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
     launcher, reward_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
-    strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings, heartbeat_s=5.0)
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=0, launcher=launcher, server=settings, heartbeat_s=5.0
+    )
     monkeypatch.setenv(MARK, strategy.run_id)
     monkeypatch.chdir(tmp_path)
     witness = Witness()
@@ -120,7 +139,9 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         enable_checkpointing=False,
     )
     rows = PROMPTS[: STEPS * GROUPS]
-    data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=reward_launcher)
+    data = data_module(
+        groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=reward_launcher
+    )
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
     assert strategy.transport is not None and strategy.transport.backend == "pull"
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
@@ -128,18 +149,26 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
     assert {f"scorer {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
-    assert trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
+    assert (
+        trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
+    )
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
     left = [said for process in living(strategy.run_id) if (said := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
+        "that one is of this process"
+    )
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
 
 
-def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     node = cluster.nodes[-1]
     with socket.create_server((HERE, 0)) as silent:  # a run that never answers, so the task waits
         url = f"http://{HERE}:{silent.getsockname()[1]}"
-        with subprocess.Popen([sys.executable, "-c", KILLED, url], cwd=tmp_path, stdin=subprocess.PIPE) as trainer:
+        with subprocess.Popen(
+            [sys.executable, "-c", KILLED, url], cwd=tmp_path, stdin=subprocess.PIPE
+        ) as trainer:
             try:
                 wait_for(lambda: node.processes(url), DEADLINE_S, "the task")
             finally:
@@ -150,13 +179,17 @@ def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(cluster: RayCluster, t
 def test_a_cluster_of_several_nodes_needs_an_address_that_they_reach(cluster: RayCluster) -> None:
     launcher = Ray(1, address=ADDRESS)
     try:
-        with pytest.raises(ConfigError, match="strategy.server.host is 127.0.0.1, which the other nodes"):
+        with pytest.raises(
+            ConfigError, match="strategy.server.host is 127.0.0.1, which the other nodes"
+        ):
             launcher.prepare(0, "127.0.0.1")
     finally:
         launcher.close()
 
 
-def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     launcher = Ray(2, address=ADDRESS, resources={"nowhere": 3})
     launcher.prepare(0, HERE)
     try:
@@ -178,7 +211,11 @@ def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) 
         for _ in range(200):
             Driver([{"CPU": 1.0}], "PACK").close()
         of_all = ray.cluster_resources()["CPU"]
-        wait_for(lambda: ray.available_resources().get("CPU") == of_all, 60.0, "the cores that were given back")
+        wait_for(
+            lambda: ray.available_resources().get("CPU") == of_all,
+            60.0,
+            "the cores that were given back",
+        )
     finally:
         ray.shutdown()
 
@@ -204,7 +241,9 @@ class Command:
 
     def trains(self) -> None:
         """Waits until it has done some steps."""
-        self.wait_for(lambda: self.steps() >= TRAINED or self.process.poll() is not None, "some steps")
+        self.wait_for(
+            lambda: self.steps() >= TRAINED or self.process.poll() is not None, "some steps"
+        )
         assert self.process.poll() is None, self.said
 
     def ends(self) -> int:
@@ -218,14 +257,18 @@ class Command:
 
     def leaves_nothing(self) -> None:
         """Waits until no process and no file is left, on either node."""
-        wait_for_none(lambda: [words(one) for one in living(self.mark)], DEADLINE_S, "its processes")
+        wait_for_none(
+            lambda: [words(one) for one in living(self.mark)], DEADLINE_S, "its processes"
+        )
 
     def checkpoints(self) -> list[Path]:
         return list(self.folder.glob("**/last-step=*.ckpt"))
 
 
 @pytest.fixture
-def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Command]]:
+def start(
+    cluster: RayCluster, policy_folder: Path, tmp_path: Path
+) -> Iterator[Callable[..., Command]]:
     """Starts `lrl ray` with a small run that never ends by itself."""
     started: list[Command] = []
     before = set(os.listdir(SHM))
@@ -251,20 +294,30 @@ def start(cluster: RayCluster, policy_folder: Path, tmp_path: Path) -> Iterator[
         one.process.kill()
         one.process.wait()
         one.leaves_nothing()
-    wait_for_none(lambda: [one for one in left_in_shared_memory(before) if "lrl-" in one], DEADLINE_S, "its files")
+    wait_for_none(
+        lambda: [one for one in left_in_shared_memory(before) if "lrl-" in one],
+        DEADLINE_S,
+        "its files",
+    )
 
 
 def settings(policy: Path) -> dict[str, Any]:
     server = {"max_num_seqs": 16, "dtype": "float32", "kv_cache_gib": 0.1}
     strategy = {"generator_devices": 0, "heartbeat_s": 5.0, "server": server}
-    reward = {"class_path": "lrl.rewards.Function", "init_args": {"function": "tests.odd_lengths:slow_brevity"}}
+    reward = {
+        "class_path": "lrl.rewards.Function",
+        "init_args": {"function": "tests.odd_lengths:slow_brevity"},
+    }
     logger = {"save_dir": ".", "flush_logs_every_n_steps": 1}
     return {
         "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(policy)}},
         "data": {
             "class_path": "lrl.RolloutDataModule",
             "init_args": {
-                "prompts": {"class_path": "lrl.Prompts", "init_args": {"source": "lrl.quickstart.task:problems"}},
+                "prompts": {
+                    "class_path": "lrl.Prompts",
+                    "init_args": {"source": "lrl.quickstart.task:problems"},
+                },
                 "rewards": [reward],
                 "groups_per_step": 2,
                 "rollouts_per_group": 2,
@@ -285,11 +338,20 @@ def settings(policy: Path) -> dict[str, Any]:
     }
 
 
-def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(start: Callable[..., Command]) -> None:
+def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(
+    start: Callable[..., Command],
+) -> None:
     strategy = "--trainer.strategy"
     command = start(
         *("--trainer.max_steps", "3"),
-        *(f"{strategy}.launcher", "Ray", f"{strategy}.launcher.jobs", "1", f"{strategy}.launcher.cpus", "0.5"),
+        *(
+            f"{strategy}.launcher",
+            "Ray",
+            f"{strategy}.launcher.jobs",
+            "1",
+            f"{strategy}.launcher.cpus",
+            "0.5",
+        ),
         *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
     )
     assert command.ends() == 0, command.said
@@ -306,7 +368,9 @@ def test_a_command_that_gets_a_signal_and_is_killed_leaves_a_checkpoint_and_noth
     command = start()
     command.trains()
     command.process.send_signal(signal.SIGTERM)
-    command.wait_for(lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, "its last words")
+    command.wait_for(
+        lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, "its last words"
+    )
     command.process.kill()
     command.leaves_nothing()
     assert len(command.checkpoints()) == 1, command.said
@@ -322,7 +386,8 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     try:
         assert command.ends() == 1, command.said
         assert re.search(
-            rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path", command.said
+            rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path",
+            command.said,
         )
         command.leaves_nothing()
         assert len(command.checkpoints()) == 1, command.said
@@ -337,8 +402,13 @@ def test_a_command_that_ray_has_no_place_for_ends_with_what_its_nodes_have(
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
     words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
     assert main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
-    (error,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:"))
-    assert "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error and "there: 1" in error
+    (error,) = (
+        line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:")
+    )
+    assert (
+        "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error
+        and "there: 1" in error
+    )
 
 
 def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(

@@ -1,7 +1,8 @@
-"""What README and docs say is true: scripts run as they stand, commands parse, metrics, files and tests exist.
+"""What README and docs say is true: scripts run as they stand, commands parse, metrics, files and
+tests exist.
 
-The two scripts of the README run in processes of their own, with their own vLLM server, as a reader would run them.
-Only sizes are replaced in their text.
+The two scripts of the README run in processes of their own, with their own vLLM server, as a reader
+would run them. Only sizes are replaced in their text.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
 COMMANDS = re.findall(COMMAND_LINE, README + GUIDES, re.MULTILINE)
-FAMILIES = "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
+FAMILIES = (
+    "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
+)
 TAGS_ON_THE_PAGE = re.findall(rf"^\| `((?:{FAMILIES})/[^`]+)`", METRICS, re.MULTILINE)
 LIGHTNINGS_OWN = {"epoch"}
 LENGTHS = {
@@ -52,7 +55,10 @@ NEEDS_A_SETTING = {
 SOMETHING_HAPPENED = {
     *(f"rewards/{kind}" for kind in ("gave_up", *KINDS, "retried", "replaced")),
     *(f"fleet/{what}" for what in ("restarts", "reissued", "moved", "joined", "left")),
-    *(f"rollouts/{what}" for what in ("discarded", "masked_tokens", "skipped_groups", "replayed_groups")),
+    *(
+        f"rollouts/{what}"
+        for what in ("discarded", "masked_tokens", "skipped_groups", "replayed_groups")
+    ),
     *(f"eval/<dataset>/{what}" for what in ("failures", "truncated", "version_high", "pass@<k>")),
 }
 """Absent from a run in which it did not."""
@@ -60,7 +66,8 @@ NEEDS_A_RESUME = {"rollouts/resumed_responses", "rollouts/resumed_tokens"}
 
 
 def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
-    """Run a script of the README with another policy and less work; what it wrote to TensorBoard."""
+    """Run a script of the README with another policy and less work; what it wrote to
+    TensorBoard."""
     smaller = {
         '"lrl.quickstart.warmup:policy"': repr(str(policy)),
         "groups_per_step=16, rollouts_per_group=16": "groups_per_step=2, rollouts_per_group=4",
@@ -71,7 +78,9 @@ def run_small(script: str, policy: Path, folder: Path) -> EventAccumulator:
         script = script.replace(old, new)
     script = script.replace("shuffle=False", "shuffle=False, limit=4")
     (folder / "script.py").write_text(script)
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=570)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, timeout=570
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return EventAccumulator(str(folder / "lightning_logs" / "version_0")).Reload()
 
@@ -88,12 +97,16 @@ def is_tag(logged: str, documented: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def first_run(quickstart_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EventAccumulator]:
+def first_run(
+    quickstart_policy: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, EventAccumulator]:
     folder = tmp_path_factory.mktemp("first")
     return folder, run_small(SCRIPTS[0], quickstart_policy, folder)
 
 
-def test_the_first_script_does_the_quickstarts_job(first_run: tuple[Path, EventAccumulator]) -> None:
+def test_the_first_script_does_the_quickstarts_job(
+    first_run: tuple[Path, EventAccumulator],
+) -> None:
     folder, events = first_run
     assert len(SCRIPTS[0].splitlines()) <= 25
     assert [event.step for event in events.Scalars("policy/loss")] == [0, 1]
@@ -101,9 +114,13 @@ def test_the_first_script_does_the_quickstarts_job(first_run: tuple[Path, EventA
     assert (folder / "lightning_logs" / "version_0" / "curve.png").exists()
 
 
-def test_the_page_names_every_metric_of_a_run_and_no_other(first_run: tuple[Path, EventAccumulator]) -> None:
+def test_the_page_names_every_metric_of_a_run_and_no_other(
+    first_run: tuple[Path, EventAccumulator],
+) -> None:
     logged = tags(first_run[1])
-    assert {tag for tag in logged if not any(is_tag(tag, known) for known in TAGS_ON_THE_PAGE)} == set()
+    assert {
+        tag for tag in logged if not any(is_tag(tag, known) for known in TAGS_ON_THE_PAGE)
+    } == set()
     absent = {known for known in TAGS_ON_THE_PAGE if not any(is_tag(tag, known) for tag in logged)}
     assert absent - SOMETHING_HAPPENED == NEEDS_A_SETTING | NEEDS_A_RESUME
 
@@ -139,11 +156,19 @@ def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own_and_leaves
 
 def test_every_tag_in_the_code_is_on_the_page() -> None:
     sources = [path for folder in ("lrl", "callbacks") for path in (ROOT / folder).rglob("*.py")]
-    written = {tag for path in sources for tag in re.findall(rf'"((?:{FAMILIES})/[^" ]+(?<!\.py))"', path.read_text())}
+    written = {
+        tag
+        for path in sources
+        for tag in re.findall(rf'"((?:{FAMILIES})/[^" ]+(?<!\.py))"', path.read_text())
+    }
     assert written
     # In an f-string any expression may stand in braces; the page has names in its place.
     patterns = {tag: re.sub(r"\\\{.*?\\\}", ".+", re.escape(tag)) for tag in written}
-    assert {tag for tag, like in patterns.items() if not any(re.fullmatch(like, t) for t in TAGS_ON_THE_PAGE)} == set()
+    assert {
+        tag
+        for tag, like in patterns.items()
+        if not any(re.fullmatch(like, t) for t in TAGS_ON_THE_PAGE)
+    } == set()
 
 
 @pytest.fixture
@@ -190,13 +215,18 @@ def test_the_file_tree_names_only_what_exists() -> None:
 
 
 def test_every_table_on_the_pages_is_whole() -> None:
-    """A header, a rule, rows of as many cells, and no gap: behind one, a renderer shows rows as plain text."""
+    """A header, a rule, rows of as many cells, and no gap: behind one, a renderer shows rows as
+    plain text."""
     tables = 0
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
         for block in re.findall(r"(?:^[ ]{0,3}\|.*\n?)+", text, re.MULTILINE):
-            header, *rows = (re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in block.splitlines())
-            assert rows and all(re.fullmatch(r" ?:?-+:? ?", cell) for cell in rows[0]), f"{page.name}: {block[:200]}"
+            header, *rows = (
+                re.split(r"(?<!\\)\|", line.strip())[1:-1] for line in block.splitlines()
+            )
+            assert rows and all(re.fullmatch(r" ?:?-+:? ?", cell) for cell in rows[0]), (
+                f"{page.name}: {block[:200]}"
+            )
             assert all(len(row) == len(header) for row in rows), f"{page.name}: {block[:200]}"
             tables += 1
     assert tables > 10

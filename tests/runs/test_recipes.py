@@ -1,6 +1,8 @@
-"""The shipped recipes: they build, settings change what they say, and they run with tiny policies for big ones.
+"""The shipped recipes: they build, settings change what they say, and they run with tiny policies
+for big ones.
 
-The data sets are folders that lie where the hub's names point, so the recipes are run as they are written.
+The data sets are folders that lie where the hub's names point, so the recipes are run as they are
+written.
 """
 
 from __future__ import annotations
@@ -97,8 +99,14 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 def lrl(folder: Path, *words: str | Path) -> str:
     """Runs the installed command in `folder`; returns what it printed."""
     command = [str(Path(sys.executable).with_name("lrl")), *map(str, words)]
-    environment = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=560)
+    environment = os.environ | {
+        "HF_HOME": str(folder / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=560
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -119,7 +127,9 @@ def test_every_recipe_has_its_expected_result_beside_it(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(recipes()))
 def test_settings_on_the_command_line_change_the_named_objects(build: Any, name: str) -> None:
     changes = ["--trainer.max_steps", "20", "--data.max_lag", "0"]
-    trainer, policy, data = build("--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2")
+    trainer, policy, data = build(
+        "--config", name, *changes, "--model.objective", "AIPO", "--model.objective.rho", "2"
+    )
     assert (trainer.max_steps, data.max_lag, policy.objective.rho) == (20, 0, 2.0)
 
 
@@ -141,17 +151,33 @@ def test_a_module_that_saves_its_settings_gets_those_of_lightnings_command_line(
 
 def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: Path) -> None:
     config = tmp_path / "tails.yaml"
-    rule = {"class_path": "lrl.routing.dispatch.SkewnessAware", "init_args": {"combine": "sum", "long_tail": 0.1}}
+    rule = {
+        "class_path": "lrl.routing.dispatch.SkewnessAware",
+        "init_args": {"combine": "sum", "long_tail": 0.1},
+    }
     rule["init_args"]["decode_latency"] = {"step_ms": 5.0}
     config.write_text(yaml.safe_dump({"data": {"init_args": {"dispatch": rule}}}))
     migration = ("--data.migration", "Migration", "--data.migration.prefill_ms", "0.5")
     _, _, data = build("--config", "quickstart", "--config", str(config), *migration)
-    assert (data.dispatch.combine, data.dispatch.long_tail, data.dispatch.decode_latency.step_ms) == ("sum", 0.1, 5.0)
+    assert (
+        data.dispatch.combine,
+        data.dispatch.long_tail,
+        data.dispatch.decode_latency.step_ms,
+    ) == ("sum", 0.1, 5.0)
     assert data.length_predictor is not None and data.migration.prefill_ms == 0.5
 
-    lengths = ("--data.length_predictor", "LengthPredictor", "--data.length_predictor.seen_prompts", "9")
+    lengths = (
+        "--data.length_predictor",
+        "LengthPredictor",
+        "--data.length_predictor.seen_prompts",
+        "9",
+    )
     _, _, data = build("--config", "quickstart", "--data.dispatch", "LeastLoaded", *lengths)
-    assert isinstance(data.dispatch, LeastLoaded) and data.length_predictor.seen_prompts == 9 and data.migration is None
+    assert (
+        isinstance(data.dispatch, LeastLoaded)
+        and data.length_predictor.seen_prompts == 9
+        and data.migration is None
+    )
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])
@@ -169,7 +195,17 @@ def test_a_file_takes_the_place_of_a_recipes_data_set(
 
 def test_a_recipe_runs_with_a_tiny_policy(hub: Path, tmp_path: Path) -> None:
     policy = tiny_qwen2(tmp_path / "policy")
-    lrl(hub, "fit", "--config", "gsm8k", "--model.model", policy, *SMALL, "--trainer.logger.save_dir", tmp_path)
+    lrl(
+        hub,
+        "fit",
+        "--config",
+        "gsm8k",
+        "--model.model",
+        policy,
+        *SMALL,
+        "--trainer.logger.save_dir",
+        tmp_path,
+    )
     folder = tmp_path / "gsm8k" / "version_0"
 
     board = EventAccumulator(str(folder)).Reload()
@@ -186,9 +222,13 @@ def test_a_recipe_runs_with_a_tiny_policy(hub: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def validate(
-    lent_server: LentServer, hub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lent_server: LentServer,
+    hub: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., str]:
-    """Runs `lrl validate` in this process, beside the hub and with a lent server; returns what it printed."""
+    """Runs `lrl validate` in this process, beside the hub and with a lent server; returns what it
+    printed."""
 
     def borrow(strategy: Any, *_: Any) -> list[LentServer]:
         strategy.run_id = lent_server.run_id
@@ -218,7 +258,14 @@ def test_validate_prints_the_report_and_writes_every_response(
     four_responses = tmp_path / "four_responses.yaml"
     four_responses.write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
     printed = validate(
-        *("--config", recipes()["math"], "--config", four_responses, "--model.model", policy_folder),
+        *(
+            "--config",
+            recipes()["math"],
+            "--config",
+            four_responses,
+            "--model.model",
+            policy_folder,
+        ),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert f"math500: {PROBLEMS} problems x 4 responses, sampled, version 0" in printed
@@ -228,4 +275,6 @@ def test_validate_prints_the_report_and_writes_every_response(
     assert str(file) in printed
     responses = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(answer["id"] for answer in responses) == sorted(list(range(PROBLEMS)) * 4)
-    assert all(answer["reward"] in (0, 1) and answer["response"] is not None for answer in responses)
+    assert all(
+        answer["reward"] in (0, 1) and answer["response"] is not None for answer in responses
+    )

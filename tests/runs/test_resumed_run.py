@@ -1,4 +1,5 @@
-"""A run on a real vLLM server that ends in the middle of its responses, and the one that goes on with them."""
+"""A run on a real vLLM server that ends in the middle of its responses, and the one that goes on
+with them."""
 
 from __future__ import annotations
 
@@ -16,17 +17,22 @@ from tests.runs.test_async_run import GROUPS, STEPS, Witness, data_module, fit
 
 CUT_AT = 2
 CAPACITY = 4
-"""Responses that the generator writes at once: so few that it is never done, and some are always half-written."""
+"""Responses that the generator writes at once: so few that it is never done, and some are always
+half-written."""
 DEADLINE_S = 30.0
 
 
 def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[float], list[int]]]:
-    """(index, place) -> tokens, log-probs and versions of each response that a checkpoint has the beginning of."""
+    """(index, place) -> tokens, log-probs and versions of each response that a checkpoint has the
+    beginning of."""
     running = torch.load(path, weights_only=True)["RolloutDataModule"]["ledger"]["running"]
     found = {}
     for group in running:
         versions = group["versions"].repeat_interleave(group["spans"])
-        columns = (values.split(group["lengths"]) for values in (group["token_ids"], group["logprobs"], versions))
+        columns = (
+            values.split(group["lengths"])
+            for values in (group["token_ids"], group["logprobs"], versions)
+        )
         for place, answer in enumerate(zip(*columns, group["finish_reasons"], strict=True)):
             if len(answer[0]) and not answer[3]:
                 found[group["index"], place] = tuple(column.tolist() for column in answer[:3])
@@ -34,7 +40,8 @@ def half_written(path: Path) -> dict[tuple[int, int], tuple[list[int], list[floa
 
 
 class CutInTheMiddle(L.Callback):
-    """Saves while responses are being written, and ends the run; after another step, if there were none."""
+    """Saves while responses are being written, and ends the run; after another step, if there were
+    none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +66,10 @@ class FirstStep(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.logged is None:
             metrics = trainer.callback_metrics
-            self.logged = float(metrics["rollouts/resumed_responses"]), float(metrics["rollouts/resumed_tokens"])
+            self.logged = (
+                float(metrics["rollouts/resumed_responses"]),
+                float(metrics["rollouts/resumed_tokens"]),
+            )
 
 
 def test_a_resumed_run_continues_its_half_written_responses(
@@ -67,11 +77,27 @@ def test_a_resumed_run_continues_its_half_written_responses(
 ) -> None:
     path, first, told = tmp_path / "cut.ckpt", Witness(), FirstStep()
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[first, CutInTheMiddle(path)], max_lag=2, capacity=CAPACITY)
+        fit(
+            lent_server,
+            policy_folder,
+            tmp_path,
+            callbacks=[first, CutInTheMiddle(path)],
+            max_lag=2,
+            capacity=CAPACITY,
+        )
     begun = half_written(path)
-    rest = fit(lent_server, policy_folder, tmp_path, callbacks=[RolloutLog(), told], max_lag=2, ckpt_path=str(path))
+    rest = fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        callbacks=[RolloutLog(), told],
+        max_lag=2,
+        ckpt_path=str(path),
+    )
     written = {
-        (group.index, place): rollout for _, group in rest.groups for place, rollout in enumerate(group.rollouts)
+        (group.index, place): rollout
+        for _, group in rest.groups
+        for place, rollout in enumerate(group.rollouts)
     }
     for answer, (token_ids, logprobs, versions) in begun.items():
         rollout, length = written[answer], len(token_ids)
@@ -81,7 +107,9 @@ def test_a_resumed_run_continues_its_half_written_responses(
     assert told.logged == (len(begun), sum(len(token_ids) for token_ids, _, _ in begun.values()))
     trained = [group.index for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == list(range(STEPS * GROUPS))
-    assert all(step - version <= 2 for step, rollout in rest.rollouts for version in rollout.versions)
+    assert all(
+        step - version <= 2 for step, rollout in rest.rollouts for version in rollout.versions
+    )
 
 
 def test_without_a_controller_the_saved_state_is_the_loaded_one() -> None:

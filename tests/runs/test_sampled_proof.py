@@ -1,4 +1,5 @@
-"""Generators whose sampled tokens are of another distribution than the policy's, which no probe sees."""
+"""Generators whose sampled tokens are of another distribution than the policy's, which no probe
+sees."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from tests.lent_server import Borrowing, LentServer, start_server
 from tests.logits_bias import FLAG
 
 ROOT = Path(__file__).parents[2]
-PROMPTS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 14) for b in range(10, 14)]
+PROMPTS = [
+    {"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 14) for b in range(10, 14)
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,9 @@ def biased(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """A real server with a processor of logits that lrl would refuse as a setting."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ["PYTHONPATH"])))
-        server = start_server(policy_folder, tmp_path_factory.mktemp("server"), extra_args=dict(FLAG))
+        server = start_server(
+            policy_folder, tmp_path_factory.mktemp("server"), extra_args=dict(FLAG)
+        )
     try:
         yield LentServer(server)
     finally:
@@ -32,14 +37,18 @@ def biased(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 class Optioned(L.Callback):
-    """Puts the server's option into the settings; the checks before a run would refuse this one there."""
+    """Puts the server's option into the settings; the checks before a run would refuse this one
+    there."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.strategy.server_settings.extra_args = dict(FLAG)  # type: ignore[attr-defined]
 
 
-def fit(server: LentServer, policy: Path, folder: Path, *callbacks: L.Callback, **settings: Any) -> dict[str, Any]:
-    """Trains a step; returns its metrics. Without a WeightSync the policy brings its usual one, as in a script."""
+def fit(
+    server: LentServer, policy: Path, folder: Path, *callbacks: L.Callback, **settings: Any
+) -> dict[str, Any]:
+    """Trains a step; returns its metrics. Without a WeightSync the policy brings its usual one, as
+    in a script."""
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -52,7 +61,11 @@ def fit(server: LentServer, policy: Path, folder: Path, *callbacks: L.Callback, 
         default_root_dir=folder,
     )
     data: dict[str, Any] = {"groups_per_step": 2, "rollouts_per_group": 4, "max_prompt_tokens": 64}
-    data |= {"prompts": PROMPTS, "rewards": ["tests.odd_lengths:brevity"], "max_response_tokens": 60}
+    data |= {
+        "prompts": PROMPTS,
+        "rewards": ["tests.odd_lengths:brevity"],
+        "max_response_tokens": 60,
+    }
     trainer.fit(lrl.PolicyModule(str(policy), lr=1e-4), lrl.RolloutDataModule(**data | settings))
     return trainer.callback_metrics
 
@@ -62,10 +75,16 @@ def test_tokens_of_another_distribution_end_a_run_before_its_first_update(
     biased: LentServer, policy_folder: Path, tmp_path: Path, in_a_script: bool
 ) -> None:
     sync = None if in_a_script else WeightSync()
-    with pytest.raises(RuntimeError, match=r"step 0: .*just sampled.*logits-processors: tests.logits_bias") as told:
+    with pytest.raises(
+        RuntimeError, match=r"step 0: .*just sampled.*logits-processors: tests.logits_bias"
+    ) as told:
         fit(biased, policy_folder, tmp_path, Optioned(), *([] if sync is None else [sync]))
-    assert "The weights were not touched" in str(told.value) and "policy/mismatch_mean" in str(told.value)
-    assert sync is None or (sync.version == 0 and sync.probes.difference < 1e-5), "the probe sees nothing of it"
+    assert "The weights were not touched" in str(told.value) and "policy/mismatch_mean" in str(
+        told.value
+    )
+    assert sync is None or (sync.version == 0 and sync.probes.difference < 1e-5), (
+        "the probe sees nothing of it"
+    )
 
 
 def test_without_an_option_the_message_says_where_else_to_look(

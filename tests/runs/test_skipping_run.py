@@ -1,4 +1,5 @@
-"""Runs on a real vLLM server that skip groups with equal rewards and keep cut responses out of the loss."""
+"""Runs on a real vLLM server that skip groups with equal rewards and keep cut responses out of the
+loss."""
 
 from __future__ import annotations
 
@@ -27,10 +28,14 @@ class Seen(L.Callback):
         data = trainer.datamodule
         stream = data.step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
-        cut = sum(len(rollout.token_ids) for rollout in rollouts if rollout.finish_reason == "length")
+        cut = sum(
+            len(rollout.token_ids) for rollout in rollouts if rollout.finish_reason == "length"
+        )
         assert stream.packer.masked_tokens == cut
         assert stream.num_tokens == sum(len(rollout.token_ids) for rollout in rollouts) - cut
-        assert all(len({rollout.reward for rollout in group.rollouts}) > 1 for group in stream.groups)
+        assert all(
+            len({rollout.reward for rollout in group.rollouts}) > 1 for group in stream.groups
+        )
         self.trained[stream.step] = [group.index for group in stream.groups]
         self.skipped = list(data.controller.ledger.skipped)
         self.counted.append(float(trainer.callback_metrics.get("rollouts/skipped_groups", 0.0)))
@@ -50,7 +55,14 @@ def test_equal_groups_make_room_for_others_and_a_resume_knows_them(
     first, rest = Seen(), Seen()
     fit(lent_server, policy_folder, tmp_path, callbacks=[RolloutLog(), first, saving], **settings)
     path = str(next((tmp_path / "saved").glob("*step=2*")))
-    fit(lent_server, policy_folder, tmp_path, callbacks=[RolloutLog(), rest], ckpt_path=path, **settings)
+    fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        callbacks=[RolloutLog(), rest],
+        ckpt_path=path,
+        **settings,
+    )
     before = first.trained[0] + first.trained[1]
     for trained, skipped in (
         (sum(first.trained.values(), []), first.skipped),

@@ -1,4 +1,5 @@
-"""A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another namespace."""
+"""A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another
+namespace."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Cancels(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == CANCELLED_AT:
-            jobs = subprocess.check_output(["squeue", "--noheader", "--format=%k"], text=True, timeout=60)
+            jobs = subprocess.check_output(
+                ["squeue", "--noheader", "--format=%k"], text=True, timeout=60
+            )
             assert "mine" in jobs.split(), "the generator's option"
             for name in ("lrl-scorer-0", "lrl-generator-0"):
                 subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
@@ -36,9 +39,14 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = lrl.ServerSettings(max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True)
+    settings = lrl.ServerSettings(
+        max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
+    )
     strategy = lrl.AsyncSingleDevice(
-        generator_devices=0, launcher=Slurm(1, options=["--comment=mine"]), server=settings, heartbeat_s=5.0
+        generator_devices=0,
+        launcher=Slurm(1, options=["--comment=mine"]),
+        server=settings,
+        heartbeat_s=5.0,
     )
     witness = Witness()
     trainer = L.Trainer(
@@ -57,10 +65,14 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         monkeypatch.setenv(MARK, strategy.run_id)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the node imports the reward
         rows = PROMPTS[: STEPS * GROUPS]
-        data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1))
+        data = data_module(
+            groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1)
+        )
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
         left = [said for process in living(strategy.run_id) if (said := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], "that one is of this process"
+    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
+        "that one is of this process"
+    )
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert strategy.transport is not None and strategy.transport.backend == "pull"

@@ -1,4 +1,5 @@
-"""Programs as forks of one process that has imported Lightning and transformers, which takes a core nine seconds.
+"""Programs as forks of one process that has imported Lightning and transformers, which takes a core
+nine seconds.
 
 A program of which a test looks at the start is started by its command instead (`tests.program`).
 """
@@ -27,19 +28,30 @@ from lrl.distributed.ranks import Ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["tests.strategies." + name for name in ("gradient_of_ranks", "reads_of_ranks", "sharded_step", "sharded_fit")]
+    [
+        "tests.strategies." + name
+        for name in ("gradient_of_ranks", "reads_of_ranks", "sharded_step", "sharded_fit")
+    ]
     + ["tests.strategies.run_of_ranks", "tests.strategies.run_that_ends"]
 )
 DEADLINE_S = 600.0
 
 
-def run_ranks(program: Callable[..., None], ranks: int, folder: Path, *arguments: Any, ends: Sequence[int] = ()) -> str:
-    """Calls `program(*arguments)` in as many processes, with torchrun's variables; returns what they have printed.
+def run_ranks(
+    program: Callable[..., None],
+    ranks: int,
+    folder: Path,
+    *arguments: Any,
+    ends: Sequence[int] = (),
+) -> str:
+    """Calls `program(*arguments)` in as many processes, with torchrun's variables; returns what
+    they have printed.
 
     What they print is in files of `folder`, which is also their folder of temporary files.
 
     Raises:
-        AssertionError: A rank has not ended in time, or with another status than that of `ends`; 0 without them.
+        AssertionError: A rank has not ended in time, or with another status than that of `ends`; 0
+            without them.
     """
     port = free_port()
     started = [start_rank(program, rank, ranks, port, folder, *arguments) for rank in range(ranks)]
@@ -54,7 +66,8 @@ def run_ranks(program: Callable[..., None], ranks: int, folder: Path, *arguments
 
 @dataclass
 class Fork:
-    """A program that was started, with the words of `subprocess.Popen`, and the file with what it prints."""
+    """A program that was started, with the words of `subprocess.Popen`, and the file with what it
+    prints."""
 
     process: BaseProcess
     output: Path
@@ -84,7 +97,9 @@ class Fork:
             os.kill(self.pid, signum)
 
 
-def start_fork(program: Callable[..., None], output: Path, variables: dict[str, str], *arguments: Any) -> Fork:
+def start_fork(
+    program: Callable[..., None], output: Path, variables: dict[str, str], *arguments: Any
+) -> Fork:
     """Starts `program(*arguments)` with these variables."""
     output.write_text("")
     # Not a daemon, which Python lets have no children: rank 0 has workers for rewards.
@@ -94,7 +109,13 @@ def start_fork(program: Callable[..., None], output: Path, variables: dict[str, 
 
 
 def start_rank(
-    program: Callable[..., None], rank: int, ranks: int, port: int, folder: Path, *arguments: Any, **variables: str
+    program: Callable[..., None],
+    rank: int,
+    ranks: int,
+    port: int,
+    folder: Path,
+    *arguments: Any,
+    **variables: str,
 ) -> Fork:
     """Starts one of them alone, with more variables if they are given; see `run_ranks`."""
     place = torchruns_variables(rank, ranks, port) | {"TMPDIR": str(folder)} | variables
@@ -113,16 +134,27 @@ def free_port() -> int:
 
 
 def torchruns_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "GROUP_RANK": 0,
+    }
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
     return {name: str(value) for name, value in (place | meeting).items()}
 
 
 def be_program(
-    output: Path, variables: dict[str, str], program: Callable[..., None], arguments: tuple[Any, ...]
+    output: Path,
+    variables: dict[str, str],
+    program: Callable[..., None],
+    arguments: tuple[Any, ...],
 ) -> None:
-    """Makes this fork a program with these variables: what it prints, errors too, is added to a file."""
-    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this program.
+    """Makes this fork a program with these variables: what it prints, errors too, is added to a
+    file."""
+    # Tests that a shell runs in the background inherit its ignored SIGINT, and so would this
+    # program.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
@@ -135,13 +167,19 @@ def be_program(
     try:
         program(*arguments)
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)  # as an uncaught error of a script is shown
+        sys.excepthook(
+            type(error), error, error.__traceback__
+        )  # as an uncaught error of a script is shown
         sys.stderr.flush()
         raise SystemExit(1) from None
 
 
 def meet(folder: Path) -> Ranks:
     """Returns all ranks, when they have met through a file."""
-    wait, rank, ranks = timedelta(seconds=60), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    wait, rank, ranks = (
+        timedelta(seconds=60),
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
     dist.init_process_group("gloo", f"file://{folder / 'store'}", wait, world_size=ranks, rank=rank)
     return Ranks(dist.new_group(backend="gloo", timeout=wait))

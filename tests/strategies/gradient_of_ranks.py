@@ -1,6 +1,8 @@
-"""One rank of several that train a step together, without a trainer. Arguments: policy folder and folder.
+"""One rank of several that train a step together, without a trainer. Arguments: policy folder and
+folder.
 
-torchrun's variables say which rank it is. Rank 0 has the groups. Each writes the gradient that it would clip.
+torchrun's variables say which rank it is. Rank 0 has the groups. Each writes the gradient that it
+would clip.
 """
 
 from __future__ import annotations
@@ -36,9 +38,15 @@ def main(model: str, folder: Path) -> None:
         policy.compute_loss(micro).backward()
         passes += 1
     average_over_ranks(policy.parameters(), ranks)
-    weights = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in policy.parameters()]
+    weights = [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for weight in policy.parameters()
+    ]
     gradient = torch.cat([weight.flatten() for weight in weights]) * ranks / step.num_tokens
-    torch.save({"gradient": gradient, "passes": passes, "sequences": step.num_sequences}, folder / f"{rank}.pt")
+    torch.save(
+        {"gradient": gradient, "passes": passes, "sequences": step.num_sequences},
+        folder / f"{rank}.pt",
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,6 +1,8 @@
-"""One of two trainer nodes, a process with a network, a folder and torchrun's or SLURM's variables of its own.
+"""One of two trainer nodes, a process with a network, a folder and torchrun's or SLURM's variables
+of its own.
 
-Its program fits a policy to given groups without generators, so that what is looked at is how the nodes meet and end.
+Its program fits a policy to given groups without generators, so that what is looked at is how the
+nodes meet and end.
 """
 
 from __future__ import annotations
@@ -36,8 +38,15 @@ DEADLINE_S = 300.0
 
 
 def as_torchrun(number: int) -> dict[str, str]:
-    """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0 opens it."""
-    place = {"RANK": number, "GROUP_RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    """The variables of torchrun's worker on a node; the agent's store is left out, so that rank 0
+    opens it."""
+    place = {
+        "RANK": number,
+        "GROUP_RANK": number,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+    }
     meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
     return {name: str(value) for name, value in (place | meeting).items()}
 
@@ -45,7 +54,12 @@ def as_torchrun(number: int) -> dict[str, str]:
 def as_slurm(number: int) -> dict[str, str]:
     """The variables of srun's task on a node."""
     place = {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
-    job = {"SLURM_NTASKS_PER_NODE": 1, "SLURM_NNODES": 2, "SLURM_JOB_ID": 7, "SLURM_JOB_NAME": "lrl"}
+    job = {
+        "SLURM_NTASKS_PER_NODE": 1,
+        "SLURM_NNODES": 2,
+        "SLURM_JOB_ID": 7,
+        "SLURM_JOB_NAME": "lrl",
+    }
     meeting = {"MASTER_ADDR": "10.213.0.1", "MASTER_PORT": PORT}
     return {name: str(value) for name, value in (place | job | meeting).items()}
 
@@ -122,13 +136,22 @@ def _be_node(
 def hide(folders: tuple[Path, ...]) -> None:
     """Has this process see nothing in some folders, as on a machine that does not share them."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for words in (("none", "/", None, MS_REC | MS_PRIVATE), *(("none", str(one), "tmpfs", 0) for one in folders)):
+    for words in (
+        ("none", "/", None, MS_REC | MS_PRIVATE),
+        *(("none", str(one), "tmpfs", 0) for one in folders),
+    ):
         if folders and (libc.unshare(CLONE_NEWNS) or libc.mount(*map(as_c, words), None)):
             raise OSError(ctypes.get_errno(), f"mount {words}")
 
 
 def as_c(word: str | int | None) -> Any:
-    return word.encode() if isinstance(word, str) else ctypes.c_ulong(word) if isinstance(word, int) else None
+    return (
+        word.encode()
+        if isinstance(word, str)
+        else ctypes.c_ulong(word)
+        if isinstance(word, int)
+        else None
+    )
 
 
 class Telling(L.Callback):
@@ -142,7 +165,10 @@ class Telling(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         networks = (pl_module.network, pl_module.reference.network)
-        sums = [sum(float(whole(one).double().sum()) for one in network.parameters()) for network in networks]
+        sums = [
+            sum(float(whole(one).double().sum()) for one in network.parameters())
+            for network in networks
+        ]
         print(f"step {trainer.global_step}: {sums}", flush=True)
         if self.waits and trainer.global_step == 3:
             wait_for(Path("go").exists, DEADLINE_S, "the test")
@@ -150,17 +176,28 @@ class Telling(L.Callback):
 
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells where both are."""
-    rendezvous.LOG_AFTER_S, rendezvous.CONNECT_S = 0.5, 3.0
+    rendezvous.LOG_AFTER_S = 0.5
+    rendezvous.CONNECT_S = 3.0
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with Rendezvous(os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s) as call:
+    with Rendezvous(
+        os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s
+    ) as call:
         places = call.meet()
-    print("met", [(place.address, place.interface) for place in places], os.environ[GLOO], os.environ[NCCL], flush=True)
+    print(
+        "met",
+        [(place.address, place.interface) for place in places],
+        os.environ[GLOO],
+        os.environ[NCCL],
+        flush=True,
+    )
 
 
 def await_rank_0(checks_s: float) -> None:
     """Meets, and waits until rank 0 has made its checks, which take so long."""
     rank = int(os.environ["RANK"])
-    with Rendezvous(os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0) as call:
+    with Rendezvous(
+        os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0
+    ) as call:
         call.meet()
         print("met", flush=True)
         if rank == 0:
@@ -170,7 +207,12 @@ def await_rank_0(checks_s: float) -> None:
 
 
 def fit(
-    strategy: str, model: str, steps: int, ckpt_path: str | None = None, waits: bool = False, **settings: Any
+    strategy: str,
+    model: str,
+    steps: int,
+    ckpt_path: str | None = None,
+    waits: bool = False,
+    **settings: Any,
 ) -> None:
     """Fits a policy; it saves every second step."""
     trainer = L.Trainer(

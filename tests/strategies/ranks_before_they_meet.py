@@ -1,7 +1,8 @@
-"""Ranks that wait for a rank 0 which does not come: it stands still in its checks, for `tests.program`.
+"""Ranks that wait for a rank 0 which does not come: it stands still in its checks, for
+`tests.program`.
 
-Arguments: policy folder, folder, strategy. The other ranks of `lrl.AsyncDDP` tell by a file that they are within
-torch's wait.
+Arguments: policy folder, folder, strategy. The other ranks of `lrl.AsyncDDP` tell by a file that
+they are within torch's wait.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Telling(lrl.AsyncDDP):
         self.folder = Path(folder)
 
     def setup_distributed(self) -> None:
-        waiting = threading.Thread(target=tell, args=(self.folder / f"{os.getpid()}.waits",), daemon=True)
+        waiting = threading.Thread(
+            target=tell, args=(self.folder / f"{os.getpid()}.waits",), daemon=True
+        )
         waiting.start()
         super().setup_distributed()
 
@@ -64,6 +67,8 @@ def main(policy: str, folder: str, strategy: str) -> None:
     )
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
     try:
-        trainer.fit(SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+        trainer.fit(
+            SlowOnRankZero(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
+        )
     finally:
         print("is a rank of another process:", "LOCAL_RANK" in os.environ)

@@ -1,6 +1,7 @@
 """One rank of several that read the policy together, without a trainer.
 
-Rank 0 reads the weights in every way. Each rank writes how often its own networks computed and gave their weights.
+Rank 0 reads the weights in every way. Each rank writes how often its own networks computed and gave
+their weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A run with two trainer ranks, a process each, and the server of another process, for `tests.program`.
+"""A run with two trainer ranks, a process each, and the server of another process, for
+`tests.program`.
 
-Arguments: policy folder, run folder, steps, checkpoint or "", strategy, and where the server is, as JSON.
-Every rank tells, step by step, what it trained; rank 0 also, of which groups it was. With `STOP_AT` in the environment
-a callback of rank 0 ends it after that step.
+Arguments: policy folder, run folder, steps, checkpoint or "", strategy, and where the server is, as
+JSON. Every rank tells, step by step, what it trained; rank 0 also, of which groups it was. With
+`STOP_AT` in the environment a callback of rank 0 ends it after that step.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Borrowing(SeveralRanks):
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
-        return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())]
+        return [
+            ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())
+        ]
 
 
 class BorrowingDDP(Borrowing, lrl.AsyncDDP):
@@ -100,14 +103,21 @@ class Telling(L.Callback):
         groups = stream.groups if stream else []
         line = {
             "step": trainer.global_step,
-            "weights": sum(float(whole(weight).double().sum()) for weight in pl_module.parameters()),
+            "weights": sum(
+                float(whole(weight).double().sum()) for weight in pl_module.parameters()
+            ),
             "passes": pl_module.passes,
             "reads": pl_module.reads,
             "prompts": [group.prompt.id for group in groups],
-            "timeout_s": _get_default_group()._get_backend(pl_module.device).options._timeout.total_seconds(),
-            "lags": [stream.step - v for group in groups for one in group.rollouts for v in one.versions],
+            "timeout_s": _get_default_group()
+            ._get_backend(pl_module.device)
+            .options._timeout.total_seconds(),
+            "lags": [
+                stream.step - v for group in groups for one in group.rollouts for v in one.versions
+            ],
         }
-        pl_module.passes, pl_module.reads = 0, []
+        pl_module.passes = 0
+        pl_module.reads = []
         with (self.folder / f"rank-{trainer.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         if trainer.is_global_zero:
@@ -143,7 +153,11 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
             StopsAt(),
             # A figure that only rank 0 has: both save at the same steps all the same.
             ModelCheckpoint(
-                folder / "checkpoints", monitor="reward/mean", mode="max", every_n_train_steps=2, save_top_k=-1
+                folder / "checkpoints",
+                monitor="reward/mean",
+                mode="max",
+                every_n_train_steps=2,
+                save_top_k=-1,
             ),
         ],
         max_steps=int(steps),
@@ -154,7 +168,9 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
     )
     data = lrl.RolloutDataModule(
         [{"prompt": f"{n}+1="} for n in range(10, 50)],
-        ["tests.odd_lengths:variety"],  # with brevity, a step of full-length responses has no gradient
+        [
+            "tests.odd_lengths:variety"
+        ],  # with brevity, a step of full-length responses has no gradient
         groups_per_step=4,
         rollouts_per_group=4,
         max_lag=1,

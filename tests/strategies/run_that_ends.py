@@ -1,4 +1,5 @@
-"""A run which the tests end, for `tests.program`. Arguments: policy folder, run folder, failing step."""
+"""A run which the tests end, for `tests.program`. Arguments: policy folder, run folder, failing
+step."""
 
 from __future__ import annotations
 

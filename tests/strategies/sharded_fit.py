@@ -49,7 +49,9 @@ class StepsOfRank:
 
     def __iter__(self) -> Iterator[StepOfRank]:
         while True:
-            yield StepOfRank(self.trainer.global_step, self.trainer.global_rank, self.trainer.world_size)
+            yield StepOfRank(
+                self.trainer.global_step, self.trainer.global_rank, self.trainer.world_size
+            )
 
 
 class NoSync(WeightSync):
@@ -80,7 +82,9 @@ def make_policy(folder: str, adapters: bool) -> Any:
     return lrl.PolicyModule(folder, lr=1e-2, reference=lrl.Reference(refresh_every_n_steps=2))
 
 
-def fit(folder: str, running: L.Trainer, ckpt_path: str | None = None, adapters: bool = False) -> dict[str, Any]:
+def fit(
+    folder: str, running: L.Trainer, ckpt_path: str | None = None, adapters: bool = False
+) -> dict[str, Any]:
     """Fits a policy; returns the weights of policy and reference, whole, on rank 0."""
     policy = make_policy(folder, adapters)
     running.fit(policy, StepsOfRank(running), ckpt_path=ckpt_path)
@@ -95,7 +99,9 @@ class FullDisk(L.Callback):
         self.step = step
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        limit_files(1000 if trainer.global_rank == 1 and trainer.global_step + 1 == self.step else None)
+        limit_files(
+            1000 if trainer.global_rank == 1 and trainer.global_step + 1 == self.step else None
+        )
 
     def on_train_end(self, *args: Any) -> None:
         limit_files(None)

@@ -1,7 +1,9 @@
-"""One rank of several that train a step of sharded policies, without a trainer, and read their weights.
+"""One rank of several that train a step of sharded policies, without a trainer, and read their
+weights.
 
-A policy whose name ends in `bf16` computes in bfloat16, and one whose name ends in `lora` trains adapters. Rank 0
-writes gradient, log-probs and weights, all whole, and the log-probs of the reference.
+A policy whose name ends in `bf16` computes in bfloat16, and one whose name ends in `lora` trains
+adapters. Rank 0 writes gradient, log-probs and weights, all whole, and the log-probs of the
+reference.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ class Sharded(lrl.PolicyModule):
     ranks: Any = None
     sharding: Any = None
 
-    def __init__(self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None) -> None:
-        super().__init__(model, lora=LORA if model.endswith("lora") else None, reference=lrl.Reference())
+    def __init__(
+        self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(
+            model, lora=LORA if model.endswith("lora") else None, reference=lrl.Reference()
+        )
         self.ranks = ranks
         shape = (ranks.size // tensor, tensor)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shards", "tensor"))
@@ -62,7 +68,11 @@ def fill_adapters(network: torch.nn.Module) -> None:
         if ".lora_" in name:
             numbers = 0.1 * torch.randn(weight.shape)
             is_whole = not isinstance(weight, DTensor)
-            weight.copy_(numbers if is_whole else distribute_tensor(numbers, weight.device_mesh, weight.placements))
+            weight.copy_(
+                numbers
+                if is_whole
+                else distribute_tensor(numbers, weight.device_mesh, weight.placements)
+            )
 
 
 def main(models: Path, folder: Path, tensor: int) -> None:
@@ -71,7 +81,9 @@ def main(models: Path, folder: Path, tensor: int) -> None:
     for model in sorted(models.iterdir()):
         if tensor > 1 and model.name in (*EXPERTS, ADAPTED):
             continue
-        policy = Sharded(str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None)
+        policy = Sharded(
+            str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None
+        )
         found = train(policy)
         if them.rank == 0:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
@@ -97,10 +109,15 @@ def train(policy: Sharded) -> dict[str, Any]:
         tokens += step.num_tokens
     scale, weights = policy.data_parallel_size / tokens, dict(policy.named_parameters())
     return {
-        "gradient": {name: one.grad.full_tensor() * scale for name, one in weights.items() if one.requires_grad},
+        "gradient": {
+            name: one.grad.full_tensor() * scale
+            for name, one in weights.items()
+            if one.requires_grad
+        },
         "passes": passes,
         "blanks": blanks,
-        "share": sum(one.to_local().numel() for one in weights.values()) / sum(one.numel() for one in weights.values()),
+        "share": sum(one.to_local().numel() for one in weights.values())
+        / sum(one.numel() for one in weights.values()),
     }
 
 
@@ -120,5 +137,12 @@ def stream(policy: Sharded, groups: list[Group]) -> StepStream:
 
     size = policy.data_parallel_size
     together = policy.ranks.size // size
-    run = RunParts(next_group=next_group, stopwatch=Stopwatch(), ranks=policy.ranks, tensor_parallel_size=together)
-    return StepStream(0, len(groups), Packer(BUDGET, GroupMean(), 1.0, ranks=size, blanks=True), run)
+    run = RunParts(
+        next_group=next_group,
+        stopwatch=Stopwatch(),
+        ranks=policy.ranks,
+        tensor_parallel_size=together,
+    )
+    return StepStream(
+        0, len(groups), Packer(BUDGET, GroupMean(), 1.0, ranks=size, blanks=True), run
+    )

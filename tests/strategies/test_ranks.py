@@ -36,21 +36,29 @@ def fit_alone(policy: str, folder: Path) -> None:
         default_root_dir=folder,
     )
     rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-    trainer.fit(lrl.PolicyModule(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"]))
+    trainer.fit(
+        lrl.PolicyModule(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_the_gradient_does_not_depend_on_the_number_of_ranks(policy_folder: Path, tmp_path: Path, ranks: int) -> None:
+def test_the_gradient_does_not_depend_on_the_number_of_ranks(
+    policy_folder: Path, tmp_path: Path, ranks: int
+) -> None:
     run_ranks(gradient_of_ranks.main, ranks, tmp_path, str(policy_folder), tmp_path)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     alone = gradient(opened(str(policy_folder)), pack(GROUPS, BUDGET))
     assert alone.abs().max() > 0.01
     for rank in found:
         torch.testing.assert_close(rank["gradient"], alone, atol=1e-6, rtol=1e-4)
-        assert rank["passes"] > 1 and rank["sequences"] == sum(len(group.rollouts) for group in GROUPS)
+        assert rank["passes"] > 1 and rank["sequences"] == sum(
+            len(group.rollouts) for group in GROUPS
+        )
 
 
-def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path, tmp_path: Path) -> None:
+def test_every_rank_takes_part_in_every_read_of_the_weights(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     run_ranks(reads_of_ranks.main, 3, tmp_path, str(policy_folder), tmp_path)
     led, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     expected = reads_of_ranks.alone(str(policy_folder))
@@ -68,15 +76,23 @@ def test_every_rank_takes_part_in_every_read_of_the_weights(policy_folder: Path,
 
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
     words, port = (tmp_path, str(policy_folder), tmp_path), free_port()
-    first, second = (start_rank(gradient_of_ranks.main, rank, 2, port, *words, SLOW="60") for rank in range(2))
-    wait_for(lambda: "trains\n" in second.printed() or not second.process.is_alive(), DEADLINE_S, "its first step")
+    first, second = (
+        start_rank(gradient_of_ranks.main, rank, 2, port, *words, SLOW="60") for rank in range(2)
+    )
+    wait_for(
+        lambda: "trains\n" in second.printed() or not second.process.is_alive(),
+        DEADLINE_S,
+        "its first step",
+    )
     first.process.kill()
     second.process.join(120)
     assert second.process.exitcode == 1, second.printed()
     assert "Rank 0 does not take part in the step any more" in second.printed()
 
 
-def test_a_rank_that_never_comes_ends_the_run_and_is_named(policy_folder: Path, tmp_path: Path) -> None:
+def test_a_rank_that_never_comes_ends_the_run_and_is_named(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), tmp_path)
     rank.process.join(DEADLINE_S)
     said = rank.printed()
@@ -92,10 +108,14 @@ def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
 
 
 def test_the_command_lines_defaults_for_torchs_wrapper_are_not_refused() -> None:
-    assert lrl.AsyncDDP(model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None)
+    assert lrl.AsyncDDP(
+        model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None
+    )
 
 
 def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:
-    with pytest.raises(ValueError, match="strategy.data_parallel_size is 2. It follows from the other sizes"):
+    with pytest.raises(
+        ValueError, match="strategy.data_parallel_size is 2. It follows from the other sizes"
+    ):
         lrl.AsyncFSDP(data_parallel_size=2)
     assert lrl.AsyncFSDP(data_parallel_size="auto", tensor_parallel_size=2)

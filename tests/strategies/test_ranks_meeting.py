@@ -22,17 +22,23 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def run(policy: Path, folder: Path, strategy: str) -> subprocess.Popen[str]:
     with (folder / "output").open("w") as output:
-        return program.start(ranks_before_they_meet.__name__, policy, folder, strategy, stdout=output, stderr=output)
+        return program.start(
+            ranks_before_they_meet.__name__, policy, folder, strategy, stdout=output, stderr=output
+        )
 
 
 def test_a_rank_ends_with_its_rank_0_and_at_a_signal_before_all_have_met(
     policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
     process = run(policy_folder, tmp_path, "AsyncDDP")
-    wait_for(lambda: len(list(tmp_path.glob("*.waits"))) == 2, 400.0, "both ranks that wait for rank 0")
+    wait_for(
+        lambda: len(list(tmp_path.glob("*.waits"))) == 2, 400.0, "both ranks that wait for rank 0"
+    )
     one, other = (psutil.Process(int(file.stem)) for file in tmp_path.glob("*.waits"))
     one.terminate()
-    wait_for(lambda: one.status() == psutil.STATUS_ZOMBIE, 120.0, "the end of a rank that got SIGTERM")
+    wait_for(
+        lambda: one.status() == psutil.STATUS_ZOMBIE, 120.0, "the end of a rank that got SIGTERM"
+    )
     assert other.status() != psutil.STATUS_ZOMBIE
     process.kill()
     process.wait(120)
@@ -46,19 +52,27 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     said = (tmp_path / "output").read_text()
     assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
     assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said
-    assert "is a rank of another process: False" in said, "its next run would wait for ranks that nobody starts"
+    assert "is a rank of another process: False" in said, (
+        "its next run would wait for ranks that nobody starts"
+    )
 
 
-@pytest.mark.parametrize("words", (["-c", "{program}"], ["-"]), ids=("command line", "standard input"))
+@pytest.mark.parametrize(
+    "words", (["-c", "{program}"], ["-"]), ids=("command line", "standard input")
+)
 def test_a_program_in_no_file_is_refused_before_a_rank_waits_for_others(words: list[str]) -> None:
     text = (
-        "import lightning as L, lrl\n"
-        "strategy = lrl.AsyncDDP(generator_devices=0)\n"
-        "trainer = L.Trainer(accelerator='cpu', devices=2, strategy=strategy, max_steps=1, logger=False)\n"
-        "trainer.fit(lrl.PolicyModule('-'), lrl.RolloutDataModule([{'prompt': '1'}], [lrl.rewards.ExactMatch()]))\n"
+        "import lightning as L, lrl\nstrategy = lrl.AsyncDDP(generator_devices=0)\ntrainer = "
+        "L.Trainer(accelerator='cpu', devices=2, strategy=strategy, max_steps=1, logger=False)\n"
+        "trainer.fit(lrl.PolicyModule('-'), lrl.RolloutDataModule([{'prompt': '1'}], "
+        "[lrl.rewards.ExactMatch()]))\n"
     )
     command = [sys.executable, *(word.format(program=text) for word in words)]
-    done = subprocess.run(command, input=text, cwd=program.ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(
+        command, input=text, cwd=program.ROOT, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 1
-    assert "which is no file" in done.stderr and "write it to a file, such as train.py" in done.stderr, done.stderr
+    assert (
+        "which is no file" in done.stderr and "write it to a file, such as train.py" in done.stderr
+    ), done.stderr
     assert "Traceback" not in done.stderr

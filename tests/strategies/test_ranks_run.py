@@ -1,4 +1,5 @@
-"""A run with two trainer ranks and a real generator: what holds for one rank holds for two, through two bad ends."""
+"""A run with two trainer ranks and a real generator: what holds for one rank holds for two, through
+two bad ends."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def mark(lent_server: LentServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[s
 
 
 @pytest.fixture
-def words_of(policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark: str) -> Callable[..., tuple[str, ...]]:
+def words_of(
+    policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark: str
+) -> Callable[..., tuple[str, ...]]:
     """Returns the arguments of the program."""
 
     def arguments(strategy: str, checkpoint: str = "", steps: int = STEPS) -> tuple[str, ...]:
@@ -46,13 +49,17 @@ def words_of(policy_folder: Path, lent_server: LentServer, tmp_path: Path, mark:
 
 
 @pytest.fixture
-def start(words_of: Callable[..., tuple[str, ...]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(
+    words_of: Callable[..., tuple[str, ...]], tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts it by its command: its rank 0 starts the other."""
     started = []
 
     def start(*how: Any) -> subprocess.Popen[str]:
         with (tmp_path / "output").open("w") as output:
-            started.append(program.start(run_of_ranks.__name__, *words_of(*how), stdout=output, stderr=output))
+            started.append(
+                program.start(run_of_ranks.__name__, *words_of(*how), stdout=output, stderr=output)
+            )
         return started[-1]
 
     yield start
@@ -61,13 +68,18 @@ def start(words_of: Callable[..., tuple[str, ...]], tmp_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def start_ranks(words_of: Callable[..., tuple[str, ...]], tmp_path: Path) -> Iterator[Callable[..., list[Fork]]]:
+def start_ranks(
+    words_of: Callable[..., tuple[str, ...]], tmp_path: Path
+) -> Iterator[Callable[..., list[Fork]]]:
     """Starts both ranks, as torchrun does; they are forks, which do not carry the mark."""
     started: list[Fork] = []
 
     def start(*how: Any, **variables: str) -> list[Fork]:
         port, own = free_port(), {name: os.environ[name] for name in (MARK, "TMPDIR")} | variables
-        ranks = [start_rank(run_of_ranks.main, rank, RANKS, port, tmp_path, *words_of(*how), **own) for rank in (0, 1)]
+        ranks = [
+            start_rank(run_of_ranks.main, rank, RANKS, port, tmp_path, *words_of(*how), **own)
+            for rank in (0, 1)
+        ]
         started.extend(ranks)
         return ranks
 
@@ -120,22 +132,34 @@ def test_a_sharded_run_is_whole_through_a_signal_and_a_resume(
 
 
 def wait_for_all(process: Fork | subprocess.Popen[str], output: Path, step: int) -> None:
-    """Waits until every rank has written its line of a step: rank 0, which says so, may be the first."""
+    """Waits until every rank has written its line of a step: rank 0, which says so, may be the
+    first."""
     wait_for_step(process, step, output)
     files = [output.parent / f"rank-{rank}.jsonl" for rank in range(RANKS)]
-    wait_for(lambda: all(f'{{"step": {step},' in file.read_text() for file in files), 300.0, "the lines of all ranks")
+    wait_for(
+        lambda: all(f'{{"step": {step},' in file.read_text() for file in files),
+        300.0,
+        "the lines of all ranks",
+    )
 
 
 def check_whole(tmp_path: Path) -> None:
-    """Checks that every prompt was trained once, within the bound on lag, and by ranks that hold the same policy."""
+    """Checks that every prompt was trained once, within the bound on lag, and by ranks that hold
+    the same policy."""
     first, second = told(tmp_path)
-    assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, STEPS + 1))
+    assert (
+        [line["step"] for line in first]
+        == [line["step"] for line in second]
+        == list(range(1, STEPS + 1))
+    )
     assert [line["weights"] for line in first] == [line["weights"] for line in second]
     assert len({line["weights"] for line in first}) == STEPS
     assert all(line["passes"] > 0 for line in [*first, *second])
     assert [line["reads"] for line in first] == [line["reads"] for line in second]
     assert all({"weights", "log-probs"} <= set(line["reads"]) for line in second)
-    assert sorted(prompt for line in first for prompt in line["prompts"]) == list(range(STEPS * GROUPS))
+    assert sorted(prompt for line in first for prompt in line["prompts"]) == list(
+        range(STEPS * GROUPS)
+    )
     lags = [lag for line in first for lag in line["lags"]]
     assert min(lags) >= 0 and max(lags) <= 1
     assert {line["timeout_s"] for line in [*first, *second]} == {RANK_TIMEOUT.total_seconds()}, (

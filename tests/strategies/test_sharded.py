@@ -1,4 +1,5 @@
-"""Sharded policies (FSDP2) on two ranks: their gradient, log-probs and weights are those of one process."""
+"""Sharded policies (FSDP2) on two ranks: their gradient, log-probs and weights are those of one
+process."""
 
 from __future__ import annotations
 
@@ -17,17 +18,30 @@ from lrl.training.sharding import tensor_parallel_plan
 from tests.strategies import sharded_step
 from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.strategies.sharded_step import ADAPTED, LONE, LORA, TEXT, fill_adapters, reference_logprobs
+from tests.strategies.sharded_step import (
+    ADAPTED,
+    LONE,
+    LORA,
+    TEXT,
+    fill_adapters,
+    reference_logprobs,
+)
 from tests.strategies.sharded_step import EXPERTS as MIXTURES
 from tests.test_policy import SIZES, gradient, opened, pack, save_model
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0}
 LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 1, "num_experts_per_tok": 2}
+EXPERTS = {
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "decoder_sparse_step": 1,
+    "num_experts_per_tok": 2,
+}
 
 
 def configs() -> dict[str, PreTrainedConfig]:
-    """Ten architectures: tied heads, biases, norms of heads, caps, experts, packed projections, scaled positions.
+    """Ten architectures: tied heads, biases, norms of heads, caps, experts, packed projections,
+    scaled positions.
 
     The first comes again, to compute in bfloat16.
     """
@@ -57,20 +71,26 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["shards", "shards_and_tensor_parallelism"])
-def results(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(
+    request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What two ranks have written, or two pairs of ranks."""
     folder, ranks = tmp_path_factory.mktemp("results"), 2 * request.param
     run_ranks(sharded_step.main, ranks, folder, models, folder, request.param)
     for name in configs().keys() - {*MIXTURES, ADAPTED} if request.param == 2 else ():
         for rank in range(2):  # both ranks of a pair have done the same
-            found, other = (torch.load(folder / f"{name}-{2 * rank + place}.pt") for place in range(2))
+            found, other = (
+                torch.load(folder / f"{name}-{2 * rank + place}.pt") for place in range(2)
+            )
             assert found["passes"] == other["passes"] and found["share"] < 0.5
             (folder / f"{name}-{2 * rank}.pt").rename(folder / f"{name}-{rank}.pt")
     return folder
 
 
 @pytest.mark.parametrize("name", configs())
-def test_a_sharded_policy_equals_the_policy_of_one_process(name: str, models: Path, results: Path) -> None:
+def test_a_sharded_policy_equals_the_policy_of_one_process(
+    name: str, models: Path, results: Path
+) -> None:
     if name == ADAPTED and not (results / f"{name}-0.pt").exists():
         return  # refused before (`lrl.preflight.settings`)
     if not (results / f"{name}-0.pt").exists():
@@ -79,7 +99,9 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(name: str, models: Pa
             tensor_parallel_plan(opened(str(models / name)).network, 2)
         return
     first, second = (torch.load(results / f"{name}-{rank}.pt") for rank in range(2))
-    policy: Any = opened(str(models / name), lora=LORA if name == ADAPTED else None, reference=Reference())
+    policy: Any = opened(
+        str(models / name), lora=LORA if name == ADAPTED else None, reference=Reference()
+    )
     policy.setup("fit")
     fill_adapters(policy.network)
     trained = [parameter for parameter, weight in policy.named_parameters() if weight.requires_grad]
@@ -97,7 +119,10 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(name: str, models: Pa
     assert first["weights"].keys() == weights.keys()
     assert all(torch.equal(first["weights"][one], weights[one]) for one in weights)
     exported = open_network(str(results / f"{name}-exported"), "float32", None, False)
-    assert all(torch.equal(exported.state_dict()[one], weight) for one, weight in whole_tensors(policy.network))
+    assert all(
+        torch.equal(exported.state_dict()[one], weight)
+        for one, weight in whole_tensors(policy.network)
+    )
     alone = gradient(policy, pack([*GROUPS, LONE], BUDGET))
     assert alone.abs().max() > 0.001
     if in_bfloat16:
@@ -109,7 +134,11 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(name: str, models: Pa
 @pytest.mark.parametrize(
     ("config", "size", "said"),
     [
-        (transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4), 2, "no plan to divide"),
+        (
+            transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4),
+            2,
+            "no plan to divide",
+        ),
         (transformers.LlamaConfig(**SIZES), 4, "does not divide the model's num_key_value_heads 2"),
     ],
 )

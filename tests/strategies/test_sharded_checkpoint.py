@@ -1,4 +1,5 @@
-"""Checkpoints of a sharded policy: in parts or whole, a run goes on from them with any number of ranks."""
+"""Checkpoints of a sharded policy: in parts or whole, a run goes on from them with any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +24,14 @@ from tests.strategies.forked_ranks import run_ranks
 from tests.strategies.sharded_fit import fit
 
 
-def fit_sharded(policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any) -> dict[str, Any]:
+def fit_sharded(
+    policy: Path, folder: Path, ranks: int, steps: int, *more: Any, **settings: Any
+) -> dict[str, Any]:
     """Fits with that many ranks up to a step; returns the weights that rank 0 has written."""
     folder.mkdir()
-    call = functools.partial(sharded_fit.main, str(policy), str(folder), ranks, steps, *more, **settings)
+    call = functools.partial(
+        sharded_fit.main, str(policy), str(folder), ranks, steps, *more, **settings
+    )
     (folder / "output").write_text(run_ranks(call, ranks, folder))
     found: dict[str, Any] = torch.load(folder / "weights.pt")
     return found
@@ -47,7 +52,13 @@ def runs(policy_folder: Path, folder: Path) -> dict[str, Any]:
         reduce_gradients="once",
     )
     copies = fit_sharded(
-        policy_folder, folder / "copies", 4, 7, folder / "whole" / "step=5.ckpt", full_disk_at=7, replicas=2
+        policy_folder,
+        folder / "copies",
+        4,
+        7,
+        folder / "whole" / "step=5.ckpt",
+        full_disk_at=7,
+        replicas=2,
     )
     return {"parts": parts, "whole": whole, "copies": copies}
 
@@ -57,7 +68,9 @@ def alone(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     """The weights of one process that is never stopped, by step."""
     found = {}
     for steps in (3, 5, 7):
-        running = trainer(tmp_path_factory.mktemp("alone"), max_steps=steps, enable_checkpointing=False)
+        running = trainer(
+            tmp_path_factory.mktemp("alone"), max_steps=steps, enable_checkpointing=False
+        )
         found[steps] = fit(str(policy_folder), running)
     return found
 
@@ -69,7 +82,9 @@ def test_a_sharded_run_goes_on_from_either_format_with_another_number_of_ranks(
     for kind in ("policy", "reference"):
         assert runs[name][kind].keys() == alone[step][kind].keys()
         for weight, expected in alone[step][kind].items():
-            torch.testing.assert_close(runs[name][kind][weight], expected, atol=2e-5, rtol=1e-4, msg=weight)
+            torch.testing.assert_close(
+                runs[name][kind][weight], expected, atol=2e-5, rtol=1e-4, msg=weight
+            )
     first = next(iter(alone[3]["policy"]))  # the steps change something
     assert (alone[3]["policy"][first] - alone[5]["policy"][first]).abs().max() > 1e-3
 
@@ -105,7 +120,10 @@ def test_lrl_export_makes_the_policy_of_either_format(
     exported = open_network(str(tmp_path / "policy"), "float32", None, False).state_dict()
     for name, expected in runs[checkpoint.partition("/")[0]]["policy"].items():
         assert torch.equal(exported[name.removeprefix("network.")], expected)
-    assert open_tokenizer(str(tmp_path / "policy")).get_vocab() == open_tokenizer(str(policy_folder)).get_vocab()
+    assert (
+        open_tokenizer(str(tmp_path / "policy")).get_vocab()
+        == open_tokenizer(str(policy_folder)).get_vocab()
+    )
 
 
 def test_a_checkpoint_that_one_rank_cannot_write_leaves_nothing_and_the_run_goes_on(
@@ -114,14 +132,19 @@ def test_a_checkpoint_that_one_rank_cannot_write_leaves_nothing_and_the_run_goes
     saved = sorted(path.name for path in (folder / "parts").glob("*.ckpt*"))
     assert saved == ["step=1.ckpt", "step=3.ckpt"]
     said = (folder / "parts" / "output").read_text()
-    assert said.count("The checkpoint of step 2 cannot be written") == 1 and "File too large" in said
+    assert (
+        said.count("The checkpoint of step 2 cannot be written") == 1 and "File too large" in said
+    )
 
 
 def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_parts_of_all(
     runs: dict[str, Any], folder: Path
 ) -> None:
     assert not (folder / "copies" / "step=7.ckpt").exists()
-    said = re.search(r"Saved after 7 steps. Resume with --ckpt_path (\S+)", (folder / "copies" / "output").read_text())
+    said = re.search(
+        r"Saved after 7 steps. Resume with --ckpt_path (\S+)",
+        (folder / "copies" / "output").read_text(),
+    )
     assert said is not None
     for name, weight in read_weights(Path(said[1])).items():
         assert torch.equal(runs["copies"]["policy"][name], weight)
@@ -131,7 +154,9 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
 def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpoint(
     place: str, policy_folder: Path, tmp_path: Path
 ) -> None:
-    call = functools.partial(sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place)
+    call = functools.partial(
+        sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place
+    )
     before = set(os.listdir(SHM))
     said = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
     wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")

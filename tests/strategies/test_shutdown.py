@@ -1,4 +1,5 @@
-"""No process outlives its run, and nothing of it stays in /dev/shm, whichever way it ends. Each end is a whole run.
+"""No process outlives its run, and nothing of it stays in /dev/shm, whichever way it ends. Each end
+is a whole run.
 
 The good end is a script of the README (`tests/runs/test_readme.py`).
 """
@@ -90,7 +91,9 @@ def test_a_run_ended_by_a_signal_while_its_server_starts_leaves_nothing(
     wait_for(lambda: len(living(mark)) >= 2, 300.0, "supervisor and API server")
     process.send_signal(signals[0])
     if len(signals) > 1:
-        wait_for(lambda: "A second signal" in process.printed(), 300.0, "the word on the first signal")
+        wait_for(
+            lambda: "A second signal" in process.printed(), 300.0, "the word on the first signal"
+        )
         process.send_signal(signals[1])
     told_once = signals == [signal.SIGTERM]
     assert process.wait(400) == (128 + signal.SIGTERM if told_once else -signals[-1])

@@ -30,7 +30,8 @@ class SignalWithin(L.Callback):
 
 
 class FailsAndIsStopped(L.Callback):
-    """An error ends the run after step `STOPPED`; SIGTERM comes while its last checkpoint waits for the generators."""
+    """An error ends the run after step `STOPPED`; SIGTERM comes while its last checkpoint waits for
+    the generators."""
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == STOPPED:
@@ -38,12 +39,16 @@ class FailsAndIsStopped(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, *args: Any) -> None:
         strategy: Any = trainer.strategy
-        strategy.fleet.loop.loop.call_soon_threadsafe(time.sleep, 1.0)  # longer than a wait without a look at signals
+        strategy.fleet.loop.loop.call_soon_threadsafe(
+            time.sleep, 1.0
+        )  # longer than a wait without a look at signals
         signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def whole(lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Witness:
+def whole(
+    lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Witness:
     """The run that nothing stops."""
     return fit(lent_server, policy_folder, tmp_path_factory.mktemp("whole"), **SMALL)
 
@@ -54,7 +59,13 @@ def test_a_run_stopped_within_a_step_resumes_with_that_steps_prompts(
 ) -> None:
     none_due, first = ModelCheckpoint(every_n_train_steps=1000), Witness()
     with pytest.raises(SystemExit) as end:
-        fit(lent_server, policy_folder, tmp_path, callbacks=[none_due, SignalWithin(moment), first], **SMALL)
+        fit(
+            lent_server,
+            policy_folder,
+            tmp_path,
+            callbacks=[none_due, SignalWithin(moment), first],
+            **SMALL,
+        )
     assert end.value.code == 143
     path = tmp_path / "checkpoints" / f"last-step={STOPPED}.ckpt"
     rest = fit(lent_server, policy_folder, tmp_path / "rest", ckpt_path=str(path), **SMALL)

@@ -1,4 +1,5 @@
-"""A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends when one is gone."""
+"""A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends
+when one is gone."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def fitting(strategy: str, model: Path, steps: int, ckpt_path: str | None = None
     fit(strategy, str(model), steps, ckpt_path, steps > 3, heartbeat_s=SILENCE_S, **parts)
 
 
-@pytest.mark.parametrize(("strategy", "started_by"), [("AsyncDDP", as_torchrun), ("AsyncFSDP", as_slurm)])
+@pytest.mark.parametrize(
+    ("strategy", "started_by"), [("AsyncDDP", as_torchrun), ("AsyncFSDP", as_slurm)]
+)
 def test_two_nodes_train_the_same_policy_without_a_shared_folder_and_both_notice_that_their_network_is_gone(
     strategy: str,
     started_by: Callable[[int], dict[str, str]],
@@ -56,7 +59,9 @@ def test_two_nodes_train_the_same_policy_without_a_shared_folder_and_both_notice
         (tmp_path / f"node-{number}" / "go").touch()
     assert [first.status(), second.status()] == [1, 1]
     for node in (first, second):
-        assert re.search("take part in the step any more|Another rank has ended", node.said), node.said
+        assert re.search("take part in the step any more|Another rank has ended", node.said), (
+            node.said
+        )
         assert "Traceback" not in node.said
     assert steps(first)[:3] == steps(second)[:3]
     assert {path.name for path in (tmp_path / "node-1").iterdir()} == {"output", "go"}
@@ -72,7 +77,10 @@ def test_parts_of_a_checkpoint_on_folders_that_are_not_shared_are_refused_on_bot
     assert [node.status() for node in both] == [1, 1]
     for node in both:
         assert f"does not see {mine / 'saved'}" in node.said
-        assert "set strategy.save_distributed_checkpoint to false" in node.said and "Traceback" not in node.said
+        assert (
+            "set strategy.save_distributed_checkpoint to false" in node.said
+            and "Traceback" not in node.said
+        )
     assert list(mine.glob("saved/*")) == list(mine.glob("saved/.*")) == []
 
 

@@ -30,7 +30,9 @@ WRONG = {
 }
 
 
-def response(scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[dict[str, Any]]]:
+def response(
+    scope: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[bool, list[dict[str, Any]]]:
     """Returns whether the application was reached, and the messages of the middleware itself."""
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     reached, sent = [], []
@@ -54,7 +56,9 @@ def scope(path: str, headers: dict[str, str], kind: str = "http") -> dict[str, A
 
 
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("path", ["/pause", "/inference/v1/generate", "/", "/health/", "/healthz", "//health"])
+@pytest.mark.parametrize(
+    "path", ["/pause", "/inference/v1/generate", "/", "/health/", "/healthz", "//health"]
+)
 def test_without_the_token_nothing_is_reached(
     headers: dict[str, str], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,10 +90,17 @@ def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch
 
 
 def routes(server: LentServer) -> set[tuple[str, str]]:
-    """Returns (method, path) of every route, from the server's own OpenAPI document and from its log."""
-    status, body = call(server.url, "GET", "/openapi.json", {"Authorization": f"Bearer {server.token}"})
+    """Returns (method, path) of every route, from the server's own OpenAPI document and from its
+    log."""
+    status, body = call(
+        server.url, "GET", "/openapi.json", {"Authorization": f"Bearer {server.token}"}
+    )
     assert status == 200
-    found = {(method.upper(), path) for path, methods in json.loads(body)["paths"].items() for method in methods}
+    found = {
+        (method.upper(), path)
+        for path, methods in json.loads(body)["paths"].items()
+        for method in methods
+    }
     for path, methods in re.findall(r"Route: (\S+), Methods: (.+)", server.log_path.read_text()):
         found |= {(method.strip(), path) for method in methods.split(",")}
     return found - {("GET", "/health"), ("HEAD", "/health")}
@@ -98,11 +109,19 @@ def routes(server: LentServer) -> set[tuple[str, str]]:
 def test_every_route_of_a_real_server_asks_for_the_token(lent_server: LentServer) -> None:
     known = routes(lent_server)
     paths = {path for _, path in known}
-    assert {"/pause", "/resume", "/inference/v1/generate", "/v1/chat/completions", "/collective_rpc"} <= paths
+    assert {
+        "/pause",
+        "/resume",
+        "/inference/v1/generate",
+        "/v1/chat/completions",
+        "/collective_rpc",
+    } <= paths
     own = {("POST", path) for path in (f"{ROUTE}{'0' * 16}", WRITE, FLUSH)}
     for method, path in sorted(known | own):
         for case, headers in WRONG.items():
-            assert call(lent_server.url, method, path, headers)[0] == 401, f"{method} {path} with {case}"
+            assert call(lent_server.url, method, path, headers)[0] == 401, (
+                f"{method} {path} with {case}"
+            )
     assert call(lent_server.url, "GET", "/health", {})[0] == 200
 
 
@@ -115,7 +134,9 @@ def test_requests_without_the_token_do_not_disturb_a_run(
     def call_all() -> None:
         while not done.is_set():
             for path in ("/pause", "/update_weights", "/collective_rpc", "/inference/v1/generate"):
-                statuses.append(call(lent_server.url, "POST", path, {"Authorization": "Bearer wrong"}, b"{}")[0])
+                statuses.append(
+                    call(lent_server.url, "POST", path, {"Authorization": "Bearer wrong"}, b"{}")[0]
+                )
             time.sleep(0.02)
 
     caller = threading.Thread(target=call_all)
@@ -138,5 +159,9 @@ def test_the_token_is_in_no_file_and_no_command_line(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.suffix == ".ckpt" for path in files)
     assert not any(token in path.read_bytes() for path in [*files, lent_server.log_path])
-    words = [word for process in psutil.process_iter(["cmdline"]) for word in process.info["cmdline"] or []]
+    words = [
+        word
+        for process in psutil.process_iter(["cmdline"])
+        for word in process.info["cmdline"] or []
+    ]
     assert not any(lent_server.token in word for word in words)

@@ -43,12 +43,16 @@ def test_a_logger_on_a_full_disk_gives_one_warning_and_the_run_continues(
     running = trainer(tmp_path, disk_full_from_step(2, files), logger=logger)
     fit(policy, running)
     assert running.global_step == running.max_steps
-    warnings = [record.getMessage() for record in caplog.records if record.name == "lrl.system.best_effort"]
+    warnings = [
+        record.getMessage() for record in caplog.records if record.name == "lrl.system.best_effort"
+    ]
     assert len(warnings) == 1
     assert "Errno 28" in warnings[0] and str(tmp_path / "run") in warnings[0]
 
 
-def test_a_loggers_other_error_ends_the_run(policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loggers_other_error_ends_the_run(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(*args: Any, **kwargs: Any) -> None:
         raise TypeError("a fault of the logger")
 
@@ -84,7 +88,10 @@ def test_an_export_onto_a_full_disk_is_reported(
 
 
 def test_a_best_effort_block_suppresses_os_errors_only(caplog: pytest.LogCaptureFixture) -> None:
-    with best_effort("The responses to gsm8k", Path("/dev/full")), Path("/dev/full").open("w") as file:
+    with (
+        best_effort("The responses to gsm8k", Path("/dev/full")),
+        Path("/dev/full").open("w") as file,
+    ):
         file.write("answer")
     assert "The responses to gsm8k cannot be written to /dev/full: [Errno 28]" in caplog.text
     with pytest.raises(ValueError, match="a fault"), best_effort("The curve", Path("curve.png")):

@@ -48,7 +48,9 @@ def cores(process: psutil.Process) -> list[set[int]]:
     return [os.sched_getaffinity(one.id) for one in process.threads()]
 
 
-def test_every_thread_is_pinned_except_in_an_unpinned_block(program: psutil.Popen, thread: int) -> None:
+def test_every_thread_is_pinned_except_in_an_unpinned_block(
+    program: psutil.Popen, thread: int
+) -> None:
     pinning = CpuPinning(SOME, thread)
     pinning.set_processes(0, [program])
     pinning.pin()
@@ -68,7 +70,9 @@ def test_without_cores_nothing_is_moved(program: psutil.Popen, thread: int) -> N
         assert SOME in cores(program) and os.sched_getaffinity(thread) == EVERY
 
 
-def test_a_process_that_has_ended_or_was_replaced_is_passed_over(program: psutil.Popen, thread: int) -> None:
+def test_a_process_that_has_ended_or_was_replaced_is_passed_over(
+    program: psutil.Popen, thread: int
+) -> None:
     ended = psutil.Popen([sys.executable, "-c", ""])
     ended.wait()
     pinning = CpuPinning(SOME, thread)

@@ -34,7 +34,8 @@ def all_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "threads"), [("passive", CORES), ("PASSIVE", CORES), ("active", max(1, CORES // 2)), ("", CORES // 2)]
+    ("policy", "threads"),
+    [("passive", CORES), ("PASSIVE", CORES), ("active", max(1, CORES // 2)), ("", CORES // 2)],
 )
 def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores(
     policy: str, threads: int, monkeypatch: pytest.MonkeyPatch
@@ -45,7 +46,9 @@ def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores(
 
 
 @pytest.mark.parametrize(("policy", "cores"), [("passive", CORES), ("active", max(1, CORES // 2))])
-def test_ranks_divide_the_trainers_cores(policy: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_divide_the_trainers_cores(
+    policy: str, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     share_cores(ranks=2)
     assert torch.get_num_threads() == max(1, cores // 2)
@@ -76,7 +79,9 @@ def test_generators_are_pinned_to_the_other_half_of_the_cores_if_they_fit_there(
     assert cores_of_generators(threads) == found
 
 
-@pytest.mark.parametrize(("name", "value"), [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("OMP_NUM_THREADS", "1"), ("OMP_WAIT_POLICY", "passive")]
+)
 def test_generators_are_not_pinned_beside_a_trainer_on_all_cores(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +112,12 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
     data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
-    parts = {"strategy": strategy, "lightning_module": policy, "datamodule": data, "state": SimpleNamespace(fn="fit")}
+    parts = {
+        "strategy": strategy,
+        "lightning_module": policy,
+        "datamodule": data,
+        "state": SimpleNamespace(fn="fit"),
+    }
     where = {"loggers": [], "default_root_dir": str(tmp_path)}
     trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     others = set(sorted(before)[CORES // 2 :])
@@ -148,4 +158,7 @@ def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() 
     )
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     words = [sys.executable, "-c", look]
-    assert subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300).stdout == "passive\n"
+    assert (
+        subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300).stdout
+        == "passive\n"
+    )

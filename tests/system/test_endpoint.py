@@ -1,4 +1,5 @@
-"""Endpoints: settings rejected before a start, certificates that the trainer trusts, and a real server with TLS."""
+"""Endpoints: settings rejected before a start, certificates that the trainer trusts, and a real
+server with TLS."""
 
 from __future__ import annotations
 
@@ -48,18 +49,26 @@ def other(folder: Path) -> tuple[str, str]:
 
 
 def make(folder: Path, number: int = 0, **settings: Any) -> Server:
-    return Server("a/model", ServerSettings(**settings), "shared_memory", [], folder, number, "listening")
+    return Server(
+        "a/model", ServerSettings(**settings), "shared_memory", [], folder, number, "listening"
+    )
 
 
-def shake_hands(trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def shake_hands(
+    trust: ssl.SSLContext, cert: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Does a handshake between a client with `trust` and a server with this certificate."""
     monkeypatch.setattr(Endpoint, "trust", lambda self: trust)
     Endpoint(tls_cert=cert, tls_key=key)._shake_hands()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "192.0.2.7", "::", "gpu7", "localhost.example.com", "127.0.0.1.nip.io"]
+)
 def test_an_address_that_other_machines_reach_needs_tls_or_insecure(host: str) -> None:
-    with pytest.raises(ValueError, match=rf"host is '{host}'.*tls_cert and tls_key.*insecure: true"):
+    with pytest.raises(
+        ValueError, match=rf"host is '{host}'.*tls_cert and tls_key.*insecure: true"
+    ):
         ServerSettings(host=host)
     assert ServerSettings(host=host, insecure=True).host == host
 
@@ -69,12 +78,19 @@ def test_loopback_needs_neither(host: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ServerSettings(host=host).endpoint.warn()
-    assert not [one for one in said if one.category is UserWarning]  # a socket that another test left warns, too
+    assert not [
+        one for one in said if one.category is UserWarning
+    ]  # a socket that another test left warns, too
 
 
 @pytest.mark.parametrize(
     ("host", "url"),
-    [("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80"), ("::1", "http://[::1]:80"), ("a", "http://a:80")],
+    [
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("a", "http://a:80"),
+    ],
 )
 def test_the_trainer_reaches_a_generator_on_every_address_by_loopback(host: str, url: str) -> None:
     assert Endpoint(host).url(80) == url
@@ -84,7 +100,9 @@ def test_an_insecure_address_is_warned_of_once(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")
         servers = [make(tmp_path, number, host="0.0.0.0", insecure=True) for number in range(2)]
-    assert len(said) == 1 and "token" in str(said[0].message) and "'0.0.0.0'" in str(said[0].message)
+    assert (
+        len(said) == 1 and "token" in str(said[0].message) and "'0.0.0.0'" in str(said[0].message)
+    )
     assert servers[0].port != servers[1].port
 
 
@@ -102,11 +120,16 @@ def test_a_key_that_others_can_read_is_warned_of(pair: tuple[str, str], tmp_path
 
 
 def test_an_address_of_another_machine_is_named_before_a_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"host is '203.0.113.7', and no port.*0\.0\.0\.0"), pytest.warns(UserWarning):
+    with (
+        pytest.raises(ValueError, match=r"host is '203.0.113.7', and no port.*0\.0\.0\.0"),
+        pytest.warns(UserWarning),
+    ):
         make(tmp_path, host="203.0.113.7", insecure=True)
 
 
-def test_a_certificate_and_its_key_come_together_and_not_with_insecure(pair: tuple[str, str]) -> None:
+def test_a_certificate_and_its_key_come_together_and_not_with_insecure(
+    pair: tuple[str, str],
+) -> None:
     cert, key = pair
     with pytest.raises(ValueError, match="tls_key is not set"):
         ServerSettings(tls_cert=cert)
@@ -161,7 +184,8 @@ def test_only_the_certificate_itself_is_trusted_and_not_its_issuer(
 
 @pytest.fixture(scope="module")
 def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iterator[LentServer]:
-    """A real server on every address of this machine, with TLS; the trainer's own gloo has another interface."""
+    """A real server on every address of this machine, with TLS; the trainer's own gloo has another
+    interface."""
     settings = ServerSettings(
         max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.1,
         host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1],
@@ -188,7 +212,11 @@ def outside_addresses() -> dict[str, str]:
     }
 
 
-def by_client(server: LentServer, trust: ssl.SSLContext | None, work: Callable[[GeneratorClient], Awaitable[T]]) -> T:
+def by_client(
+    server: LentServer,
+    trust: ssl.SSLContext | None,
+    work: Callable[[GeneratorClient], Awaitable[T]],
+) -> T:
     async def scene() -> T:
         client = GeneratorClient(server.url, server.name, server.token, trust)
         try:
@@ -206,7 +234,10 @@ def probe(client: GeneratorClient) -> Awaitable[list[float]]:
 def test_a_real_server_speaks_tls_to_clients_with_its_certificate_and_no_plain_http(
     tls_server: LentServer, other: tuple[str, str]
 ) -> None:
-    assert tls_server.url.startswith("https://") and len(by_client(tls_server, tls_server.trust, probe)) == 2
+    assert (
+        tls_server.url.startswith("https://")
+        and len(by_client(tls_server, tls_server.trust, probe)) == 2
+    )
     for stranger in (trust_only(first_certificate(other[0])), ssl.create_default_context()):
         with pytest.raises(GeneratorError, match="CERTIFICATE_VERIFY_FAILED"):
             by_client(tls_server, stranger, probe)
@@ -225,7 +256,11 @@ def test_the_token_is_asked_for_on_every_address(tls_server: LentServer) -> None
 
 def test_only_the_guarded_port_is_open_to_other_machines(tls_server: LentServer) -> None:
     supervisor = psutil.Process(tls_server.server._supervisor.pid)
-    ports = [port for process in supervisor.children(recursive=True) for port in process.net_connections("tcp")]
+    ports = [
+        port
+        for process in supervisor.children(recursive=True)
+        for port in process.net_connections("tcp")
+    ]
     open_ports = {port.laddr for port in ports if port.status == psutil.CONN_LISTEN}
     assert ("0.0.0.0", tls_server.port) in open_ports and len(open_ports) > 1
     assert {ip for ip, port in open_ports if port != tls_server.port} == {"127.0.0.1"}
@@ -237,5 +272,7 @@ def test_a_run_trains_over_tls(tls_server: LentServer, policy_folder: Path, tmp_
 
 def test_the_lines_to_talk_know_the_certificate(tls_server: LentServer, folder: Path) -> None:
     lines = prompt.lines(folder, 0, "1+1=")
-    done = subprocess.run(["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=folder)
+    done = subprocess.run(
+        ["bash"], input=lines, capture_output=True, text=True, timeout=120, cwd=folder
+    )
     assert '"chat.completion"' in done.stdout, done.stdout + done.stderr

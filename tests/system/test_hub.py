@@ -1,4 +1,5 @@
-"""The hub is asked once, and soon, whether it can be reached; the endpoint is one of this machine."""
+"""The hub is asked once, and soon, whether it can be reached; the endpoint is one of this
+machine."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_a_mistyped_model_without_a_network_is_refused_without_another_try(
         pytest.raises(ValueError, match="no model of that name on this machine"),
     ):
         open_tokenizer("no/such-model")
-    assert [record.name for record in caplog.records] == ["lrl.system.hub"], "no client has tried again"
+    assert [record.name for record in caplog.records] == ["lrl.system.hub"], (
+        "no client has tried again"
+    )
     assert "127.0.0.1 cannot be reached (Connection refused)" in caplog.text
     assert hub.offline() and os.environ[hub.SWITCH] == "1", "generators do not try either"
 

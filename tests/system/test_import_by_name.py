@@ -15,7 +15,9 @@ from lrl.system import import_by_name
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "by_name_scores.py").write_text("def short(prompt, response, **columns):\n    return 1.0\nLIMIT = 3\n")
+    (tmp_path / "by_name_scores.py").write_text(
+        "def short(prompt, response, **columns):\n    return 1.0\nLIMIT = 3\n"
+    )
     return tmp_path
 
 
@@ -26,10 +28,17 @@ def forget() -> None:
 
 
 def test_a_module_of_the_current_folder_and_a_file_give_the_same_function(here: Path) -> None:
-    forms = ("by_name_scores:short", "by_name_scores.short", "by_name_scores.py:short", "./by_name_scores.py:short")
+    forms = (
+        "by_name_scores:short",
+        "by_name_scores.short",
+        "by_name_scores.py:short",
+        "./by_name_scores.py:short",
+    )
     found = [import_by_name.function(name) for name in (*forms, f"{here}/by_name_scores.py:short")]
     assert all(one is found[0] for one in found)
-    assert pickle.loads(pickle.dumps(found[0])) is found[0], "by its module's name, as a reward travels"
+    assert pickle.loads(pickle.dumps(found[0])) is found[0], (
+        "by its module's name, as a reward travels"
+    )
 
 
 def test_a_file_of_another_folder_is_found_there(here: Path) -> None:
@@ -38,7 +47,9 @@ def test_a_file_of_another_folder_is_found_there(here: Path) -> None:
     assert import_by_name.function("inner/by_name_inner.py:rows")() == []
 
 
-def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_module(here: Path) -> None:
+def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_module(
+    here: Path,
+) -> None:
     (here / "wave.py").write_text("def ride():\n    return 1\n")
     sys.modules.pop("wave", None)
     assert import_by_name.function("wave:open").__module__ == "wave"
@@ -60,10 +71,15 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
         ("not-a-name.py:f", "use only letters, digits and _"),
         ("by_name_broken:f", r"SyntaxError: .*by_name_broken.py, line 1\)"),
         ("by_name_raises.py:f", r"ZeroDivisionError: .*by_name_raises.py, line 2\)"),
-        ("by_name_lacks:f", r"by_name_lacks cannot be imported: ModuleNotFoundError: .*no_such_thing"),
+        (
+            "by_name_lacks:f",
+            r"by_name_lacks cannot be imported: ModuleNotFoundError: .*no_such_thing",
+        ),
     ],
 )
-def test_an_error_names_the_missing_part_and_a_similar_name(name: str, said: str, here: Path) -> None:
+def test_an_error_names_the_missing_part_and_a_similar_name(
+    name: str, said: str, here: Path
+) -> None:
     files = {
         "by_name_broken.py": "def f(:\n",
         "by_name_raises.py": "x = 1\ny = x / 0\n",

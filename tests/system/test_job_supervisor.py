@@ -11,7 +11,9 @@ from lrl.system import job_supervisor
 from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 from tests.leftovers import wait_for
 
-STARTING, SERVING, LEFT = (Condition(state) for state in (JobState.STARTING, JobState.SERVING, JobState.LEFT))
+STARTING, SERVING, LEFT = (
+    Condition(state) for state in (JobState.STARTING, JobState.SERVING, JobState.LEFT)
+)
 FAILED = Condition(JobState.FAILED, "it is silent")
 
 
@@ -66,7 +68,9 @@ def test_a_job_that_fails_is_ended_and_started_again(clock: list[float]) -> None
     assert len(slot.starts) == 2 and slot.ends == 1 and supervisor.last_failure == "it is silent"
 
 
-def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ever(clock: list[float]) -> None:
+def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ever(
+    clock: list[float],
+) -> None:
     slot = ModelSlot()
     slot.now = FAILED
     look(JobSupervisor([slot]), clock, 2000)
@@ -80,11 +84,16 @@ def test_a_job_that_cannot_be_started_waits_as_one_that_fails(clock: list[float]
     slot.error = OSError("no such partition")
     supervisor = JobSupervisor([slot])
     look(supervisor, clock, 20)
-    assert supervisor.fewest_failures == 5 and "cannot be started: no such partition" in supervisor.last_failure
+    assert (
+        supervisor.fewest_failures == 5
+        and "cannot be started: no such partition" in supervisor.last_failure
+    )
 
 
 @pytest.mark.parametrize("served_s", [1, 59, 61])
-def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(clock: list[float], served_s: int) -> None:
+def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
+    clock: list[float], served_s: int
+) -> None:
     slot = ModelSlot()
     supervisor = JobSupervisor([slot])
     slot.now = FAILED

@@ -1,4 +1,5 @@
-"""What a user's folder has beside a run does not take the place of lrl or of Python in its new processes."""
+"""What a user's folder has beside a run does not take the place of lrl or of Python in its new
+processes."""
 
 from __future__ import annotations
 
@@ -25,22 +26,31 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A user's folder with a reward; the program that uses it lies elsewhere, as the command `lrl` does."""
+    """A user's folder with a reward; the program that uses it lies elsewhere, as the command `lrl`
+    does."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "program.py").write_text(STARTING_WORKERS)
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "rewards.py").write_text("def right(prompt, response, **columns):\n    return 1.0\n")
+    (tmp_path / "own" / "rewards.py").write_text(
+        "def right(prompt, response, **columns):\n    return 1.0\n"
+    )
     return tmp_path / "own"
 
 
 def start_workers(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(folder.parent / "bin" / "program.py")]
     folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}  # an empty one is the current one
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, folders))
+    }  # an empty one is the current one
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
-def test_reward_workers_import_the_programs_lrl_and_python_whatever_lies_in_the_current_folder(folder: Path) -> None:
+def test_reward_workers_import_the_programs_lrl_and_python_whatever_lies_in_the_current_folder(
+    folder: Path,
+) -> None:
     for name in ("lrl.py", "random.py", "pebble.py", "queue.py"):
         (folder / name).write_text("raise SystemExit('of the user')\n")
     done = start_workers(folder)
@@ -57,7 +67,9 @@ def test_a_file_that_keeps_reward_workers_from_starting_is_named(folder: Path) -
     assert "Rename the file" in error
 
 
-def test_a_folder_that_would_be_imported_as_lrl_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_would_be_imported_as_lrl_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in ([str(ROOT)], [str(tmp_path / "empty")], [str(tmp_path), str(ROOT)]):
         monkeypatch.setattr(sys, "path", path)
         check_lrl()

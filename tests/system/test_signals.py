@@ -1,4 +1,5 @@
-"""The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status; the second at once."""
+"""The first SIGINT or SIGTERM ends a run between two optimizer steps, with its own exit status; the
+second at once."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def pythons_own_handlers() -> Iterator[None]:
 
 
 class Signal(L.Callback):
-    """Sends a signal to this process in one hook, at step 2 (or before there are steps), and counts what follows."""
+    """Sends a signal to this process in one hook, at step 2 (or before there are steps), and counts
+    what follows."""
 
     def __init__(self, signum: int, hook: str) -> None:
         self.signum = signum
@@ -50,7 +52,11 @@ class Signal(L.Callback):
 
     def _send(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
         if not self.sent and trainer.global_step in (0, 2):
-            self.sent = trainer.global_step == 2 or not trainer.training or not trainer.fit_loop.batch_idx >= 0
+            self.sent = (
+                trainer.global_step == 2
+                or not trainer.training
+                or not trainer.fit_loop.batch_idx >= 0
+            )
             if self.sent:
                 signal.raise_signal(self.signum)
 
@@ -61,7 +67,14 @@ class Signal(L.Callback):
 @pytest.mark.parametrize("signum", BOTH)
 @pytest.mark.parametrize(
     "hook",
-    ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_backward", "on_train_batch_end"],
+    [
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_batch_start",
+        "on_before_backward",
+        "on_train_batch_end",
+    ],
 )
 def test_the_first_signal_ends_the_run_with_its_status_in_every_hook_and_handlers_are_restored(
     policy: str,
@@ -93,10 +106,14 @@ def test_a_signal_within_an_update_waits_for_its_end(policy: str, tmp_path: Path
     running = trainer(tmp_path, Signal(signal.SIGTERM, "on_before_optimizer_step"))
     with pytest.raises(SystemExit):
         fit(policy, running)
-    assert [torch.load(path, weights_only=True)["global_step"] for path in tmp_path.glob("**/*.ckpt")] == [3]
+    assert [
+        torch.load(path, weights_only=True)["global_step"] for path in tmp_path.glob("**/*.ckpt")
+    ] == [3]
 
 
-def test_a_signal_that_was_ignored_before_the_run_stays_ignored(policy: str, tmp_path: Path) -> None:
+def test_a_signal_that_was_ignored_before_the_run_stays_ignored(
+    policy: str, tmp_path: Path
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     running = trainer(tmp_path, Signal(signal.SIGINT, "on_before_backward"))
     fit(policy, running)
@@ -162,15 +179,26 @@ def stopped_while_loading() -> list[dict[str, str]]:
     raise AssertionError("the signal came too late")
 
 
-@pytest.mark.parametrize(("source", "status"), [("interrupted_while_loading", 130), ("stopped_while_loading", 143)])
+@pytest.mark.parametrize(
+    ("source", "status"), [("interrupted_while_loading", 130), ("stopped_while_loading", 143)]
+)
 def test_the_command_exits_with_the_status_of_the_signal(
-    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, status: int
+    quickstart_policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    status: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     # Without a handler, SIGTERM would end the tests themselves.
     signal.signal(signal.SIGTERM, lambda signum, frame: pytest.fail("no handler for SIGTERM"))
-    words = ["--model.model", str(quickstart_policy), "--data.prompts.source", f"tests.system.test_signals:{source}"]
+    words = [
+        "--model.model",
+        str(quickstart_policy),
+        "--data.prompts.source",
+        f"tests.system.test_signals:{source}",
+    ]
     with pytest.raises(SystemExit) as end:
         main(["fit", "--config", "quickstart", *words])
     assert end.value.code == status

@@ -10,7 +10,9 @@ STATES = st.sampled_from(["a", "b", "c"])
 
 
 @given(st.lists(st.tuples(STATES, st.integers(0, 9), st.booleans()), min_size=1))
-def test_seconds_of_all_states_add_up_to_the_time_since_the_last_lap(moves: list[tuple[str, int, bool]]) -> None:
+def test_seconds_of_all_states_add_up_to_the_time_since_the_last_lap(
+    moves: list[tuple[str, int, bool]],
+) -> None:
     now, lapped = 5.0, 5.0
     stopwatch = Stopwatch(lambda: now)
     stopwatch.enter("a")

@@ -1,4 +1,5 @@
-"""A policy's folder has the trained weights, and everything else as in the first version, whichever way it is made."""
+"""A policy's folder has the trained weights, and everything else as in the first version, whichever
+way it is made."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def by_the_run(folder: str, out: Path, lora: LoRA | None = None) -> None:
 
 
 def by_the_command(folder: str, out: Path, lora: LoRA | None = None) -> None:
-    state: dict[str, Any] = {"policy_folder": folder, "global_step": 1, "state_dict": policy(folder, lora).state_dict()}
+    state: dict[str, Any] = {
+        "policy_folder": folder,
+        "global_step": 1,
+        "state_dict": policy(folder, lora).state_dict(),
+    }
     if lora is not None:
         state |= {"lora": asdict(lora), "dtype": "float32"}
     out.parent.mkdir(exist_ok=True)
@@ -67,7 +72,9 @@ def test_the_settings_of_generation_are_kept_byte_for_byte(
     generation: dict[str, Any], export: Export, tmp_path: Path
 ) -> None:
     folder = tiny_llama(tmp_path / "first")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2} | generation, indent=7))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 2} | generation, indent=7)
+    )
     export(str(folder), tmp_path / "out")
     for name in ("generation_config.json", "config.json"):
         assert same(name, folder, tmp_path / "out")
@@ -77,14 +84,18 @@ def same(name: str, folder: Path, out: Path) -> bool:
     return (folder / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_a_folder_without_settings_of_generation_stays_without(export: Export, tmp_path: Path) -> None:
+def test_a_folder_without_settings_of_generation_stays_without(
+    export: Export, tmp_path: Path
+) -> None:
     folder = tiny_llama(tmp_path / "first")
     (folder / "generation_config.json").unlink()
     export(str(folder), tmp_path / "out")
     assert not (tmp_path / "out" / "generation_config.json").exists()
 
 
-def test_all_files_that_training_does_not_change_are_kept_byte_for_byte(export: Export, tmp_path: Path) -> None:
+def test_all_files_that_training_does_not_change_are_kept_byte_for_byte(
+    export: Export, tmp_path: Path
+) -> None:
     folder = as_of_old(tiny_llama(tmp_path / "first"))
     export(str(folder), tmp_path / "out")
     names = {file.name for file in folder.iterdir()}
@@ -94,13 +105,16 @@ def test_all_files_that_training_does_not_change_are_kept_byte_for_byte(export: 
 
 
 def as_of_old(folder: Path) -> Path:
-    """Gives a folder what transformers would write anew: the files of an older version, and of a processor."""
+    """Gives a folder what transformers would write anew: the files of an older version, and of a
+    processor."""
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").unlink()
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config |= {"chat_template": template, "vendor": 1, "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=5))
-    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>", "pad_token": "<|pad|>"}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": "<|end|>", "pad_token": "<|pad|>"})
+    )
     (folder / "preprocessor_config.json").write_text("{ }")
     (folder / "LICENSE.txt").write_text("Keep this.")
     return folder
@@ -109,8 +123,17 @@ def as_of_old(folder: Path) -> Path:
 def test_a_config_keeps_all_but_what_has_changed(export: Export, tmp_path: Path) -> None:
     folder = tiny_llama(tmp_path / "first")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"attention_dropout": 0.1, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "vendor": {"a": 1}}
-    config |= {"max_length": 50, "repetition_penalty": 1.2, "torch_dtype": "bfloat16", "eos_token_id": [2, 1]}
+    config |= {
+        "attention_dropout": 0.1,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "vendor": {"a": 1},
+    }
+    config |= {
+        "max_length": 50,
+        "repetition_penalty": 1.2,
+        "torch_dtype": "bfloat16",
+        "eos_token_id": [2, 1],
+    }
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
     export(str(folder), tmp_path / "out")
@@ -123,7 +146,12 @@ def test_a_config_has_what_a_script_has_changed(tmp_path: Path) -> None:
     found.network.resize_token_embeddings(300)
     found.export(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
-    assert open_network(str(tmp_path / "out"), "float32", None, False).get_input_embeddings().num_embeddings == 300
+    assert (
+        open_network(str(tmp_path / "out"), "float32", None, False)
+        .get_input_embeddings()
+        .num_embeddings
+        == 300
+    )
 
 
 def test_a_tokenizer_that_a_script_has_changed_is_saved(tmp_path: Path) -> None:
@@ -144,7 +172,9 @@ def test_a_first_version_that_is_gone_does_not_cost_a_run_its_policy(
     folder.rename(tmp_path / "moved")
     found.export(tmp_path / "out")
     assert "is gone" in caplog.text
-    assert open_network(str(tmp_path / "out"), "float32", None, False) and open_tokenizer(str(tmp_path / "out"))
+    assert open_network(str(tmp_path / "out"), "float32", None, False) and open_tokenizer(
+        str(tmp_path / "out")
+    )
 
 
 def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
@@ -172,7 +202,9 @@ def test_the_files_of_a_name_on_the_hub_come_from_its_cache(
 
 
 @pytest.mark.parametrize("export", [by_the_run, by_the_command])
-def test_a_policy_with_adapters_keeps_the_same_and_has_them_apart(export: Callable[..., None], tmp_path: Path) -> None:
+def test_a_policy_with_adapters_keeps_the_same_and_has_them_apart(
+    export: Callable[..., None], tmp_path: Path
+) -> None:
     folder = as_of_old(tiny_llama(tmp_path / "first"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 0], "pad_token_id": -1}')
     export(str(folder), tmp_path / "out", LoRA(rank=2))
@@ -183,10 +215,17 @@ def test_a_policy_with_adapters_keeps_the_same_and_has_them_apart(export: Callab
 
 
 @pytest.mark.parametrize("family", ["gemma3", "llama4", "qwen3_5", "gpt2"])
-def test_a_part_of_a_larger_model_can_be_opened_again(family: str, export: Export, tmp_path: Path) -> None:
+def test_a_part_of_a_larger_model_can_be_opened_again(
+    family: str, export: Export, tmp_path: Path
+) -> None:
     folder = save_tiny(family, tmp_path / "first")
     byte_tokenizer().save_pretrained(folder)
     export(str(folder), tmp_path / "out")
-    first, second = (open_network(str(one), "float32", None, False) for one in (folder, tmp_path / "out"))
+    first, second = (
+        open_network(str(one), "float32", None, False) for one in (folder, tmp_path / "out")
+    )
     assert second.state_dict().keys() == first.state_dict().keys()
-    assert all(torch.equal(second.state_dict()[name], weight) for name, weight in first.state_dict().items())
+    assert all(
+        torch.equal(second.state_dict()[name], weight)
+        for name, weight in first.state_dict().items()
+    )

@@ -28,8 +28,12 @@ from tests.tiny_policies import tiny_llama
 LEAKING = [family for family, found in read_table().items() if found.responses == ALONE]
 
 
-def open_tiny(family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32") -> PreTrainedModel:
-    return open_network(str(save_tiny(family, folder, scale, seed)), dtype, None, gradient_checkpointing=False)
+def open_tiny(
+    family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32"
+) -> PreTrainedModel:
+    return open_network(
+        str(save_tiny(family, folder, scale, seed)), dtype, None, gradient_checkpointing=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,9 @@ def test_a_leak_is_found_with_the_initial_weights_of_a_model(family: str, tmp_pa
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gemma3_text", "mixtral"])
-def test_a_model_without_a_leak_shares_rows_in_bfloat16(family: str, scale: float, tmp_path: Path) -> None:
+def test_a_model_without_a_leak_shares_rows_in_bfloat16(
+    family: str, scale: float, tmp_path: Path
+) -> None:
     for seed in range(3):
         assert may_share_rows(open_tiny(family, tmp_path / str(seed), scale, seed, "bfloat16"))
 
@@ -56,20 +62,27 @@ def test_a_leak_is_found_in_bfloat16(family: str, tmp_path: Path) -> None:
 
 
 def sharpened(network: PreTrainedModel) -> PreTrainedModel:
-    """Makes it sure of its tokens, as training does: in bfloat16 its large logits then round by a nat and more."""
+    """Makes it sure of its tokens, as training does: in bfloat16 its large logits then round by a
+    nat and more."""
     with torch.no_grad():
         network.get_output_embeddings().weight *= 100.0
     return network
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_a_model_whose_rounding_is_large_is_trained_in_bfloat16(family: str, tmp_path: Path) -> None:
+def test_a_model_whose_rounding_is_large_is_trained_in_bfloat16(
+    family: str, tmp_path: Path
+) -> None:
     for seed in range(3):
-        assert may_share_rows(sharpened(open_tiny(family, tmp_path / str(seed), 4.0, seed, "bfloat16")))
+        assert may_share_rows(
+            sharpened(open_tiny(family, tmp_path / str(seed), 4.0, seed, "bfloat16"))
+        )
 
 
 @pytest.mark.parametrize("sharp", [False, True])
-def test_tokens_that_see_others_are_found_in_bfloat16_whatever_the_rounding(sharp: bool, tmp_path: Path) -> None:
+def test_tokens_that_see_others_are_found_in_bfloat16_whatever_the_rounding(
+    sharp: bool, tmp_path: Path
+) -> None:
     for seed in range(3):
         leaks, sees_padding = (
             open_tiny(family, tmp_path / f"{family}-{seed}", 4.0, seed, "bfloat16")
@@ -88,7 +101,10 @@ def draw(*_: Any) -> None:
 def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> None:
     network = open_network(folder, "float32", None, checkpointing)
     network.get_input_embeddings().register_forward_pre_hook(draw)  # as an unknown dropout would
-    before, weights = torch.get_rng_state(), {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    before, weights = (
+        torch.get_rng_state(),
+        {name: tensor.clone() for name, tensor in network.state_dict().items()},
+    )
     assert may_share_rows(network)
     assert torch.equal(torch.get_rng_state(), before)
     assert network.training and all(module.training for module in network.modules())
@@ -96,7 +112,9 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_leaking_policy_trains_unpacked_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_leaking_policy_trains_unpacked_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = str(save_tiny("opt", tmp_path, 4.0))
     with caplog.at_level(logging.WARNING):
         policy = PolicyModule(folder, reference=Reference())
@@ -104,7 +122,9 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(tmp_path: Path, caplog:
         policy.configure_model()
         policy.setup("fit")
     assert not policy.responses_share_rows
-    (said,) = [record.getMessage() for record in caplog.records if "see each other" in record.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "see each other" in record.getMessage()
+    ]
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
@@ -115,11 +135,15 @@ def test_a_policy_that_keeps_responses_apart_shares_rows(folder: str) -> None:
 def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
     network = open_tiny("bert-generation", tmp_path, 4.0)
     for trial in (check_rows, may_share_rows):
-        with pytest.raises(ValueError, match=rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"):
+        with pytest.raises(
+            ValueError, match=rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"
+        ):
             trial(network)
 
 
-def test_a_leak_in_the_gradient_alone_is_found(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_in_the_gradient_alone_is_found(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Simulates an attention whose backward pass mixes responses."""
     from lrl.training import isolation
 
@@ -149,9 +173,13 @@ def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None
     assert (len(micro.input_ids) == micro.num_sequences) is not shares
 
 
-def test_a_policy_is_tried_on_the_device_that_will_train(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_tried_on_the_device_that_will_train(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
-    monkeypatch.setattr("lrl.policy.may_share_rows", lambda network: tried.append(network.device) or True)
+    monkeypatch.setattr(
+        "lrl.policy.may_share_rows", lambda network: tried.append(network.device) or True
+    )
     policy = PolicyModule(folder)
     policy._trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))
     with pytest.raises(ValueError, match="meta"):

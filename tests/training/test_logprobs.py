@@ -1,4 +1,5 @@
-"""Log-probs in chunks: values and gradients against the plain formula in float64, and allocations."""
+"""Log-probs in chunks: values and gradients against the plain formula in float64, and
+allocations."""
 
 from __future__ import annotations
 
@@ -21,12 +22,18 @@ PRODUCT = VOCABULARY * WIDTH  # multiplications for one token's logits
 
 
 def inputs(tokens: int, bias: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Draws hidden [tokens, WIDTH], weight [VOCABULARY, WIDTH], labels and the bias with `tokens` as the seed."""
+    """Draws hidden [tokens, WIDTH], weight [VOCABULARY, WIDTH], labels and the bias with `tokens`
+    as the seed."""
     draw = torch.Generator().manual_seed(tokens)
     hidden = (0.3 * torch.randn(tokens, WIDTH, generator=draw)).requires_grad_()
     weight = torch.randn(VOCABULARY, WIDTH, generator=draw).requires_grad_()
     labels = torch.randint(VOCABULARY, (tokens,), generator=draw)
-    return hidden, weight, labels, torch.randn(VOCABULARY, generator=draw).requires_grad_() if bias else None
+    return (
+        hidden,
+        weight,
+        labels,
+        torch.randn(VOCABULARY, generator=draw).requires_grad_() if bias else None,
+    )
 
 
 def naive(
@@ -38,7 +45,9 @@ def naive(
     transform: LogitTransform = IDENTITY,
 ) -> Tensor:
     """Computes the formula in float64."""
-    logits = torch.nn.functional.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
+    logits = torch.nn.functional.linear(
+        hidden.double(), weight.double(), None if bias is None else bias.double()
+    )
     logits = logits * transform.scale
     if transform.cap is not None:
         logits = transform.cap * torch.tanh(logits / transform.cap)
@@ -46,8 +55,13 @@ def naive(
 
 
 def gradients(logprobs: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
-    """Returns the gradients of a loss with another weight for every token, some negative or zero."""
-    upstream = torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype) if len(logprobs) > 1 else torch.ones(1)
+    """Returns the gradients of a loss with another weight for every token, some negative or
+    zero."""
+    upstream = (
+        torch.linspace(-1, 1, len(logprobs), dtype=logprobs.dtype)
+        if len(logprobs) > 1
+        else torch.ones(1)
+    )
     return torch.autograd.grad(logprobs @ upstream.to(logprobs.dtype), leaves)
 
 
@@ -58,7 +72,8 @@ def assert_same_at_scale(got: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Counts multiplications, and keeps all storages that operations return, so that no address comes twice."""
+    """Counts multiplications, and keeps all storages that operations return, so that no address
+    comes twice."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -73,12 +88,17 @@ class Watch(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else [result]:
             if isinstance(tensor, Tensor):
-                self.storages.setdefault(tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
+                self.storages.setdefault(
+                    tensor.untyped_storage().data_ptr(), tensor.untyped_storage()
+                )
         return result
 
     def allocated(self) -> list[int]:
         """Returns the float32 numbers in each new storage, the largest first."""
-        return sorted((s.nbytes() // 4 for at, s in self.storages.items() if at not in self.known), reverse=True)
+        return sorted(
+            (s.nbytes() // 4 for at, s in self.storages.items() if at not in self.known),
+            reverse=True,
+        )
 
 
 @settings(max_examples=50, deadline=None)
@@ -87,14 +107,22 @@ class Watch(TorchDispatchMode):
     chunk=st.integers(1, 50),
     temperature=st.sampled_from([0.5, 1.0, 1.3]),
     bias=st.booleans(),
-    transform=st.builds(LogitTransform, st.sampled_from([1.0, 0.0625, 8.0]), st.sampled_from([None, 5.0])),
+    transform=st.builds(
+        LogitTransform, st.sampled_from([1.0, 0.0625, 8.0]), st.sampled_from([None, 5.0])
+    ),
 )
 def test_chunks_change_neither_values_nor_gradients(
     tokens: int, chunk: int, temperature: float, bias: bool, transform: LogitTransform
 ) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
     ours = token_logprobs(
-        hidden, weight, labels, bias=offset, temperature=temperature, transform=transform, chunk_tokens=chunk
+        hidden,
+        weight,
+        labels,
+        bias=offset,
+        temperature=temperature,
+        transform=transform,
+        chunk_tokens=chunk,
     )
     theirs = naive(hidden, weight, labels, offset, temperature, transform)
     assert_same_at_scale(ours, theirs, 1e-5)
@@ -110,12 +138,15 @@ def test_rows_worked_on_in_small_blocks_are_the_same(
 ) -> None:
     hidden, weight, labels, _ = inputs(23)
     monkeypatch.setattr(
-        "lrl.training.logprobs._blocks", lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3))
+        "lrl.training.logprobs._blocks",
+        lambda logits: (slice(at, at + 3) for at in range(0, len(logits), 3)),
     )
     ours = token_logprobs(hidden, weight, labels, transform=transform, chunk_tokens=10)
     theirs = naive(hidden, weight, labels, transform=transform)
     assert_same_at_scale(ours, theirs, 1e-5)
-    for got, wanted in zip(gradients(ours, [hidden, weight]), gradients(theirs, [hidden, weight]), strict=True):
+    for got, wanted in zip(
+        gradients(ours, [hidden, weight]), gradients(theirs, [hidden, weight]), strict=True
+    ):
         assert_same_at_scale(got, wanted, 1e-5)
 
 
@@ -145,12 +176,16 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     with Watch([hidden, weight, labels]) as watch:
         token_logprobs(hidden, weight, labels, chunk_tokens=4).sum().backward()
     largest, *others = watch.allocated()
-    assert largest == VOCABULARY * WIDTH  # the head's gradient, once; the logits of all tokens are 40 * VOCABULARY
+    assert (
+        largest == VOCABULARY * WIDTH
+    )  # the head's gradient, once; the logits of all tokens are 40 * VOCABULARY
     assert max(others) == 40 * WIDTH  # the hidden states'
     assert 4 * VOCABULARY in others  # a chunk of logits
 
 
-def test_logits_unbind_from_parently_while_a_gradient_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_unbind_from_parently_while_a_gradient_may_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hidden, weight, labels, _ = inputs(64)
     buffers: list[weakref.ref[Tensor]] = []
 
@@ -171,7 +206,9 @@ def test_logits_unbind_from_parently_while_a_gradient_may_be_asked_for(monkeypat
 
 
 @pytest.mark.parametrize(("tokens", "chunk", "products"), [(8, 8, 3), (16, 8, 3.5), (64, 8, 3.875)])
-def test_only_the_last_chunks_logits_are_not_computed_twice(tokens: int, chunk: int, products: float) -> None:
+def test_only_the_last_chunks_logits_are_not_computed_twice(
+    tokens: int, chunk: int, products: float
+) -> None:
     hidden, weight, labels, _ = inputs(tokens)
     with Watch([hidden, weight, labels]) as watch:
         token_logprobs(hidden, weight, labels, chunk_tokens=chunk).sum().backward()
@@ -192,12 +229,22 @@ def test_a_frozen_head_costs_no_gradient() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.booleans(), st.sampled_from([None, 5.0]))
-def test_half_precision_weights_give_float32_logprobs(tokens: int, chunk: int, bias: bool, cap: float | None) -> None:
+def test_half_precision_weights_give_float32_logprobs(
+    tokens: int, chunk: int, bias: bool, cap: float | None
+) -> None:
     hidden, weight, labels, offset = inputs(tokens, bias)
-    leaves = [leaf.detach().bfloat16().requires_grad_() for leaf in (hidden, weight, offset) if leaf is not None]
+    leaves = [
+        leaf.detach().bfloat16().requires_grad_()
+        for leaf in (hidden, weight, offset)
+        if leaf is not None
+    ]
     transform = LogitTransform(cap=cap)
     ours = token_logprobs(
-        *leaves[:2], labels, bias=leaves[2] if bias else None, transform=transform, chunk_tokens=chunk
+        *leaves[:2],
+        labels,
+        bias=leaves[2] if bias else None,
+        transform=transform,
+        chunk_tokens=chunk,
     )
     theirs = naive(*leaves[:2], labels, leaves[2] if bias else None, transform=transform)
     assert ours.dtype == torch.float32
@@ -212,7 +259,9 @@ def test_the_softmax_of_half_precision_logits_is_in_float32() -> None:
     halves = hidden.bfloat16(), weight.bfloat16()
     logits = torch.nn.functional.linear(*halves).float() / 0.7
     wanted = logits.log_softmax(-1)[torch.arange(40), labels]
-    torch.testing.assert_close(token_logprobs(*halves, labels, temperature=0.7), wanted, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        token_logprobs(*halves, labels, temperature=0.7), wanted, atol=1e-6, rtol=1e-6
+    )
 
 
 def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
@@ -224,7 +273,9 @@ def test_autocast_computes_logits_as_it_would_for_a_linear_layer() -> None:
     wanted = logits.float().log_softmax(-1)[torch.arange(20), labels]
     torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-6)
     for got, theirs in zip(
-        gradients(ours, [hidden, weight, offset]), gradients(wanted, [hidden, weight, offset]), strict=True
+        gradients(ours, [hidden, weight, offset]),
+        gradients(wanted, [hidden, weight, offset]),
+        strict=True,
     ):
         assert got.dtype == torch.float32
         assert_same_at_scale(got, theirs, 1e-2)

@@ -1,4 +1,5 @@
-"""Low-rank adapters: what is computed, sent, saved and exported with them, on models of two tiny layers."""
+"""Low-rank adapters: what is computed, sent, saved and exported with them, on models of two tiny
+layers."""
 
 from __future__ import annotations
 
@@ -35,7 +36,17 @@ from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.reference import Reference
 from lrl.weights.adapters import are_adapters, merged
 from tests import test_policy as policies
-from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+from tests.test_policy import (
+    GROUPS,
+    SIZES,
+    FakeStep,
+    Steps,
+    make_group,
+    opened,
+    pack,
+    save_model,
+    trainer,
+)
 
 WORDS = list(range(1, 20))
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -45,9 +56,17 @@ CONFIGS = [
     Qwen2Config(**SIZES, initializer_range=0.3, tie_word_embeddings=True),  # with biases
     Gemma2Config(**SIZES, initializer_range=0.3, head_dim=8),
     Phi3Config(**SIZES, initializer_range=0.3, pad_token_id=0),
-    MixtralConfig(**SIZES, initializer_range=0.3, num_local_experts=4),  # its experts have another layout in memory
+    MixtralConfig(
+        **SIZES, initializer_range=0.3, num_local_experts=4
+    ),  # its experts have another layout in memory
     Qwen3MoeConfig(  # its dense layer has the names of experts
-        **SIZES, **EXPERTS, initializer_range=0.3, head_dim=8, num_experts=4, num_experts_per_tok=2, mlp_only_layers=[0]
+        **SIZES,
+        **EXPERTS,
+        initializer_range=0.3,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mlp_only_layers=[0],
     ),
     DeepseekV3Config(  # a shared expert, too
         **(SIZES | {"num_key_value_heads": 4}),
@@ -84,7 +103,9 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
     folder = save_model(tmp_path / "base", config)
     base, policy = opened(folder), adapted(folder)
     expected = torch.tensor(policy.prompt_logprobs(WORDS))
-    assert (expected - torch.tensor(base.prompt_logprobs(WORDS))).abs().mean() > 0.01, "the adapters do something"
+    assert (expected - torch.tensor(base.prompt_logprobs(WORDS))).abs().mean() > 0.01, (
+        "the adapters do something"
+    )
     with base_alone(policy.network):
         assert policy.prompt_logprobs(WORDS) == base.prompt_logprobs(WORDS)
 
@@ -97,10 +118,14 @@ def test_what_is_sent_and_what_is_exported_compute_what_the_policy_computes(
         torch.testing.assert_close(received[name], weight)
 
     policy.export(tmp_path / "policy")
-    torch.testing.assert_close(torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected)
+    torch.testing.assert_close(
+        torch.tensor(opened(str(tmp_path / "policy")).prompt_logprobs(WORDS)), expected
+    )
 
 
-def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generator(tmp_path: Path) -> None:
+def test_a_small_update_of_files_in_bfloat16_arrives_whole_in_a_float32_generator(
+    tmp_path: Path,
+) -> None:
     folder = save_model(tmp_path, CONFIGS[0])
     AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
     policy = adapted(folder)
@@ -137,7 +162,9 @@ def test_adapters_of_weights_in_bfloat16_are_trained_in_float32(folder: str) -> 
 def test_peft_opens_the_exported_adapters(folder: str, tmp_path: Path) -> None:
     policy = adapted(folder)
     policy.export(tmp_path)
-    theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(tmp_path / "adapter"))
+    theirs = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), str(tmp_path / "adapter")
+    )
     with torch.no_grad():
         logits = theirs(torch.tensor([WORDS])).logits[0, :-1].log_softmax(-1)
     expected = logits.gather(1, torch.tensor(WORDS[1:])[:, None])[:, 0]
@@ -148,39 +175,56 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
     sent = dict(adapted(folder).sent_weights())
     files = load_file(Path(folder) / "model.safetensors")
     del files["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(ValueError, match=r"no weight for the adapter model.layers.1.mlp.up_proj.weight.lora_A"):
+    with pytest.raises(
+        ValueError, match=r"no weight for the adapter model.layers.1.mlp.up_proj.weight.lora_A"
+    ):
         dict(merged(files.items(), sent, torch.float32))
 
 
 def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:
-    folder = save_model(tmp_path, PhimoeConfig(**SIZES, num_local_experts=4))  # its router derives from nn.Linear
+    folder = save_model(
+        tmp_path, PhimoeConfig(**SIZES, num_local_experts=4)
+    )  # its router derives from nn.Linear
     policy = opened(folder, lora=LoRA(rank=4))
     assert {name.rpartition(".")[2] for name, _ in adapted_layers(policy.network)} == set(ATTENTION)
-    with pytest.raises(ConfigError, match=r"has 'router', and PhimoeForCausalLM has no linear layer of that name"):
+    with pytest.raises(
+        ConfigError, match=r"has 'router', and PhimoeForCausalLM has no linear layer of that name"
+    ):
         shape_of(folder, None, LoRA(target_modules=["router"]))
 
 
-def test_a_layer_whose_adapter_the_model_goes_past_is_refused_and_all_others_are_trained(tmp_path: Path) -> None:
-    config = MambaConfig(vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4, time_step_rank=4)
+def test_a_layer_whose_adapter_the_model_goes_past_is_refused_and_all_others_are_trained(
+    tmp_path: Path,
+) -> None:
+    config = MambaConfig(
+        vocab_size=32, hidden_size=32, num_hidden_layers=2, state_size=4, time_step_rank=4
+    )
     folder = save_model(tmp_path, config)
     with pytest.raises(ConfigError) as refused:
         opened(folder, lora=LoRA(rank=4))
-    assert "MambaForCausalLM cannot have an adapter at backbone.layers.0.mixer.dt_proj (and 1 more)" in str(
-        refused.value
+    assert (
+        "MambaForCausalLM cannot have an adapter at backbone.layers.0.mixer.dt_proj (and 1 more)"
+        in str(refused.value)
     )
     assert "Set model.lora.target_modules to [in_proj, out_proj, x_proj]." in str(refused.value)
     opened(folder, lora=LoRA(rank=4, target_modules=["in_proj", "out_proj", "x_proj"]))
 
 
-def test_a_layer_that_fails_with_an_adapter_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_that_fails_with_an_adapter_is_named(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Linear, "forward", lambda self, x: x @ self.not_there)
-    with pytest.raises(ConfigError, match=r"adapter at model.layers.0.self_attn.q_proj, which makes it fail \(Attr"):
+    with pytest.raises(
+        ConfigError, match=r"adapter at model.layers.0.self_attn.q_proj, which makes it fail \(Attr"
+    ):
         opened(folder, lora=LoRA(rank=4, target_modules=["q_proj"]))
 
 
 def test_the_trial_leaves_weights_gradients_and_random_numbers_as_they_were(folder: str) -> None:
     network = opened(folder, lora=LoRA(rank=4)).network
-    before = {name: (weight.clone(), weight.requires_grad) for name, weight in network.named_parameters()}
+    before = {
+        name: (weight.clone(), weight.requires_grad) for name, weight in network.named_parameters()
+    }
     state = torch.get_rng_state()
     check_adapters(network)
     assert torch.equal(torch.get_rng_state(), state)
@@ -189,10 +233,14 @@ def test_the_trial_leaves_weights_gradients_and_random_numbers_as_they_were(fold
         torch.testing.assert_close(weight.detach(), before[name][0].detach(), rtol=0, atol=0)
 
 
-def stepped(policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None) -> PolicyModule:
+def stepped(
+    policy: PolicyModule, steps: int, tmp_path: Path, ckpt_path: str | None = None
+) -> PolicyModule:
     saving = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     training = trainer(max_steps=steps, callbacks=[saving], enable_checkpointing=True)
-    training.fit(policy, Steps([FakeStep(pack(GROUPS, 24))] * steps), ckpt_path=ckpt_path, weights_only=True)
+    training.fit(
+        policy, Steps([FakeStep(pack(GROUPS, 24))] * steps), ckpt_path=ckpt_path, weights_only=True
+    )
     return policy
 
 
@@ -203,13 +251,19 @@ def test_adapters_alone_are_trained_saved_and_resumed(folder: str, tmp_path: Pat
 
     base = dict(opened(folder).named_weights())
     whole = dict(stepped(policy(), 3, tmp_path / "whole").named_weights())
-    changed = {name.split(".")[-2] for name, weight in whole.items() if not torch.equal(weight, base[name])}
+    changed = {
+        name.split(".")[-2] for name, weight in whole.items() if not torch.equal(weight, base[name])
+    }
     assert changed == {"q_proj", "down_proj"}
     path = tmp_path / "whole" / "step=2.ckpt"
     saved = torch.load(path, weights_only=True)["state_dict"]
-    assert saved.keys() == {f"network.{name}" for name in shape_of(folder, None, policy().lora).trained}
+    assert saved.keys() == {
+        f"network.{name}" for name in shape_of(folder, None, policy().lora).trained
+    }
     torch.manual_seed(6)
-    resumed = stepped(opened(folder, lora=policy().lora, lr=0.05), 3, tmp_path / "resumed", str(path))
+    resumed = stepped(
+        opened(folder, lora=policy().lora, lr=0.05), 3, tmp_path / "resumed", str(path)
+    )
     for name, weight in resumed.named_weights():
         torch.testing.assert_close(weight, whole[name], rtol=0, atol=0)
 
@@ -230,9 +284,13 @@ def test_the_base_of_the_adapters_is_the_reference_and_takes_no_memory(folder: s
     group, other = make_group(1), make_group(1)
     policy.prepare(group, 0.7, 10_000)
     alone.prepare(other, 0.7, 10_000)
-    assert [one.reference_logprobs for one in group.rollouts] == [one.reference_logprobs for one in other.rollouts]
+    assert [one.reference_logprobs for one in group.rollouts] == [
+        one.reference_logprobs for one in other.rollouts
+    ]
     assert not hasattr(policy.reference, "network")
-    assert all(weight.requires_grad == (".lora_" in name) for name, weight in policy.named_parameters())
+    assert all(
+        weight.requires_grad == (".lora_" in name) for name, weight in policy.named_parameters()
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,13 +307,25 @@ def test_settings_outside_their_range_are_refused(settings: dict[str, Any], word
         LoRA(**settings)
 
 
-def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_loaded(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"target_modules has 'c_attn'.*Choose from down_proj, gate_proj, .*v_proj"):
+def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_loaded(
+    folder: str,
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"target_modules has 'c_attn'.*Choose from down_proj, gate_proj, .*v_proj"
+    ):
         shape_of(folder, None, LoRA(target_modules=["q_proj", "c_attn"]))
-    gpt2 = AutoModelForCausalLM.from_config(GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=2))
-    with pytest.raises(ConfigError, match="model.lora is set, and GPT2LMHeadModel has no linear layers"):
+    gpt2 = AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=32, n_embd=32, n_layer=1, n_head=2)
+    )
+    with pytest.raises(
+        ConfigError, match="model.lora is set, and GPT2LMHeadModel has no linear layers"
+    ):
         LoRA().add_to(gpt2)
-    with pytest.raises(ValueError, match="'lm_head'"):  # lrl computes log-probs with the head's weight itself
+    with pytest.raises(
+        ValueError, match="'lm_head'"
+    ):  # lrl computes log-probs with the head's weight itself
         shape_of(folder, None, LoRA(target_modules=["lm_head"]))
-    with pytest.raises(ValueError, match="refresh_every_n_steps is 2, and model.lora trains adapters"):
+    with pytest.raises(
+        ValueError, match="refresh_every_n_steps is 2, and model.lora trains adapters"
+    ):
         PolicyModule(folder, lora=LoRA(), reference=Reference(refresh_every_n_steps=2))

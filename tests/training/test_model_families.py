@@ -1,4 +1,5 @@
-"""Every family of causal language models: trained as if each response were alone, or refused, as docs/models.md says.
+"""Every family of causal language models: trained as if each response were alone, or refused, as
+docs/models.md says.
 
 The results are compared with transformers' own log-probs of each response alone, not with lrl's.
 """
@@ -36,7 +37,10 @@ from lrl.weights.adapters import merged, named
 from tests.test_policy import one_thread  # noqa: F401
 
 TABLE = read_table()
-CHANGED = "If that is right, run `python -m benchmarks.model_families` and look at what it changes in docs/models.md."
+CHANGED = (
+    "If that is right, run `python -m benchmarks.model_families` and look at what it changes in "
+    "docs/models.md."
+)
 RESPONSES = [3, 27, 10, 41, 19, 6]
 PROMPT = [7, 5, 11]
 BUDGET = 110  # two rows of the longest response
@@ -45,14 +49,24 @@ BUDGET = 110  # two rows of the longest response
 @pytest.mark.parametrize("family", TABLE)
 def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path) -> None:
     found, network = try_family(family, tmp_path)
-    assert found == TABLE[family], f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
+    assert found == TABLE[family], (
+        f"{family} is {found} now, by the docs {TABLE[family]}. {CHANGED}"
+    )
     if network is None:
         return
     assert found.lora
     group = responses()
     packer = Packer(BUDGET, GroupMean(), temperature=1.0, share_rows=found.responses == PACKED)
-    micros = [micro for each in [*packer.add(group), *packer.flush()] for micro in each if micro is not None]
-    assert max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0 or found.responses == ALONE
+    micros = [
+        micro
+        for each in [*packer.add(group), *packer.flush()]
+        for micro in each
+        if micro is not None
+    ]
+    assert (
+        max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0
+        or found.responses == ALONE
+    )
     wanted = {tuple(tokens): logprobs_of(network, tokens) for tokens in token_ids(group)}
     for micro in micros:
         logprobs = label_logprobs(network, micro, chunk_tokens=64)
@@ -61,13 +75,19 @@ def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path
             alone = wanted[tuple(micro.input_ids[here].tolist())]
             torch.testing.assert_close(logprobs[here & micro.mask], alone, atol=2e-5, rtol=0.0)
     packed = gradient(network, lambda: sum(loss_of(network, micro) for micro in micros))
-    alone = gradient(network, lambda: sum(loss_alone(network, tokens) for tokens in token_ids(group)))
+    alone = gradient(
+        network, lambda: sum(loss_alone(network, tokens) for tokens in token_ids(group))
+    )
     assert alone.norm() > 0
     assert (packed - alone).norm() < 1e-4 * alone.norm()
 
 
-@pytest.mark.parametrize("family", [name for name, found in TABLE.items() if found.lora not in ("", NONE)])
-def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family", [name for name, found in TABLE.items() if found.lora not in ("", NONE)]
+)
+def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
+    family: str, tmp_path: Path
+) -> None:
     save_tiny(family, tmp_path, SCALE)
     linear = LoRA().layers(open_network(str(tmp_path), "float32", None, False))
     without = set(TABLE[family].lora.removeprefix("all but ").replace("`", "").split(", ")) - {ALL}
@@ -84,14 +104,22 @@ def test_a_generator_that_merges_the_adapters_computes_what_the_policy_computes(
         wanted = label_logprobs(network, micro, chunk_tokens=64)
         assert (wanted - before).abs().mean() > 1e-3, "the adapters do something"
         for file in tmp_path.glob("*.safetensors"):
-            weights = merged(load_file(file).items(), dict(named(whole_adapters(network))), torch.float32)
-            save_file({name: weight.contiguous() for name, weight in weights}, file, {"format": "pt"})
+            weights = merged(
+                load_file(file).items(), dict(named(whole_adapters(network))), torch.float32
+            )
+            save_file(
+                {name: weight.contiguous() for name, weight in weights}, file, {"format": "pt"}
+            )
         again = open_network(str(tmp_path), "float32", None, False)
-        torch.testing.assert_close(label_logprobs(again, micro, chunk_tokens=64), wanted, atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(
+            label_logprobs(again, micro, chunk_tokens=64), wanted, atol=1e-4, rtol=0.0
+        )
 
 
 def test_the_table_has_every_family_of_transformers_and_most_can_be_trained() -> None:
-    assert set(TABLE) == set(FAMILIES), f"in {PAGE.name} alone or not: {set(TABLE) ^ set(FAMILIES)}. {CHANGED}"
+    assert set(TABLE) == set(FAMILIES), (
+        f"in {PAGE.name} alone or not: {set(TABLE) ^ set(FAMILIES)}. {CHANGED}"
+    )
     assert sum(found.responses != NOT_TRIED for found in TABLE.values()) >= 60
     assert sum(found.responses in (PACKED, ALONE) for found in TABLE.values()) >= 60
 
@@ -118,8 +146,12 @@ def token_ids(group: Group) -> list[list[int]]:
 
 def logprobs_of(network: PreTrainedModel, tokens: list[int]) -> Tensor:
     """Returns transformers' own log-probs of a response behind the prompt."""
-    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
+    logits = network(input_ids=torch.tensor([tokens]), use_cache=False).logits[
+        0, len(PROMPT) - 1 : -1
+    ]
+    return (
+        logits.log_softmax(-1).gather(-1, torch.tensor(tokens[len(PROMPT) :])[:, None]).squeeze(-1)
+    )
 
 
 def loss_alone(network: PreTrainedModel, tokens: list[int]) -> Tensor:
@@ -139,4 +171,6 @@ def gradient(network: PreTrainedModel, loss: Callable[[], Tensor]) -> Tensor:
     """Returns the gradient of the loss by every weight."""
     network.zero_grad()
     loss().backward()
-    return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
+    return torch.cat(
+        [weight.grad.flatten() for weight in network.parameters() if weight.grad is not None]
+    )

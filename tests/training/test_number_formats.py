@@ -1,4 +1,5 @@
-"""What a step counts and computes is float32 whatever the weights are, and a format in which it were not is refused."""
+"""What a step counts and computes is float32 whatever the weights are, and a format in which it
+were not is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_a_precision_in_which_a_step_is_not_float32_is_refused_in_a_script(
         running(tmp_path, **settings).fit(lrl.PolicyModule(folder, dtype=dtype), Steps([]))
 
 
-def test_another_default_dtype_of_torch_is_refused(folder: str, tmp_path: Path, default_dtype: None) -> None:
+def test_another_default_dtype_of_torch_is_refused(
+    folder: str, tmp_path: Path, default_dtype: None
+) -> None:
     torch.set_default_dtype(torch.bfloat16)
     with pytest.raises(lrl.ConfigError, match=r"set model\.dtype"):
         running(tmp_path).fit(lrl.PolicyModule(folder), Steps([]))
@@ -75,11 +78,14 @@ class Watched(lrl.PolicyModule):
         return super().compute_loss(micro)
 
     def on_before_optimizer_step(self, optimizer: object) -> None:
-        self.gradient = torch.cat([one.grad.float().flatten() for one in self.parameters() if one.grad is not None])
+        self.gradient = torch.cat(
+            [one.grad.float().flatten() for one in self.parameters() if one.grad is not None]
+        )
 
 
 def trained(folder: str, dtype: Any, by: NormaliseBy, lora: LoRA | None) -> Watched:
-    """Trains one step on long responses, with the same bfloat16 numbers as weights in both dtypes."""
+    """Trains one step on long responses, with the same bfloat16 numbers as weights in both
+    dtypes."""
     torch.manual_seed(1)
     policy = Watched(folder, dtype=dtype, lr=0.0, lora=lora, normalise_by=by, max_grad_norm=None)
     policy.configure_model()
@@ -116,7 +122,9 @@ def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
     exact, found = (trained(folder, dtype, by, lora) for dtype in ("float32", "bfloat16"))
     assert found.logprobs.dtype == torch.float32 and found.diagnostics.sums.dtype == torch.float32
     assert found.diagnostics.sums[:, 0].sum() == sum(LENGTHS)
-    assert len(set(found.logprobs.tolist())) > 0.9 * sum(LENGTHS), "bfloat16 has fewer numbers there"
+    assert len(set(found.logprobs.tolist())) > 0.9 * sum(LENGTHS), (
+        "bfloat16 has fewer numbers there"
+    )
     assert (found.logprobs - exact.logprobs).abs().mean() < 0.01
     assert torch.cosine_similarity(found.gradient, exact.gradient, dim=0) > 0.99
     assert found.gradient.norm() / exact.gradient.norm() == pytest.approx(1.0, abs=0.05)
@@ -128,4 +136,6 @@ def test_positions_of_bfloat16_weights_are_exact(opened: Any, folder: str) -> No
     hidden = torch.zeros(1, 1, dtype=torch.bfloat16)
     exact = open_network(folder, "float32", None, False).model.rotary_emb(hidden.float(), positions)
     found = opened(folder, "bfloat16", None, False).model.rotary_emb(hidden, positions)
-    assert all(torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True))
+    assert all(
+        torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True)
+    )

@@ -55,14 +55,20 @@ def halved(optimizer: Optimizer) -> Any:
 
 
 def in_a_row(optimizer: Optimizer) -> Any:
-    parts = [LinearLR(optimizer, 0.25, 1.0, total_iters=2), StepLR(optimizer, step_size=1, gamma=0.5)]
+    parts = [
+        LinearLR(optimizer, 0.25, 1.0, total_iters=2),
+        StepLR(optimizer, step_size=1, gamma=0.5),
+    ]
     return SequentialLR(optimizer, parts, milestones=[3])
 
 
 CASES: dict[str, tuple[Configured, list[float]]] = {
     "no scheduler": (lambda policy: SGD(policy.parameters(), lr=0.8), [0.8] * STEPS),
     "an epoch's scheduler": (with_scheduler(halved), [0.8] * 3 + [0.4] * 3 + [0.2] * 2),
-    "every other epoch's": (with_scheduler(halved, interval="epoch", frequency=2), [0.8] * 6 + [0.4] * 2),
+    "every other epoch's": (
+        with_scheduler(halved, interval="epoch", frequency=2),
+        [0.8] * 6 + [0.4] * 2,
+    ),
     "a step's": (with_scheduler(halved, interval="step"), [0.8 / 2**step for step in range(STEPS)]),
     "every third step's": (
         with_scheduler(halved, interval="step", frequency=3),
@@ -91,14 +97,20 @@ class Own(lrl.PolicyModule):
         self.lrs.append(float(self.trainer.callback_metrics["policy/lr"]))
 
 
-def fit(policy: lrl.PolicyModule, steps: int, ckpt_path: str | None = None, **settings: Any) -> L.Trainer:
+def fit(
+    policy: lrl.PolicyModule, steps: int, ckpt_path: str | None = None, **settings: Any
+) -> L.Trainer:
     running = trainer(max_steps=steps, max_epochs=-1, **settings)
-    running.fit(policy, Steps([FakeStep(pack(GROUPS))] * EPOCH), ckpt_path=ckpt_path, weights_only=True)
+    running.fit(
+        policy, Steps([FakeStep(pack(GROUPS))] * EPOCH), ckpt_path=ckpt_path, weights_only=True
+    )
     return running
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(case: str, folder: str) -> None:
+def test_a_users_optimizer_and_scheduler_are_stepped_and_not_changed(
+    case: str, folder: str
+) -> None:
     configure, lrs = CASES[case]
     policy = Own(folder, configure)
     running = fit(policy, STEPS)
@@ -116,7 +128,9 @@ def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> 
     policy.configure_model()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     fit(policy, 2)
-    changed = {name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])}
+    changed = {
+        name for name, weight in policy.named_parameters() if not torch.equal(weight, before[name])
+    }
     assert changed and all("layers.1." in name for name in changed)
 
 
@@ -124,7 +138,8 @@ def test_weights_in_a_group_of_learning_rate_0_stay_as_they_are(folder: str) -> 
 def saved(
     request: pytest.FixtureRequest, folder: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Own, Configured, Path]:
-    """A whole run of each case, how it is configured, and the folder with a checkpoint of each of its steps."""
+    """A whole run of each case, how it is configured, and the folder with a checkpoint of each of
+    its steps."""
     (configure, _), checkpoints = CASES[request.param], tmp_path_factory.mktemp("checkpoints")
     whole = Own(folder, configure)
     saving = ModelCheckpoint(checkpoints, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -149,7 +164,10 @@ def by_the_loss(optimizer: Optimizer) -> Any:
 
 
 def two(policy: lrl.PolicyModule) -> Any:
-    return [SGD(policy.network.model.parameters(), lr=0.1), SGD(policy.network.lm_head.parameters(), lr=0.1)], []
+    return [
+        SGD(policy.network.model.parameters(), lr=0.1),
+        SGD(policy.network.lm_head.parameters(), lr=0.1),
+    ], []
 
 
 @pytest.mark.parametrize(
@@ -161,7 +179,9 @@ def two(policy: lrl.PolicyModule) -> Any:
     ],
     ids=["two optimizers", "LBFGS", "a plateau"],
 )
-def test_an_optimizer_that_a_step_cannot_use_is_refused(folder: str, configure: Configured, said: str) -> None:
+def test_an_optimizer_that_a_step_cannot_use_is_refused(
+    folder: str, configure: Configured, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         fit(Own(folder, configure), 1, strategy=lrl.AsyncSingleDevice(), devices=2)
 

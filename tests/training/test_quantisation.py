@@ -1,4 +1,5 @@
-"""Quantised folders are refused by name, and `lrl dequantize` writes whole ones, with every tensor."""
+"""Quantised folders are refused by name, and `lrl dequantize` writes whole ones, with every
+tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +23,17 @@ from lrl.training.reference import Reference
 from tests.quantised_policies import BLOCK, quantised, write
 
 METHODS = [
-    *("mxfp4", "fp8", "compressed-tensors", "gptq", "awq", "bitsandbytes", "torchao", "modelopt", "fbgemm_fp8"),
+    *(
+        "mxfp4",
+        "fp8",
+        "compressed-tensors",
+        "gptq",
+        "awq",
+        "bitsandbytes",
+        "torchao",
+        "modelopt",
+        "fbgemm_fp8",
+    ),
     *("quark", "hqq", "auto-round", "bitnet", "a method of tomorrow"),
 ]
 CPU = torch.device("cpu")
@@ -64,16 +75,24 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(name: str, tmp_path: Path) -> None:
+def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(
+    name: str, tmp_path: Path
+) -> None:
     save_tiny("llama", tmp_path)
     write(tmp_path, load_file(tmp_path / "model.safetensors"), {"quant_method": name, "bits": 4})
     said = refusal(tmp_path)
     assert str(tmp_path) in said and f"quant_method {name}" in said
-    remedy = f"`lrl dequantize {tmp_path} OUT`" if name in ("mxfp4", "fp8") else "Take the model in bfloat16"
+    remedy = (
+        f"`lrl dequantize {tmp_path} OUT`"
+        if name in ("mxfp4", "fp8")
+        else "Take the model in bfloat16"
+    )
     assert remedy in said
 
 
-@pytest.mark.parametrize("file", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
+@pytest.mark.parametrize(
+    "file", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"]
+)
 def test_a_folder_of_an_older_tool_is_refused_by_its_file(file: str, tmp_path: Path) -> None:
     save_tiny("llama", tmp_path)
     (tmp_path / file).write_text("{}")
@@ -93,12 +112,20 @@ def test_a_word_on_quantisation_is_found_wherever_it_stands(key: str, tmp_path: 
     assert "quant_method compressed-tensors" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("numbers", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8])
-def test_quantised_weights_without_a_word_in_the_config_are_refused(numbers: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "numbers", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8]
+)
+def test_quantised_weights_without_a_word_in_the_config_are_refused(
+    numbers: torch.dtype, tmp_path: Path
+) -> None:
     save_tiny("llama", tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     name = "model.layers.0.mlp.down_proj.weight"
-    save_file(weights | {name: weights[name].to(numbers)}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        weights | {name: weights[name].to(numbers)},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     assert name in refusal(tmp_path)
 
 
@@ -121,7 +148,10 @@ def by_definition(folder: Path, method: str) -> dict[str, Tensor]:
         elif tensor.dtype == torch.float8_e4m3fn:
             scale = stored[f"{name}_scale_inv"]
             rows, columns = tensor.shape
-            factors = [[scale[row // BLOCK[0], column // BLOCK[1]] for column in range(columns)] for row in range(rows)]
+            factors = [
+                [scale[row // BLOCK[0], column // BLOCK[1]] for column in range(columns)]
+                for row in range(rows)
+            ]
             found[name] = tensor.float() * torch.tensor(factors)
         elif not name.endswith(("_scales", "_scale_inv")):
             found[name] = tensor.float()
@@ -129,7 +159,8 @@ def by_definition(folder: Path, method: str) -> dict[str, Tensor]:
 
 
 def experts(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Returns [experts, inputs, outputs]: number i of a row is half i of its bytes, times the scale of its 32."""
+    """Returns [experts, inputs, outputs]: number i of a row is half i of its bytes, times the scale
+    of its 32."""
     count, rows, groups, _ = blocks.shape
     found = torch.empty(count, 32 * groups, rows)
     values, powers = blocks.flatten(2).tolist(), scales.tolist()
@@ -138,7 +169,9 @@ def experts(blocks: Tensor, scales: Tensor) -> Tensor:
             for column in range(32 * groups):
                 byte = values[expert][row][column // 2]
                 half = byte >> 4 if column % 2 else byte & 15
-                found[expert, column, row] = e2m1(half) * 2.0 ** (powers[expert][row][column // 32] - 127)
+                found[expert, column, row] = e2m1(half) * 2.0 ** (
+                    powers[expert][row][column // 32] - 127
+                )
     return found
 
 
@@ -166,8 +199,12 @@ def test_a_dequantised_model_has_the_numbers_of_its_form_and_every_tensor(
     assert "quantization_config" not in config and config["dtype"] == "bfloat16"
 
 
-def test_a_sync_and_an_export_of_a_dequantised_policy_have_all_of_its_weights(whole: Path, tmp_path: Path) -> None:
-    wanted = {name: tensor.float() for name, tensor in load_file(whole / "model.safetensors").items()}
+def test_a_sync_and_an_export_of_a_dequantised_policy_have_all_of_its_weights(
+    whole: Path, tmp_path: Path
+) -> None:
+    wanted = {
+        name: tensor.float() for name, tensor in load_file(whole / "model.safetensors").items()
+    }
     policy = PolicyModule(str(whole))
     policy.configure_model()
     sent = dict(policy.sent_weights())
@@ -199,9 +236,13 @@ def quantised_in_two(folder: Path, stored: dict[str, Tensor], out: Path) -> Path
     out.mkdir()
     for file in folder.glob("*.json"):
         (out / file.name).write_bytes(file.read_bytes())
-    where = {name: "scales.safetensors" if "_scale" in name else "rest.safetensors" for name in stored}
+    where = {
+        name: "scales.safetensors" if "_scale" in name else "rest.safetensors" for name in stored
+    }
     for file_name in set(where.values()):
-        save_file({name: stored[name] for name in stored if where[name] == file_name}, out / file_name)
+        save_file(
+            {name: stored[name] for name in stored if where[name] == file_name}, out / file_name
+        )
     (out / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     return out
 
@@ -212,7 +253,11 @@ def broken(kind: str, method: str, stored: dict[str, Tensor]) -> dict[str, Tenso
     if kind == "a scale is missing":
         return {name: tensor for name, tensor in stored.items() if name != scale}
     if kind == "a weight is missing":
-        return {name: tensor for name, tensor in stored.items() if not name.endswith("layers.1.input_layernorm.weight")}
+        return {
+            name: tensor
+            for name, tensor in stored.items()
+            if not name.endswith("layers.1.input_layernorm.weight")
+        }
     if kind == "a weight is left over":
         return stored | {"model.layers.0.mlp.extra.weight": torch.zeros(2)}
     if kind == "a weight has another shape":
@@ -226,16 +271,27 @@ def broken(kind: str, method: str, stored: dict[str, Tensor]) -> dict[str, Tenso
         ("a scale is missing", "there is no"),
         ("a weight is missing", "lacks: model.layers.1.input_layernorm.weight"),
         ("a weight is left over", "its model does not: model.layers.0.mlp.extra.weight"),
-        ("a weight has another shape", "in another shape than its config.json says: model.norm.weight"),
+        (
+            "a weight has another shape",
+            "in another shape than its config.json says: model.norm.weight",
+        ),
         ("numbers are unknown", "is stored as I8"),
     ],
 )
 def test_what_is_not_the_whole_model_is_named_and_nothing_is_written(
-    kind: str, said: str, folder: Path, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    said: str,
+    folder: Path,
+    method: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for file in folder.glob("*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    save_file(broken(kind, method, load_file(folder / "model.safetensors")), tmp_path / "model.safetensors")
+    save_file(
+        broken(kind, method, load_file(folder / "model.safetensors")),
+        tmp_path / "model.safetensors",
+    )
     assert main(["dequantize", str(tmp_path), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("lrl: error: ") and said in error and not (tmp_path / "out").exists()
@@ -245,7 +301,11 @@ def test_other_forms_and_folders_are_named_with_what_to_do(
     whole: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_tiny("llama", tmp_path / "gptq")
-    write(tmp_path / "gptq", load_file(tmp_path / "gptq" / "model.safetensors"), {"quant_method": "gptq", "bits": 4})
+    write(
+        tmp_path / "gptq",
+        load_file(tmp_path / "gptq" / "model.safetensors"),
+        {"quant_method": "gptq", "bits": 4},
+    )
     cases = {
         (str(tmp_path / "gptq"), str(tmp_path / "out")): "quant_method gptq",
         (str(whole), str(tmp_path / "out")): "is not quantised",
@@ -263,7 +323,9 @@ def test_one_scale_for_a_whole_weight_and_scales_that_are_exponents() -> None:
     weight = torch.arange(-4, 4).reshape(2, 4).to(torch.float8_e4m3fn)
     once = from_fp8(weight, torch.tensor(0.5), None, torch.float32)
     assert torch.equal(once, weight.float() / 2)
-    exponents = from_fp8(weight, torch.tensor([[126, 128]], dtype=torch.uint8), (2, 2), torch.float32)
+    exponents = from_fp8(
+        weight, torch.tensor([[126, 128]], dtype=torch.uint8), (2, 2), torch.float32
+    )
     assert torch.equal(exponents, weight.float() * torch.tensor([0.5, 0.5, 2.0, 2.0]))
     with pytest.raises(ValueError, match="the scales are"):
         from_fp8(weight, torch.ones(3, 1), (2, 2), torch.float32)

@@ -21,7 +21,17 @@ from lrl.training.model import label_logprobs
 from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+from tests.test_policy import (
+    GROUPS,
+    SIZES,
+    FakeStep,
+    Steps,
+    make_group,
+    opened,
+    pack,
+    save_model,
+    trainer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +44,9 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**SIZES, initializer_range=0.2))
 
 
-def prepared(policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000) -> list[Group]:
+def prepared(
+    policy: PolicyModule, temperature: float = 1.0, micro_batch_tokens: int = 10_000
+) -> list[Group]:
     policy.setup("fit")
     groups = [make_group(i) for i in range(3)]
     groups[1].rollouts[2].token_ids = []  # an empty response
@@ -57,18 +69,26 @@ def test_reference_logprobs_are_the_reference_models_own(folder: str, other_fold
         for rollout in with_tokens(group):
             tokens = group.prompt.token_ids + rollout.token_ids
             with torch.no_grad():
-                logits = theirs(torch.tensor([tokens])).logits[0, len(group.prompt.token_ids) - 1 : -1]
-            expected = (logits / 0.7).log_softmax(-1)[range(len(rollout.token_ids)), rollout.token_ids]
+                logits = theirs(torch.tensor([tokens])).logits[
+                    0, len(group.prompt.token_ids) - 1 : -1
+                ]
+            expected = (logits / 0.7).log_softmax(-1)[
+                range(len(rollout.token_ids)), rollout.token_ids
+            ]
             assert rollout.reference_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_summed_over_the_policys_tokens(folder: str, other_folder: str, estimator: Any) -> None:
+def test_kl_in_the_reward_is_summed_over_the_policys_tokens(
+    folder: str, other_folder: str, estimator: Any
+) -> None:
     policy = opened(folder, reference=Reference(0.5, estimator, "reward", model=other_folder))
     for group in prepared(policy):
         for rollout in with_tokens(group):
             cost = 0.0
-            for mu, ref, own in zip(rollout.logprobs, rollout.reference_logprobs, rollout.mask, strict=True):
+            for mu, ref, own in zip(
+                rollout.logprobs, rollout.reference_logprobs, rollout.mask, strict=True
+            ):
                 if not own:
                     continue
                 d = min(max(ref - mu, -20.0), 20.0)
@@ -77,18 +97,28 @@ def test_kl_in_the_reward_is_summed_over_the_policys_tokens(folder: str, other_f
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_kl_in_the_loss_is_added_token_by_token(folder: str, other_folder: str, estimator: Any) -> None:
-    policy = opened(folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=other_folder))
+def test_kl_in_the_loss_is_added_token_by_token(
+    folder: str, other_folder: str, estimator: Any
+) -> None:
+    policy = opened(
+        folder, objective=REINFORCE(), reference=Reference(0.5, estimator, model=other_folder)
+    )
     plain = opened(folder, objective=REINFORCE())
     (batch,) = pack(prepared(policy), 10_000)
     logprobs, reference = plain(batch)[batch.mask], batch.reference_logprobs[batch.mask]
     d = reference - logprobs
     kl = d.square() / 2 if estimator == "k2" else d.exp() - 1 - d
-    torch.testing.assert_close(policy.compute_loss(batch), plain.compute_loss(batch) + 0.5 * kl.sum())
+    torch.testing.assert_close(
+        policy.compute_loss(batch), plain.compute_loss(batch) + 0.5 * kl.sum()
+    )
 
 
-def test_the_pull_of_the_kl_brings_the_policy_nearer_to_the_reference(folder: str, other_folder: str) -> None:
-    policy = PolicyModule(folder, objective=REINFORCE(), lr=1e-3, reference=Reference(50.0, "k2", model=other_folder))
+def test_the_pull_of_the_kl_brings_the_policy_nearer_to_the_reference(
+    folder: str, other_folder: str
+) -> None:
+    policy = PolicyModule(
+        folder, objective=REINFORCE(), lr=1e-3, reference=Reference(50.0, "k2", model=other_folder)
+    )
     policy.configure_model()
     groups = prepared(policy)
     running = trainer(max_steps=8)
@@ -122,7 +152,9 @@ def test_the_reference_is_neither_trained_nor_exported(folder: str) -> None:
     assert not any(weight.requires_grad for weight in policy.reference.network.parameters())
 
 
-def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint(folder: str, tmp_path: Path) -> None:
+def test_a_refreshed_reference_follows_the_policy_and_lives_through_a_checkpoint(
+    folder: str, tmp_path: Path
+) -> None:
     def run(steps: int, ckpt_path: str | None = None) -> PolicyModule:
         policy = PolicyModule(folder, lr=1e-2, reference=Reference(refresh_every_n_steps=2))
         saving = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -157,16 +189,27 @@ def test_a_reference_that_was_refreshed_lives_on_through_every_resume_until_anot
     first = next(opened(folder).network.parameters()).detach()
     refreshed = run(1, refresh_every_n_steps=1)
     assert not torch.equal(refreshed, first)
-    assert torch.equal(run(2), refreshed) and torch.equal(run(3), refreshed) and torch.equal(run(4), refreshed)
+    assert (
+        torch.equal(run(2), refreshed)
+        and torch.equal(run(3), refreshed)
+        and torch.equal(run(4), refreshed)
+    )
     assert "is not restored" not in caplog.text
     named = next(opened(other_folder).network.parameters()).detach()
-    assert torch.equal(run(5, model=other_folder), named), "the reference that the settings name is not the one"
+    assert torch.equal(run(5, model=other_folder), named), (
+        "the reference that the settings name is not the one"
+    )
     assert f"model.reference.model was None and is {other_folder}" in caplog.text
     assert torch.equal(run(6, model=other_folder), named)
 
 
-def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: str, other_folder: str) -> None:
-    policy, other = opened(folder, reference=Reference(refresh_every_n_steps=2)), opened(other_folder)
+def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(
+    folder: str, other_folder: str
+) -> None:
+    policy, other = (
+        opened(folder, reference=Reference(refresh_every_n_steps=2)),
+        opened(other_folder),
+    )
     (group, *_) = prepared(policy)
     policy.reference.end_step(2, other.network)
     replay = Replay(1, 10)
@@ -175,18 +218,24 @@ def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(folder: st
     policy.prepare(replayed, 1.0, 10_000)
     theirs = opened(folder, reference=Reference(model=other_folder))
     (expected, *_) = prepared(theirs)
-    for one, right, before in zip(replayed.rollouts, expected.rollouts, group.rollouts, strict=True):
+    for one, right, before in zip(
+        replayed.rollouts, expected.rollouts, group.rollouts, strict=True
+    ):
         assert one.reference_logprobs == pytest.approx(right.reference_logprobs, abs=1e-5)
         assert one.reference_logprobs != before.reference_logprobs
 
 
-def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(folder: str, other_folder: str) -> None:
+def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
+    folder: str, other_folder: str
+) -> None:
     first = opened(folder, reference=Reference(place="reward", coefficient=0.1))
     (group, *_) = prepared(first)
     replay, resumed = Replay(1, 10), Replay(1, 10)
     replay.add(0, [group])
     resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: group.prompt)
-    theirs = opened(folder, reference=Reference(model=other_folder))  # as new as the first one: version 0
+    theirs = opened(
+        folder, reference=Reference(model=other_folder)
+    )  # as new as the first one: version 0
     (expected, *_) = prepared(theirs)
     (replayed,) = resumed.draw(1)
     theirs.prepare(replayed, 1.0, 10_000)
@@ -217,7 +266,10 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
 
     monkeypatch.setattr("lrl.training.model.label_logprobs", seen)
     parts = prepared(policy, micro_batch_tokens=micro_batch_tokens)
-    assert all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes) and len(sizes) >= 3
+    assert (
+        all(rows * tokens <= micro_batch_tokens or rows == 1 for rows, tokens in sizes)
+        and len(sizes) >= 3
+    )
     for one, other in zip(whole, parts, strict=True):
         for expected, found in zip(with_tokens(one), with_tokens(other), strict=True):
             assert found.reference_logprobs == pytest.approx(expected.reference_logprobs, abs=1e-5)
@@ -231,7 +283,9 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
         ({"refresh_every_n_steps": 0}, "refresh_every_n_steps"),
     ],
 )
-def test_a_reference_that_could_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_reference_that_could_do_nothing_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Reference(**settings)
 
@@ -247,5 +301,7 @@ def test_an_advantage_includes_the_kl_penalty(folder: str, other_folder: str) ->
     net = [rollout.reward - rollout.kl_penalty for rollout in group.rollouts]
     packer = Packer(10_000, GroupMean(), 1.0)
     ((batch,),) = [*packer.add(group), *packer.flush()]
-    found = sorted(batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4))
+    found = sorted(
+        batch.advantages[batch.mask & (batch.sequence_ids == n)][0].item() for n in range(4)
+    )
     assert found == pytest.approx(sorted(value - sum(net) / 4 for value in net), abs=1e-5)

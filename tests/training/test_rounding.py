@@ -28,7 +28,9 @@ def off(one: Tensor, other: Tensor) -> float:
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "qwen3_moe", "granite"])
-def test_the_errors_are_as_large_as_the_formats_rounding(family: str, scale: float, tmp_path: Path) -> None:
+def test_the_errors_are_as_large_as_the_formats_rounding(
+    family: str, scale: float, tmp_path: Path
+) -> None:
     folder = str(save_tiny(family, tmp_path, scale))
     exact, half = (open_network(folder, dtype, None, False) for dtype in ("float32", "bfloat16"))  # type: ignore[arg-type]
     real = off(logprobs(half), logprobs(exact))

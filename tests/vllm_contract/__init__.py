@@ -1,1 +1,2 @@
-"""What lrl relies on in vLLM, and whether a release of vLLM still has it; see `tests/test_vllm_contract.py`."""
+"""What lrl relies on in vLLM, and whether a release of vLLM still has it; see
+`tests/test_vllm_contract.py`."""

@@ -1,4 +1,5 @@
-"""Writes the snapshot of a release of vLLM, from its wheel: `python -m tests.vllm_contract WHEEL ...`.
+"""Writes the snapshot of a release of vLLM, from its wheel: `python -m tests.vllm_contract WHEEL
+...`.
 
 Prints what lrl relies on and the release does not have; the exit status is 1 if there is any.
 """

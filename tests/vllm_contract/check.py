@@ -39,7 +39,8 @@ def imports_of_vllm() -> dict[tuple[str, str | None], str]:
 
 
 def broken(snapshot: Snapshot) -> list[str]:
-    """Returns what lrl relies on and this vLLM does not have, each with the file of lrl; empty for a vLLM that fits."""
+    """Returns what lrl relies on and this vLLM does not have, each with the file of lrl; empty for
+    a vLLM that fits."""
     return [
         *_lost_imports(snapshot),
         *(lost for one in MEMBERS for lost in _lost_members(snapshot, one)),
@@ -92,9 +93,14 @@ def _misfits(snapshot: Snapshot, call: Call) -> Iterator[str]:
     positional = signature["positional"]
     keywords = call.keywords.split()
     if call.positional > len(positional) and not signature["more_positional"]:
-        yield f"{call.by}: {where} takes {len(positional)} positional arguments, and lrl gives {call.positional}"
+        yield (
+            f"{call.by}: {where} takes {len(positional)} positional arguments, and lrl gives "
+            f"{call.positional}"
+        )
     given = {*positional[: call.positional], *keywords}
-    missing = [one for one in signature["required"] + signature["required_keywords"] if one not in given]
+    missing = [
+        one for one in signature["required"] + signature["required_keywords"] if one not in given
+    ]
     if missing:
         yield f"{call.by}: {where} also needs {', '.join(missing)}"
     known = {*positional, *signature["keyword_only"]}

@@ -1,7 +1,8 @@
-"""Reads from the Python sources of a vLLM, as text, what `relied_on` names. Nothing of vLLM is imported.
+"""Reads from the Python sources of a vLLM, as text, what `relied_on` names. Nothing of vLLM is
+imported.
 
-The result is a snapshot: plain data that JSON holds, small enough to be kept for each release (`python -m
-tests.vllm_contract`).
+The result is a snapshot: plain data that JSON holds, small enough to be kept for each release
+(`python -m tests.vllm_contract`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ class Sources:
     def __init__(self, root: Path) -> None:
         if root.suffix == ".whl":
             archive = ZipFile(root)
-            names = [name for name in archive.namelist() if name.startswith("vllm/") and name.endswith(".py")]
+            names = [
+                name
+                for name in archive.namelist()
+                if name.startswith("vllm/") and name.endswith(".py")
+            ]
             self._texts = {name: archive.read(name).decode() for name in names}
         else:
             paths = (root / "vllm").rglob("*.py")
@@ -41,18 +46,23 @@ class Sources:
     def file_of(self, module: str) -> str | None:
         """Returns the name of a module's file, None if there is no such module."""
         base = module.replace(".", "/")
-        return next((name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._texts), None)
+        return next(
+            (name for name in (f"{base}.py", f"{base}/__init__.py") if name in self._texts), None
+        )
 
     def texts_below(self, folder: str) -> str:
         """Returns all files below a folder as one text."""
-        return "\n".join(text for name, text in self._texts.items() if name.startswith(f"{folder}/"))
+        return "\n".join(
+            text for name, text in self._texts.items() if name.startswith(f"{folder}/")
+        )
 
     def text(self, file: str) -> str:
         """Returns a file's text; empty if there is none."""
         return self._texts.get(file, "")
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """Returns the module that defines a name at its top, followed through re-exports, and its node there."""
+        """Returns the module that defines a name at its top, followed through re-exports, and its
+        node there."""
         file = self.file_of(module)
         if file is None:
             return None
@@ -64,12 +74,17 @@ class Sources:
                 found = (module, node)
         if found is None and self.file_of(f"{module}.{name}"):
             return f"{module}.{name}", ast.Module([], [])
-        if found is None and "__getattr__" in self._texts[file] and f'"{name}"' in self._texts[file]:
+        if (
+            found is None
+            and "__getattr__" in self._texts[file]
+            and f'"{name}"' in self._texts[file]
+        ):
             return module, ast.Module([], [])  # an import on demand, from a table of names
         return found
 
     def members(self, module: str, name: str) -> dict[str, ast.AST]:
-        """Returns the members of a class and of its bases within vLLM: of its body, and those that methods set."""
+        """Returns the members of a class and of its bases within vLLM: of its body, and those that
+        methods set."""
         found = self.find(module, name)
         if found is None or not isinstance(found[1], ast.ClassDef):
             return {}
@@ -86,14 +101,18 @@ class Sources:
             members |= dict.fromkeys(_names_defined(item), item)
         return members
 
-    def _imported(self, module: str, file: str, node: ast.ImportFrom, name: str) -> tuple[str, ast.AST] | None:
+    def _imported(
+        self, module: str, file: str, node: ast.ImportFrom, name: str
+    ) -> tuple[str, ast.AST] | None:
         """Returns where a name comes from that a module imports from elsewhere."""
         source = _absolute(module, file.endswith("__init__.py"), node)
         for alias in node.names:
             if alias.name == "*" and source.startswith("vllm"):
                 return self.find(source, name)
             if (alias.asname or alias.name) == name:
-                return self.find(source, alias.name) if source.startswith("vllm") else (module, node)
+                return (
+                    self.find(source, alias.name) if source.startswith("vllm") else (module, node)
+                )
         return None
 
 
@@ -112,11 +131,19 @@ def snapshot(root: Path, version: str, imported: Iterable[tuple[str, str | None]
     return {
         "version": version,
         "imports": sorted(shown for one in imported if (shown := _shown_import(sources, *one))),
-        "members": {f"{one.module}.{one.name}": _kinds(sources, one.module, one.name) for one in MEMBERS},
-        "signatures": {f"{one.module}.{one.name}": _signature(sources, one.module, one.name) for one in CALLS},
+        "members": {
+            f"{one.module}.{one.name}": _kinds(sources, one.module, one.name) for one in MEMBERS
+        },
+        "signatures": {
+            f"{one.module}.{one.name}": _signature(sources, one.module, one.name) for one in CALLS
+        },
         "routes": [route for route in ROUTES if f'"{route}"' in entrypoints],
         "variables": [name for name in VARIABLES if name in variables],
-        "flags": [name for name in FLAGS if re.search(rf"^    {name.replace('-', '_')}\b", flags, re.MULTILINE)],
+        "flags": [
+            name
+            for name in FLAGS
+            if re.search(rf"^    {name.replace('-', '_')}\b", flags, re.MULTILINE)
+        ],
     }
 
 
@@ -126,12 +153,17 @@ def import_name(module: str, name: str | None) -> str:
 
 
 def _shown_import(sources: Sources, module: str, name: str | None) -> str | None:
-    there = sources.file_of(module) is not None if name is None else sources.find(module, name) is not None
+    there = (
+        sources.file_of(module) is not None
+        if name is None
+        else sources.find(module, name) is not None
+    )
     return import_name(module, name) if there else None
 
 
 def _kinds(sources: Sources, module: str, name: str) -> dict[str, str]:
-    """Returns the kind of each relied-on member of a class that the class has: `method`, `property` or `value`."""
+    """Returns the kind of each relied-on member of a class that the class has: `method`, `property`
+    or `value`."""
     found = sources.members(module, name)
     wanted = {
         member.removesuffix("()")
@@ -151,7 +183,8 @@ def _kind(node: ast.AST) -> str:
 
 
 def _signature(sources: Sources, module: str, name: str) -> dict[str, Any] | None:
-    """Returns the parameters of a function or `Class.method` without `self`; None if there is no such function."""
+    """Returns the parameters of a function or `Class.method` without `self`; None if there is no
+    such function."""
     owner, _, function = name.rpartition(".")
     if owner:
         node = sources.members(module, owner).get(function)

@@ -31,16 +31,25 @@ def ask(method: str, path: str) -> tuple[bool, list[Any]]:
     return bool(reached), sent
 
 
-def test_it_leaves_the_mark_of_that_transfer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_leaves_the_mark_of_that_transfer_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     reached, sent = ask("POST", f"{ROUTE}{NAME}")
     assert not reached and sent[0]["status"] == 200
-    assert list(tmp_path.iterdir()) == [abort_mark(NAME)] and abort_mark(NAME) != abort_mark(transfer_name("another"))
+    assert list(tmp_path.iterdir()) == [abort_mark(NAME)] and abort_mark(NAME) != abort_mark(
+        transfer_name("another")
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", f"{ROUTE}{NAME}"), ("POST", f"{ROUTE}../../{NAME}"), ("POST", f"{ROUTE}{NAME}0"), ("POST", "/pause")],
+    [
+        ("GET", f"{ROUTE}{NAME}"),
+        ("POST", f"{ROUTE}../../{NAME}"),
+        ("POST", f"{ROUTE}{NAME}0"),
+        ("POST", "/pause"),
+    ],
 )
 def test_all_else_goes_to_vllm_and_leaves_no_file(
     method: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,7 +53,8 @@ class Trainer:
     """The files and the server of rank 0."""
 
     def __init__(self, folder: Path, endpoint: Endpoint) -> None:
-        self.folder, self.endpoint = folder, endpoint
+        self.folder = folder
+        self.endpoint = endpoint
         self.server = FileServer(endpoint, TOKEN)
         self.orders = 0
 
@@ -87,13 +88,17 @@ def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_
     trainer: Trainer, files: FetchedFiles
 ) -> None:
     first = files.fetch(trainer.stage("v1", V1))
-    assert (first.how, first.received) == ("whole", [len(V1)]) and Path(first.file).read_bytes() == V1
+    assert (first.how, first.received) == ("whole", [len(V1)]) and Path(
+        first.file
+    ).read_bytes() == V1
     second = files.fetch(trainer.stage("v2", V2, base="v1"))
     assert second.how == "delta" and second.received[0] < len(V2) / 10
     assert Path(second.file).read_bytes() == V2 and names(files) == {"v2", "v2-delta"}
 
 
-def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(trainer: Trainer, files: FetchedFiles) -> None:
+def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(
+    trainer: Trainer, files: FetchedFiles
+) -> None:
     files.fetch(trainer.stage("v1", V1))
     trainer.stage("v2", V2)
     third = files.fetch(trainer.stage("v3", V1[::-1][:100] + V2[100:], base="v2"))
@@ -108,7 +113,9 @@ def test_what_is_held_is_not_fetched_again(trainer: Trainer, files: FetchedFiles
     assert (again.how, again.received, again.file) == ("held", [0], path)
 
 
-def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(trainer: Trainer, files: FetchedFiles) -> None:
+def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(
+    trainer: Trainer, files: FetchedFiles
+) -> None:
     Path(files.fetch(trainer.stage("v1", V1)).file).write_bytes(V1[:-1] + bytes([V1[-1] ^ 1]))
     second = files.fetch(trainer.stage("v2", V2, base="v1"))
     assert second.how == "whole" and Path(second.file).read_bytes() == V2
@@ -134,13 +141,17 @@ def test_a_source_that_sends_all_again_is_taken_from_the_start(files: FetchedFil
 
 
 @pytest.mark.parametrize("fault", ["damage", "short"])
-def test_a_damaged_file_is_fetched_again_and_never_gets_its_name(fault: Fault, files: FetchedFiles) -> None:
+def test_a_damaged_file_is_fetched_again_and_never_gets_its_name(
+    fault: Fault, files: FetchedFiles
+) -> None:
     with scripted(V1, fault) as source:
         assert Path(files.fetch(order(V1, source.location)).file).read_bytes() == V1
         assert source.starts == [0, 0]
     files._keep_only()
     with scripted(V1, *[fault] * fetched_files.ATTEMPTS) as source:
-        with pytest.raises(FetchFailed, match="checksum" if fault == "damage" else "bytes, and .* are missing"):
+        with pytest.raises(
+            FetchFailed, match="checksum" if fault == "damage" else "bytes, and .* are missing"
+        ):
             files.fetch(order(V1, source.location))
         assert len(source.starts) == fetched_files.ATTEMPTS
     assert names(files) == set()
@@ -152,7 +163,9 @@ def test_a_source_that_died_costs_only_the_way_to_the_next(files: FetchedFiles) 
     assert report.received == [0, len(V1)]
 
 
-def test_a_source_that_stalls_is_left_for_the_next(files: FetchedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_stalls_is_left_for_the_next(
+    files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
     with scripted(V1, "stall") as peer, scripted(V1) as trainer:
         report = files.fetch(order(V1, peer.location, trainer.location))
@@ -167,11 +180,15 @@ def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
     with scripted(V1, *["stall"] * 9) as source, pytest.raises(FetchFailed) as failed:
         files.fetch(order(V1, source.location, deadline_s=1.0))
     assert time.monotonic() - begun < 200  # and not after `STALL_S`
-    assert f"{source.url} after" in str(failed.value) and f"of {len(V1)} bytes: timed out" in str(failed.value)
+    assert f"{source.url} after" in str(failed.value) and f"of {len(V1)} bytes: timed out" in str(
+        failed.value
+    )
     assert names(files) == set()
 
 
-def test_a_new_order_ends_the_one_before(files: FetchedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_order_ends_the_one_before(
+    files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.3)
     failures: list[BaseException] = []
 
@@ -210,8 +227,12 @@ def test_only_what_is_staged_is_served(name: str, trainer: Trainer, files: Fetch
     assert files.find("w.7.draft") is None  # nor what is not whole
 
 
-@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}])
-def test_without_the_token_the_trainer_serves_nothing(header: dict[str, str], trainer: Trainer) -> None:
+@pytest.mark.parametrize(
+    "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}]
+)
+def test_without_the_token_the_trainer_serves_nothing(
+    header: dict[str, str], trainer: Trainer
+) -> None:
     trainer.stage("v1", V1)
     status, body = call(trainer.location.url, "GET", FILES + "v1", header)
     assert status == 401 and TOKEN.encode() not in body and len(body) < 200
@@ -223,18 +244,29 @@ def test_a_generator_of_another_run_gets_nothing(trainer: Trainer, files: Fetche
         files.fetch(trainer.stage("v1", V1))
 
 
-def test_with_tls_only_the_named_certificate_is_trusted(files: FetchedFiles, tmp_path: Path) -> None:
+def test_with_tls_only_the_named_certificate_is_trusted(
+    files: FetchedFiles, tmp_path: Path
+) -> None:
     own, other = self_signed(tmp_path, "own"), self_signed(tmp_path, "other")
     trainer = Trainer(tmp_path, Endpoint(tls_cert=own[0], tls_key=own[1]))
     try:
         asked = trainer.stage("v1", V1)
-        assert asked.sources[0].url.startswith("https://") and "PRIVATE" not in asked.sources[0].certificate
+        assert (
+            asked.sources[0].url.startswith("https://")
+            and "PRIVATE" not in asked.sources[0].certificate
+        )
         for cert in (other[0], signed_by(tmp_path, own, "child")[0]):
             wrong = Location(asked.sources[0].url, "certificate", first_certificate(cert))
             with pytest.raises(FetchFailed, match="certificate"):
                 files.fetch(FetchOrder(asked.whole, [wrong], DEADLINE_S))
         with pytest.raises(FetchFailed):
-            files.fetch(FetchOrder(asked.whole, [Location(trainer.location.url.replace("https", "http"))], DEADLINE_S))
+            files.fetch(
+                FetchOrder(
+                    asked.whole,
+                    [Location(trainer.location.url.replace("https", "http"))],
+                    DEADLINE_S,
+                )
+            )
         assert Path(files.fetch(asked).file).read_bytes() == V1
     finally:
         trainer.server.close()

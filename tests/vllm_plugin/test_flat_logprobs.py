@@ -20,7 +20,9 @@ def processor(flat: bool, columns: int) -> Any:
 
 def message(first: int, count: int, columns: int) -> LogprobsLists:
     tokens = np.arange(first, first + count * columns, dtype=np.int32).reshape(count, columns)
-    return LogprobsLists(tokens, -0.5 * tokens.astype(np.float32), np.arange(1, count + 1, dtype=np.int32))
+    return LogprobsLists(
+        tokens, -0.5 * tokens.astype(np.float32), np.arange(1, count + 1, dtype=np.int32)
+    )
 
 
 @pytest.mark.parametrize(("flat", "columns"), [(True, 1), (True, 3), (False, 1)])
@@ -32,6 +34,8 @@ def test_every_request_has_what_vllm_gives_token_by_token(flat: bool, columns: i
         found._update_sample_logprobs(new)
         for tokens, logprobs, rank in zip(*(table.tolist() for table in new[:3]), strict=True):
             none = [None] * columns
-            append_logprobs_for_next_position(expected.logprobs, tokens, logprobs, none, rank, columns - 1)
+            append_logprobs_for_next_position(
+                expected.logprobs, tokens, logprobs, none, rank, columns - 1
+            )
             expected.cumulative_logprob += logprobs[0]
     assert found == expected and len(found.logprobs or ()) == 8

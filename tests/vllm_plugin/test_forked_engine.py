@@ -19,11 +19,14 @@ pytest.importorskip("vllm")
 
 def test_the_engine_of_a_real_server_is_a_fork(lent_server: LentServer) -> None:
     names = [process.name() for process in lent_server.processes()]
-    assert len(names) == 2 and "VLLM::EngineCore" in names, "a spawned engine has multiprocessing's tracker beside it"
+    assert len(names) == 2 and "VLLM::EngineCore" in names, (
+        "a spawned engine has multiprocessing's tracker beside it"
+    )
 
 
 @pytest.mark.parametrize(
-    ("executor", "own", "method"), [("uni", {}, "fork"), ("uni", {METHOD: "spawn"}, "spawn"), ("mp", {}, "spawn")]
+    ("executor", "own", "method"),
+    [("uni", {}, "fork"), ("uni", {METHOD: "spawn"}, "spawn"), ("mp", {}, "spawn")],
 )
 def test_an_engine_is_spawned_if_it_has_workers_or_the_user_says_so(
     executor: str, own: dict[str, str], method: str, monkeypatch: pytest.MonkeyPatch

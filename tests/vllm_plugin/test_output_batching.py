@@ -25,9 +25,13 @@ class Clock:
         return self.now
 
 
-def output(name: str, tokens: list[int], finish: FinishReason | None = None, **fields: Any) -> EngineCoreOutput:
+def output(
+    name: str, tokens: list[int], finish: FinishReason | None = None, **fields: Any
+) -> EngineCoreOutput:
     column = np.array(tokens, dtype=np.int32)[:, None]
-    logprobs = LogprobsLists(column, -0.25 * column.astype(np.float32), np.ones(len(tokens), dtype=np.int32))
+    logprobs = LogprobsLists(
+        column, -0.25 * column.astype(np.float32), np.ones(len(tokens), dtype=np.int32)
+    )
     return EngineCoreOutput(name, tokens, new_logprobs=logprobs, finish_reason=finish, **fields)
 
 
@@ -52,13 +56,17 @@ def tokens_of(found: list[Any]) -> dict[str, list[int]]:
         for one in outputs.outputs:
             tokens.setdefault(one.request_id, []).extend(one.new_token_ids)
             if one.new_logprobs is not None:
-                assert one.new_logprobs.logprobs[:, 0].tolist() == [-0.25 * token for token in one.new_token_ids]
+                assert one.new_logprobs.logprobs[:, 0].tolist() == [
+                    -0.25 * token for token in one.new_token_ids
+                ]
     return tokens
 
 
 def test_tokens_wait_for_hold_s_and_go_together() -> None:
     def steps() -> list[Any]:
-        return [message(output(OWN + "a", [step]), output(OWN + "b", [step + 10])) for step in range(3)]
+        return [
+            message(output(OWN + "a", [step]), output(OWN + "b", [step + 10])) for step in range(3)
+        ]
 
     assert passed(Clock(), *steps(), after_s=0.9 * HOLD_S) == []
     ((client, found),) = passed(Clock(), *steps(), after_s=HOLD_S)
@@ -91,12 +99,17 @@ def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_respon
     assert len(passed(Clock(), first)) == 1
     ends = message(output(OWN + "a", [3], FinishReason.STOP), output(OWN + "b", [4]))
     found = passed(Clock(), message(output(OWN + "a", [2]), output(OWN + "b", [2])), ends)
-    assert tokens_of(found) == {OWN + "a": [2, 3]} and found[0][1].outputs[0].finish_reason is FinishReason.STOP
+    assert (
+        tokens_of(found) == {OWN + "a": [2, 3]}
+        and found[0][1].outputs[0].finish_reason is FinishReason.STOP
+    )
 
 
 def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
     answer = message(utility_output=CALL)
-    found = passed(Clock(), message(output(OWN + "a", [1])), message(output(OWN + "b", [2]), client=1), answer)
+    found = passed(
+        Clock(), message(output(OWN + "a", [1])), message(output(OWN + "b", [2]), client=1), answer
+    )
     assert tokens_of(found[:2]) == {OWN + "a": [1], OWN + "b": [2]} and found[2] is answer
     assert [client for client, _ in found[:2]] == [0, 1]
 
@@ -112,8 +125,17 @@ def test_nobody_elses_tokens_wait() -> None:
 
 
 def test_tokens_of_two_versions_never_meet() -> None:
-    found = passed(Clock(), message(output(OWN + "a", [1])), message(output(OWN + "a", [2]), version="1"), after_s=9)
-    versions = {tuple(one.new_token_ids): outputs.weight_version for _, outputs in found for one in outputs.outputs}
+    found = passed(
+        Clock(),
+        message(output(OWN + "a", [1])),
+        message(output(OWN + "a", [2]), version="1"),
+        after_s=9,
+    )
+    versions = {
+        tuple(one.new_token_ids): outputs.weight_version
+        for _, outputs in found
+        for one in outputs.outputs
+    }
     assert versions == {(1,): "0", (2,): "1"}
 
 
@@ -127,7 +149,12 @@ def test_statistics_of_a_prefill_are_not_lost() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "end", "call", "wait"])), max_size=40)
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.integers(1, 3), st.sampled_from(["", "end", "call", "wait"])
+        ),
+        max_size=40,
+    )
 )
 def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, str]]) -> None:
     clock, outputs, wrote, found = Clock(), queue.Queue[Any](), dict[str, list[int]](), list[Any]()

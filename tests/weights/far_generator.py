@@ -1,4 +1,5 @@
-"""A generator in another network namespace: `python -m tests.weights.far_generator FOLDER HOST [CERT KEY]`.
+"""A generator in another network namespace: `python -m tests.weights.far_generator FOLDER HOST
+[CERT KEY]`.
 
 Prints its port, then answers until its input ends; before that it prints what it holds.
 """
@@ -21,7 +22,9 @@ def main(folder: str, host: str, *tls: str) -> None:
         sys.stdout.write(f"{generator.server.url}\n")
         sys.stdout.flush()
         sys.stdin.read()
-        held = {name: weight.double().sum().item() for name, weight in generator.vllm.weights.items()}
+        held = {
+            name: weight.double().sum().item() for name, weight in generator.vllm.weights.items()
+        }
         sys.stdout.write(json.dumps({"version": generator.vllm.version, "sums": held}) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""Generators that fetch for real, over HTTP and behind the token, in front of a model that is only a file."""
+"""Generators that fetch for real, over HTTP and behind the token, in front of a model that is only
+a file."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class ModelOfVllm:
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
-        self.version, self.paused, self.posted = "default", False, list[str]()
+        self.version = "default"
+        self.paused = False
+        self.posted = list[str]()
         self.frozen = threading.Event()
         """Set: an order to fetch is not answered any more."""
 
@@ -45,7 +48,9 @@ class ModelOfVllm:
         if scope["type"] == "http":
             request = Request(scope, receive)
             self.posted.append(scope["path"])
-            body = await request.json() if scope["method"] == "POST" and await request.body() else {}
+            body = (
+                await request.json() if scope["method"] == "POST" and await request.body() else {}
+            )
             await self.answer(scope["path"], body)(scope, receive, send)
 
     def answer(self, path: str, body: dict[str, Any]) -> Response:
@@ -58,7 +63,10 @@ class ModelOfVllm:
             self.weights = load_file(info["file"])
         if path == "/finish_weight_update":
             self.version = body["weight_version"]
-        found = {"/is_paused": {"is_paused": self.paused}, "/weight_info": {"weight_version": self.version}}
+        found = {
+            "/is_paused": {"is_paused": self.paused},
+            "/weight_info": {"weight_version": self.version},
+        }
         return JSONResponse(found.get(path, {}))
 
 
@@ -66,7 +74,8 @@ class FetchingGenerator(Generator):
     """One of them, with its files in a folder of its own."""
 
     def __init__(self, folder: Path, number: int, settings: ServerSettings) -> None:
-        self.vllm, self.folder = ModelOfVllm(), folder / f"machine-{number}"
+        self.vllm = ModelOfVllm()
+        self.folder = folder / f"machine-{number}"
         self.folder.mkdir()
         environment = {FILES_VARIABLE: f"lrl-run-generator-{number}-", TOKEN_VARIABLE: TOKEN}
         with mock.patch.dict(os.environ, environment):
@@ -76,13 +85,20 @@ class FetchingGenerator(Generator):
         endpoint: Endpoint = settings.endpoint
         listener = socket.create_server((endpoint.host, 0))
         tls = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, **tls)
+        config = uvicorn.Config(
+            app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1, **tls
+        )
         self.http = uvicorn.Server(config)
         self._thread = threading.Thread(target=self.http.run, args=([listener],), daemon=True)
         self._thread.start()
         location = endpoint.location(listener.getsockname()[1])
         server: Any = SimpleNamespace(
-            **{"url": location.url, "location": location, "trust": location.context(), "settings": settings},
+            **{
+                "url": location.url,
+                "location": location,
+                "trust": location.context(),
+                "settings": settings,
+            },
             **{"name": f"generator {number}", "number": number, "token": TOKEN, "alive": True},
             log_tail=lambda lines: "",
         )
@@ -99,7 +115,10 @@ class FetchingGenerator(Generator):
     @property
     def files(self) -> set[str]:
         """The names of its files, without the common part."""
-        return {path.name.removeprefix(f"lrl-run-generator-{self.server.number}-") for path in self.folder.iterdir()}
+        return {
+            path.name.removeprefix(f"lrl-run-generator-{self.server.number}-")
+            for path in self.folder.iterdir()
+        }
 
     def die(self) -> None:
         """Ends the server with all its connections."""
@@ -108,7 +127,9 @@ class FetchingGenerator(Generator):
 
 
 @contextmanager
-def fetching_generators(count: int, folder: Path, settings: ServerSettings) -> Iterator[list[FetchingGenerator]]:
+def fetching_generators(
+    count: int, folder: Path, settings: ServerSettings
+) -> Iterator[list[FetchingGenerator]]:
     """Runs some of them."""
     made = [FetchingGenerator(folder, number, settings) for number in range(count)]
     try:

@@ -15,7 +15,11 @@ from lrl.generators.generator import Generator
 from lrl.weights import Transport
 from lrl.weights.control import Control, Weights
 
-INIT, PAUSE, UPDATE = "/init_weight_transfer_engine", "/pause?mode=keep&clear_cache=true", "/update_weights"
+INIT, PAUSE, UPDATE = (
+    "/init_weight_transfer_engine",
+    "/pause?mode=keep&clear_cache=true",
+    "/update_weights",
+)
 
 
 class Client:
@@ -40,7 +44,10 @@ class Client:
         """Whether a probe waits."""
         self.stuck = ""
         """The route whose calls wait."""
-        self.state = {"/is_paused": {"is_paused": False}, "/weight_info": {"weight_version": "default"}}
+        self.state = {
+            "/is_paused": {"is_paused": False},
+            "/weight_info": {"weight_version": "default"},
+        }
 
     async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
         self.posted.append(route)
@@ -79,7 +86,9 @@ class Client:
     async def flush(self, deadline_s: float) -> None:
         self.posted.append("flush")
 
-    async def prompt_logprobs(self, tokens: list[int], *, salt: str, deadline_s: float) -> list[float]:
+    async def prompt_logprobs(
+        self, tokens: list[int], *, salt: str, deadline_s: float
+    ) -> list[float]:
         self.posted.append("probe")
         while self.holding:
             await asyncio.sleep(0.001)
@@ -146,7 +155,9 @@ def make_generators() -> list[Generator]:
             name=f"generator {number}",
             token="",
             trust=None,
-            settings=SimpleNamespace(tensor_parallel_size=1, dtype="float32", quantization=None, extra_args={}),
+            settings=SimpleNamespace(
+                tensor_parallel_size=1, dtype="float32", quantization=None, extra_args={}
+            ),
             alive=True,
             log_tail=lambda lines: "",
         )

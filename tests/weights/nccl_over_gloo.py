@@ -1,10 +1,12 @@
 """The whole NCCL path on a CPU: gloo stands for NCCL's communicator, and for nothing else.
 
-`install` does it in the trainer's process. `GlooServer` is a server whose processes do it, by a vLLM plugin that only
-their environment names. All else is what runs on GPUs: lrl's transport and engine, vLLM's packing and loading, HTTP.
+`install` does it in the trainer's process. `GlooServer` is a server whose processes do it, by a
+vLLM plugin that only their environment names. All else is what runs on GPUs: lrl's transport and
+engine, vLLM's packing and loading, HTTP.
 
-The stand-in is as NCCL where NCCL is hard to live with. Nobody is told of a lost member, or of one that has aborted:
-the others wait until they are aborted themselves, and then return, without an error and without the data.
+The stand-in is as NCCL where NCCL is hard to live with. Nobody is told of a lost member, or of one
+that has aborted: the others wait until they are aborted themselves, and then return, without an
+error and without the data.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from lrl.generators.server import Server
 from lrl.weights import find_transport
 
 KILL = "NCCL_OVER_GLOO_KILL"
-"""Names a file; the rank that is written in it dies, with the file, in the middle of its next transfer."""
+"""Names a file; the rank that is written in it dies, with the file, in the middle of its next
+transfer."""
 DIES_AT = 3
 """The broadcast of that transfer which it does not survive."""
 GIVES_UP = timedelta(minutes=30)
@@ -49,7 +52,10 @@ class Library:
         """
         path = os.fsencode(self.folder.resolve() / secrets.token_hex(8))
         if len(path) > ID_BYTES:
-            raise ValueError(f"{self.folder} is too long a path for an id of {ID_BYTES} bytes: take a shorter one.")
+            raise ValueError(
+                f"{self.folder} is too long a path for an id of {ID_BYTES} bytes: take a shorter "
+                "one."
+            )
         return SimpleNamespace(internal=path.ljust(ID_BYTES, b"\0"))
 
     def ncclCommAbort(self, communicator: Communicator) -> None:
@@ -62,15 +68,22 @@ class Communicator:
     """vLLM's `PyNcclCommunicator`, as far as a transfer needs it."""
 
     def __init__(self, unique_id: bytes, rank: int, world_size: int, device: Any) -> None:
-        self.rank, self.world_size, self.device = rank, world_size, torch.device("cpu")
-        self.available, self.disabled = True, False
-        self.nccl, self.comm, self.aborted = Library(), self, threading.Event()
+        self.rank = rank
+        self.world_size = world_size
+        self.device = torch.device("cpu")
+        self.available = True
+        self.disabled = False
+        self.nccl = Library()
+        self.comm = self
+        self.aborted = threading.Event()
         self._told = 0
         store = dist.FileStore(unique_id.rstrip(b"\0").decode(), world_size)
         options = dist.ProcessGroupGloo._Options()
         options._timeout = GIVES_UP
         options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
-        self.group = dist.ProcessGroupGloo(dist.PrefixStore("nccl", store), rank, world_size, options)
+        self.group = dist.ProcessGroupGloo(
+            dist.PrefixStore("nccl", store), rank, world_size, options
+        )
         self.group.allreduce([torch.zeros(1)]).wait()
 
     def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> None:
@@ -79,7 +92,8 @@ class Communicator:
             return
         self._die_if_told()
         how = dist.BroadcastOptions()
-        how.rootRank, how.rootTensor = src, 0
+        how.rootRank = src
+        how.rootTensor = 0
         ended = threading.Event()
 
         def move() -> None:
@@ -127,7 +141,8 @@ class Event:
 
 
 class TorchOnCpu:
-    """The module torch, with one device without streams; vLLM 0.33 asks for more of it than 0.32."""
+    """The module torch, with one device without streams; vLLM 0.33 asks for more of it than
+    0.32."""
 
     Event = Event
     accelerator = SimpleNamespace(
@@ -158,7 +173,8 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
     """Puts the stand-in in the place of NCCL in this process.
 
     Args:
-        folder: Where the members of its communicators meet; only who makes their ids needs it. It is left with files.
+        folder: Where the members of its communicators meet; only who makes their ids needs it. It
+            is left with files.
         replace: Sets an attribute; a monkeypatch's `setattr` takes it back.
     """
     from vllm.distributed.device_communicators import pynccl_wrapper
@@ -178,9 +194,9 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         finish(self)
-        for (
-            layer
-        ) in self.model.modules():  # what vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine
+        for layer in (
+            self.model.modules()
+        ):  # what vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
 
@@ -203,7 +219,11 @@ class GlooServer(Server):
         plugin = _plugin(self.log_path.parent)
         repository = Path(__file__).parents[2]
         before = os.environ.get("PYTHONPATH")
-        folders = [str(plugin), str(repository), *([before] if before else [])]  # an empty one is the current folder
+        folders = [
+            str(plugin),
+            str(repository),
+            *([before] if before else []),
+        ]  # an empty one is the current folder
         return super().environment() | {
             KILL: str(self.told),
             "PYTHONPATH": os.pathsep.join(folders),

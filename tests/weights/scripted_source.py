@@ -64,7 +64,9 @@ def scripted(content: bytes, *faults: Fault) -> Iterator[ScriptedSource]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     source.url = f"http://127.0.0.1:{server.server_port}"
     try:

@@ -1,4 +1,5 @@
-"""Adapters that are merged in 16 bits: what arrives of an update that is smaller than the distance of two numbers."""
+"""Adapters that are merged in 16 bits: what arrives of an update that is smaller than the distance
+of two numbers."""
 
 from __future__ import annotations
 
@@ -30,21 +31,28 @@ def test_what_the_product_of_a_small_update_adds_arrives_in_16_bits(dtype: torch
     wanted = inputs[:4] @ (up @ down).T
 
     def arrived(weight: Tensor) -> float:
-        """Returns the share of the product's change that is there; what is added at random has no part in it."""
+        """Returns the share of the product's change that is there; what is added at random has no
+        part in it."""
         found = inputs[:4] @ (weight - base.float()).T
         return (found.flatten() @ wanted.flatten() / wanted.norm().square()).item()
 
     assert arrived(received(base, down, up, dtype)) == pytest.approx(1, abs=0.15)
     nearest = (base.float() + up @ down).to(dtype).float()
-    assert arrived(nearest) < 0.7 and (nearest != base.float()).float().mean() < 0.02, "which the nearest would lose"
+    assert arrived(nearest) < 0.7 and (nearest != base.float()).float().mean() < 0.02, (
+        "which the nearest would lose"
+    )
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_only_weights_that_an_update_moves_differ_and_each_by_one_number_at_most(dtype: torch.dtype) -> None:
+def test_only_weights_that_an_update_moves_differ_and_each_by_one_number_at_most(
+    dtype: torch.dtype,
+) -> None:
     torch.manual_seed(0)
     base = torch.randn(256, 256).to(dtype)
     down, up = torch.randn(4, 256), torch.zeros(256, 4)
-    assert torch.equal(received(base, down, up, dtype), base.float()), "the first version is W itself"
+    assert torch.equal(received(base, down, up, dtype), base.float()), (
+        "the first version is W itself"
+    )
     up[:128] = 1e-5 * torch.randn(128, 4)
     first, again, more = (received(base, down, times * up, dtype) for times in (1, 1, 2))
     assert torch.equal(first, again)

@@ -67,7 +67,10 @@ def test_adapters_travel_by_a_file(shares_device: bool) -> None:
     here = Machine(on_cuda=True, shares_device=shares_device, adapters=True)
     assert choose_transport("auto", here).backend == "shared_memory"
     assert choose_transport("auto", here._replace(is_open=True)).backend == "pull"
-    with pytest.raises(ValueError, match="which sends whole weights, and model.lora trains adapters.*`shared_memory`"):
+    with pytest.raises(
+        ValueError,
+        match="which sends whole weights, and model.lora trains adapters.*`shared_memory`",
+    ):
         choose_transport("ipc" if shares_device else "nccl", here)
 
 
@@ -75,8 +78,11 @@ def test_servers_that_the_transport_cannot_serve_are_refused_before_they_start()
     devices = {"root_device": torch.device("cuda:0"), "parallel_devices": [torch.device("cuda:0")]}
     settings = ServerSettings(extra_args={"pipeline_parallel_size": 2})
     strategy: Any = SimpleNamespace(**devices, shares_device=False, weight_transfer="auto")
-    strategy.server_settings, strategy.lightning_module = settings, None
-    with pytest.raises(ValueError, match="extra_args sets pipeline_parallel_size to 2.*tensor_parallel_size"):
+    strategy.server_settings = settings
+    strategy.lightning_module = None
+    with pytest.raises(
+        ValueError, match="extra_args sets pipeline_parallel_size to 2.*tensor_parallel_size"
+    ):
         GeneratorDevices.choose_transport(strategy)
     strategy.weight_transfer = "shared_memory"
     assert GeneratorDevices.choose_transport(strategy).backend == "shared_memory"
@@ -102,5 +108,13 @@ def test_only_cuda_handles_may_arrive_pickled() -> None:
 
 
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:
-    refused = {(name, here): find_transport(name).join_refusal(here) for name in TRANSPORTS for here in (True, False)}
-    assert {case for case, why in refused.items() if why} == {("ipc", True), ("ipc", False), ("shared_memory", False)}
+    refused = {
+        (name, here): find_transport(name).join_refusal(here)
+        for name in TRANSPORTS
+        for here in (True, False)
+    }
+    assert {case for case, why in refused.items() if why} == {
+        ("ipc", True),
+        ("ipc", False),
+        ("shared_memory", False),
+    }

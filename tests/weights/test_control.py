@@ -34,7 +34,9 @@ class Stand:
     """A generator that is only its server and its client."""
 
     def __init__(self, server: Any, client: Recorder) -> None:
-        self.server, self.client, self.eviction = server, client, None
+        self.server = server
+        self.client = client
+        self.eviction = None
 
 
 def make_generator(workers: int) -> Any:
@@ -42,7 +44,9 @@ def make_generator(workers: int) -> Any:
     return Stand(server, Recorder())
 
 
-def control_of(generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any) -> Control:
+def control_of(
+    generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any
+) -> Control:
     control = Control(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
     control.begin(generators, version)
     return control
@@ -60,7 +64,9 @@ def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread
     generators = [make_generator(2) for _ in range(3)]
     info = {"master_address": "127.0.0.1", "rank_offset": 1}
     control_of(generators, loop).init_weight_transfer_engine(info)
-    offsets = [generator.client.posted[0][1]["init_info"]["rank_offset"] for generator in generators]
+    offsets = [
+        generator.client.posted[0][1]["init_info"]["rank_offset"] for generator in generators
+    ]
     assert offsets == [1, 3, 5]
     assert info["rank_offset"] == 1
 
@@ -96,13 +102,20 @@ def test_only_cuda_handles_are_sent_pickled(loop: LoopThread) -> None:
     assert pickle.loads(b64decode(sent["ipc_handles_pickled"])) == [{"gpu": (1, 2)}]
 
 
-def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_continue(loop: LoopThread) -> None:
+def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_continue(
+    loop: LoopThread,
+) -> None:
     generators = [make_generator(1), make_generator(1)]
-    generators[1].client.error = GeneratorError("generator 1: /start_weight_update answered 500: no")
+    generators[1].client.error = GeneratorError(
+        "generator 1: /start_weight_update answered 500: no"
+    )
     control = control_of(generators, loop, 3)
     control.start_weight_update()
     control.update_weights({})
-    assert [route for route, _ in generators[0].client.posted] == ["/start_weight_update", "/update_weights"]
+    assert [route for route, _ in generators[0].client.posted] == [
+        "/start_weight_update",
+        "/update_weights",
+    ]
     assert [route for route, _ in generators[1].client.posted] == ["/start_weight_update"]
     assert control.taking_part == generators[:1]
     (why,) = control.failed.values()
@@ -126,7 +139,9 @@ def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> N
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.slow = True
-    control = control_of([generator], loop, 3, deadline_s=-4.9)  # the loop adds 5 s to what the client is given
+    control = control_of(
+        [generator], loop, 3, deadline_s=-4.9
+    )  # the loop adds 5 s to what the client is given
     with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
         control.update_weights({})
 

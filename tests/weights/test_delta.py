@@ -40,7 +40,9 @@ def changed(old: Path, places: list[int]) -> Path:
 
 
 @pytest.mark.parametrize("size", [SIZE, SIZE + 1])
-@pytest.mark.parametrize("places", [[], [0], [SIZE - 1], [1023, 1024, 1025], list(range(0, SIZE, 40))])
+@pytest.mark.parametrize(
+    "places", [[], [0], [SIZE - 1], [1023, 1024, 1025], list(range(0, SIZE, 40))]
+)
 def test_a_delta_makes_of_the_older_file_exactly_the_newer_one(
     places: list[int], size: int, old: Path, tmp_path: Path
 ) -> None:
@@ -53,7 +55,15 @@ def test_a_delta_makes_of_the_older_file_exactly_the_newer_one(
 
 @pytest.mark.parametrize(
     "words",
-    [[], [0], [65_535, 65_536], [65_535, 131_072, 299_999], [200_000], list(range(0, 300_000, 7)), [*range(2000)]],
+    [
+        [],
+        [0],
+        [65_535, 65_536],
+        [65_535, 131_072, 299_999],
+        [200_000],
+        list(range(0, 300_000, 7)),
+        [*range(2000)],
+    ],
 )
 def test_words_that_differ_are_found_again_in_every_row(words: list[int]) -> None:
     before = np.random.default_rng(0).integers(0, 2**16, 300_000, np.uint16)
@@ -81,12 +91,16 @@ def test_one_small_step_in_bfloat16_is_a_few_hundredths_of_the_file(
 
 
 @pytest.mark.parametrize("content", [os.urandom(SIZE), os.urandom(SIZE + 1)])
-def test_a_delta_that_is_no_smaller_or_of_another_model_is_not_made(content: bytes, old: Path, tmp_path: Path) -> None:
+def test_a_delta_that_is_no_smaller_or_of_another_model_is_not_made(
+    content: bytes, old: Path, tmp_path: Path
+) -> None:
     (tmp_path / "new").write_bytes(content)
     assert not write_delta(old, tmp_path / "new", tmp_path / "delta")
 
 
-def test_a_delta_that_cannot_be_written_says_why(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_that_cannot_be_written_says_why(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*parts: object) -> bytes:
         raise OSError("No space left on device")
 
@@ -101,7 +115,12 @@ def test_a_delta_that_is_damaged_or_of_another_length_is_refused(old: Path, tmp_
     whole = file.read_bytes()
     damaged = np.frombuffer(whole, np.uint8).copy()
     damaged[delta.LENGTH.size + 4] ^= 255
-    wrong = {"cut": whole[:-1], "half": whole[: len(whole) // 2], "twice": whole * 2, "bits": damaged.tobytes()}
+    wrong = {
+        "cut": whole[:-1],
+        "half": whole[: len(whole) // 2],
+        "twice": whole * 2,
+        "bits": damaged.tobytes(),
+    }
     for name, content in wrong.items():
         file.write_bytes(content)
         with pytest.raises(DamagedDelta):

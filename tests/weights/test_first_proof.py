@@ -1,4 +1,5 @@
-"""What the first proof of a generator sees of two programs that differ, and what is rounding to it."""
+"""What the first proof of a generator sees of two programs that differ, and what is rounding to
+it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class Answers:
         self.policy = policy
         self.asked: list[int] = []
 
-    async def prompt_logprobs(self, tokens: list[int], *, salt: str, deadline_s: float) -> list[float]:
+    async def prompt_logprobs(
+        self, tokens: list[int], *, salt: str, deadline_s: float
+    ) -> list[float]:
         self.asked.append(len(tokens))
         return self.policy.prompt_logprobs(tokens)
 
@@ -56,9 +59,13 @@ def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> 
     return policy
 
 
-@pytest.mark.parametrize("dtypes", [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "bfloat16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe"])
-def test_rounding_is_no_difference_of_two_programs(name: str, dtypes: tuple[Any, Any], tmp_path: Path) -> None:
+def test_rounding_is_no_difference_of_two_programs(
+    name: str, dtypes: tuple[Any, Any], tmp_path: Path
+) -> None:
     for seed in range(2):
         folder = str(save_tiny(name, tmp_path / str(seed), 4.0, seed, max_position_embeddings=1024))
         policy, other = (PolicyModule(folder, dtype=dtype, attention="eager") for dtype in dtypes)
@@ -88,11 +95,18 @@ def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path)
     name, one, other = DIFFERENCES[what]
     policy = family(name, tmp_path / "one", max_position_embeddings=1024, **one)
     generator, answers = generator_of(
-        family(name, tmp_path / "other", "bfloat16", max_position_embeddings=1024, **other), "bfloat16"
+        family(name, tmp_path / "other", "bfloat16", max_position_embeddings=1024, **other),
+        "bfloat16",
     )
-    expected, found = (torch.tensor(each.prompt_logprobs(SHORT)) for each in (policy, answers.policy))
-    assert (expected - found).abs().mean() < LARGEST["bfloat16"], "a limit for any model would pass it"
-    with pytest.raises(GeneratorError, match=r"does not compute what the policy computes.* is allowed"):
+    expected, found = (
+        torch.tensor(each.prompt_logprobs(SHORT)) for each in (policy, answers.policy)
+    )
+    assert (expected - found).abs().mean() < LARGEST["bfloat16"], (
+        "a limit for any model would pass it"
+    )
+    with pytest.raises(
+        GeneratorError, match=r"does not compute what the policy computes.* is allowed"
+    ):
         prove(Probes(None, 60.0), policy, generator)
 
 
@@ -130,7 +144,9 @@ def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:
 def test_parts_cover_a_text_and_none_is_shorter_than_a_probe() -> None:
     for count in (1, 46, 63, 64, 127, 128, 511, 8191):
         found = list(parts(count))
-        assert [place for part in found for place in range(part.start, part.stop)] == list(range(count))
+        assert [place for part in found for place in range(part.start, part.stop)] == list(
+            range(count)
+        )
         assert all(part.stop - part.start >= min(count, 64) for part in found)
 
 
@@ -139,8 +155,12 @@ def test_the_least_exact_format_of_both_sides_counts() -> None:
     assert less_exact("bfloat16", format_of(settings)) == "bfloat16"
     settings.extra_args = {"--kv_cache_dtype": "fp8_e4m3"}
     assert less_exact("bfloat16", format_of(settings)) == "quantised"
-    settings.extra_args, settings.quantization = {"kv-cache-dtype": "bfloat16"}, "fp8_per_channel"
+    settings.extra_args = {"kv-cache-dtype": "bfloat16"}
+    settings.quantization = "fp8_per_channel"
     assert format_of(settings) == "quantised"
     assert (
-        tolerance("bfloat16", None) == tolerance("bfloat16", 9.0) == LARGEST["bfloat16"] > tolerance("bfloat16", 0.01)
+        tolerance("bfloat16", None)
+        == tolerance("bfloat16", 9.0)
+        == LARGEST["bfloat16"]
+        > tolerance("bfloat16", 0.01)
     )

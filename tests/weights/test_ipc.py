@@ -1,7 +1,9 @@
-"""The transport within one GPU: vLLM's own trainer engine sends the policy, with CUDA's calls played on a CPU.
+"""The transport within one GPU: vLLM's own trainer engine sends the policy, with CUDA's calls
+played on a CPU.
 
-What is played: the handle of a buffer (the buffer itself), the number of the device, and its streams. All else is
-vLLM's and lrl's code, on both ends: how tensors are packed, what travels, and how a worker takes a buffer apart.
+What is played: the handle of a buffer (the buffer itself), the number of the device, and its
+streams. All else is vLLM's and lrl's code, on both ends: how tensors are packed, what travels, and
+how a worker takes a buffer apart.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Generator:
     """The control plane of one generator, and its worker's end of a buffer."""
 
     def __init__(self, dtype: str) -> None:
-        self.taking_part = [SimpleNamespace(server=SimpleNamespace(settings=SimpleNamespace(dtype=dtype)))]
+        self.taking_part = [
+            SimpleNamespace(server=SimpleNamespace(settings=SimpleNamespace(dtype=dtype)))
+        ]
         self.calls: list[str] = []
         self.buffer = torch.empty(0)
         self.weights: dict[str, torch.Tensor] = {}
@@ -44,7 +48,9 @@ class Generator:
         assert set(pickle.loads(base64.b64decode(info["ipc_handles_pickled"]))) == {DEVICE}
         sizes = info["tensor_sizes"]
         dtypes = [getattr(torch, name) for name in info["dtype_names"]]
-        found = unpack_tensor(self.buffer[: sum(sizes)], info["names"], info["shapes"], dtypes, sizes)
+        found = unpack_tensor(
+            self.buffer[: sum(sizes)], info["names"], info["shapes"], dtypes, sizes
+        )
         self.weights |= {name: tensor.clone() for name, tensor in found}
 
     def finish_weight_update(self) -> None:
@@ -71,13 +77,16 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> Generator:
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(torch.accelerator, "current_stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", stream)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=DEVICE))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=DEVICE)
+    )
     monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
     return generator
 
 
 def policy() -> dict[str, torch.Tensor]:
-    """Six matrices, two vectors of which one has an odd number of numbers, and one tensor larger than a buffer."""
+    """Six matrices, two vectors of which one has an odd number of numbers, and one tensor larger
+    than a buffer."""
     draw = torch.Generator().manual_seed(0)
     matrices = {f"layers.{layer}.weight": torch.randn(7, 5, generator=draw) for layer in range(6)}
     vectors = {"norm": torch.randn(5, generator=draw), "bias": torch.randn(8, generator=draw)}
@@ -95,7 +104,9 @@ def test_vllms_own_engine_delivers_every_tensor_of_every_version(
         weights["embedding"] += 1.0
         generator.weights.clear()
         transport.send(generator)  # type: ignore[arg-type]
-        expected = {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights.items()}
+        expected = {
+            name: value.bfloat16() if value.dim() > 1 else value for name, value in weights.items()
+        }
         assert generator.weights.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(generator.weights[name], value, rtol=0, atol=0)
@@ -105,6 +116,10 @@ def test_vllms_own_engine_delivers_every_tensor_of_every_version(
     assert generator.calls.count("update") > 4, "one bounded buffer, many times"
 
 
-@pytest.mark.parametrize(("largest", "size"), [(10, ipc.BUFFER_BYTES), (2 * ipc.BUFFER_BYTES, 2 * ipc.BUFFER_BYTES)])
-def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy(largest: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("largest", "size"), [(10, ipc.BUFFER_BYTES), (2 * ipc.BUFFER_BYTES, 2 * ipc.BUFFER_BYTES)]
+)
+def test_the_room_it_takes_is_a_buffer_that_holds_the_largest_tensor_and_its_copy(
+    largest: int, size: int
+) -> None:
     assert Ipc.buffer_bytes(largest) == 2 * size

@@ -1,4 +1,5 @@
-"""What becomes of keys and values at a sync, on a real vLLM server: what is computed again, and by which weights."""
+"""What becomes of keys and values at a sync, on a real vLLM server: what is computed again, and by
+which weights."""
 
 from __future__ import annotations
 
@@ -29,23 +30,31 @@ SAMPLING = Sampling(n=4, max_tokens=96)
 LATE = 16
 """Tokens of a response that may come after the answer to a pause, which they were sent before."""
 CLOSE = 2e-3
-"""Nats between two programs that compute the same in float32; other keys and values make more than ten times that."""
+"""Nats between two programs that compute the same in float32; other keys and values make more than
+ten times that."""
 
 
 class OneGenerator:
     """A generator with its loop and its syncs."""
 
     def __init__(self, server: LentServer, keys_and_values: KeysAndValues) -> None:
-        self.server, self.loop = server, LoopThread()
+        self.server = server
+        self.loop = LoopThread()
         self.generator = Generator(server, 64)  # type: ignore[arg-type]
         control = Control(self.loop, 60.0, 60.0)
         name = f"{server.run_id}-keys"
         self.syncs = PoolSync(
-            GeneratorPool([self.generator]), control, SharedMemory, name, keys_and_values=keys_and_values
+            GeneratorPool([self.generator]),
+            control,
+            SharedMemory,
+            name,
+            keys_and_values=keys_and_values,
         )
 
     def sync(self, model: Any, version: int) -> None:
-        assert self.syncs.give(model.named_parameters, [self.generator], version, self._verify) == {}
+        assert (
+            self.syncs.give(model.named_parameters, [self.generator], version, self._verify) == {}
+        )
 
     def _verify(self, resumed: list[Generator]) -> None:
         self.loop.wait(self._open(resumed), 5.0, "opening")
@@ -63,7 +72,11 @@ class OneGenerator:
         )
         with urllib.request.urlopen(asked, timeout=60) as response:
             lines = response.read().decode().splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_preemptions_total"))
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("vllm:num_preemptions_total")
+        )
 
     def close(self) -> None:
         self.loop.wait(self.generator.client.close(), 5.0, "closing")
@@ -96,11 +109,19 @@ def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_th
     one: OneGenerator, models: tuple[Any, Any]
 ) -> None:
     old, new = models
-    keeps, version, before = one.syncs.keys_and_values == "keep", itertools.count(), one.preemptions()
+    keeps, version, before = (
+        one.syncs.keys_and_values == "keep",
+        itertools.count(),
+        one.preemptions(),
+    )
     rollouts: list[list[Rollout]] = []
     end = time.monotonic() + 60
-    while not (carried := [one for group in rollouts for one in group if len(set(one.versions)) == 2]):
-        assert time.monotonic() < end, "no sync fell between the first and the last token of an answer"
+    while not (
+        carried := [one for group in rollouts for one in group if len(set(one.versions)) == 2]
+    ):
+        assert time.monotonic() < end, (
+            "no sync fell between the first and the last token of an answer"
+        )
         one.sync(old, next(version))
         one.syncs.recomputed_tokens = 0
         rollouts = [[Rollout() for _ in range(SAMPLING.n)] for _ in PROMPTS]
@@ -114,18 +135,30 @@ def test_a_response_written_over_a_sync_continues_on_the_keys_and_values_that_th
     read_again = 0
     for prompt, group in zip(PROMPTS, rollouts, strict=True):
         for rollout in group:
-            place = rollout.versions.index(newest) if newest in rollout.versions else len(rollout.token_ids)
+            place = (
+                rollout.versions.index(newest)
+                if newest in rollout.versions
+                else len(rollout.token_ids)
+            )
             found = torch.tensor(rollout.logprobs)
             assert (found - logprobs(old, prompt, rollout))[:place].abs().max() < CLOSE
             if place < len(rollout.token_ids):
                 read_again += len(prompt.token_ids) + place
-                expected = mixed(old, new, prompt, rollout, place) if keeps else logprobs(new, prompt, rollout)[place:]
+                expected = (
+                    mixed(old, new, prompt, rollout, place)
+                    if keeps
+                    else logprobs(new, prompt, rollout)[place:]
+                )
                 assert (found[place:] - expected).abs().max() < CLOSE
 
     assert one.preemptions() - before == (0 if keeps else len(carried))
     ended = len(PROMPTS) * SAMPLING.n - len(carried)  # the news of it may have been on its way
     slack = LATE * len(carried) + (len(PROMPTS[0].token_ids) + SAMPLING.max_tokens) * ended
-    assert abs(one.syncs.recomputed_tokens - read_again) <= slack if not keeps else one.syncs.recomputed_tokens == 0
+    assert (
+        abs(one.syncs.recomputed_tokens - read_again) <= slack
+        if not keeps
+        else one.syncs.recomputed_tokens == 0
+    )
 
 
 @pytest.mark.parametrize("one", ["keep"], indirect=True)
@@ -137,13 +170,17 @@ def test_a_new_response_starts_on_no_keys_and_values_of_older_weights(
         rollouts = [Rollout() for _ in range(SAMPLING.n)]
         one.ask(PROMPTS[0], rollouts).result(60)
         for rollout in rollouts:
-            assert (torch.tensor(rollout.logprobs) - logprobs(model, PROMPTS[0], rollout)).abs().max() < CLOSE
+            assert (
+                torch.tensor(rollout.logprobs) - logprobs(model, PROMPTS[0], rollout)
+            ).abs().max() < CLOSE
 
 
 @torch.no_grad()
 def logprobs(model: Any, prompt: Prompt, rollout: Rollout) -> Tensor:
     """[T], of all of its tokens."""
-    logits = model(torch.tensor([prompt.token_ids + rollout.token_ids])).logits[0, len(prompt.token_ids) - 1 : -1]
+    logits = model(torch.tensor([prompt.token_ids + rollout.token_ids])).logits[
+        0, len(prompt.token_ids) - 1 : -1
+    ]
     return of(logits, rollout.token_ids)
 
 

@@ -1,4 +1,5 @@
-"""The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot end is ended."""
+"""The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
+end is ended."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def loop() -> Iterator[LoopThread]:
 class Ends:
     """Both ends of one collective: the calls to two generators, and the trainer's own part."""
 
-    def __init__(self, loop: LoopThread, deadline_s: float = 300.0, silence_s: float = 300.0) -> None:
+    def __init__(
+        self, loop: LoopThread, deadline_s: float = 300.0, silence_s: float = 300.0
+    ) -> None:
         self.generators = make_generators()
         self.own: Future[str] = Future()
         self.control = Control(loop, deadline_s, silence_s, collective=True)
@@ -71,17 +74,26 @@ class Ends:
         return posting
 
 
-def test_a_generator_that_fails_ends_the_collective_for_all_and_is_the_only_one_to_blame(loop: LoopThread) -> None:
+def test_a_generator_that_fails_ends_the_collective_for_all_and_is_the_only_one_to_blame(
+    loop: LoopThread,
+) -> None:
     ends = Ends(loop)
     ends.generators[1].client.stuck = ""  # type: ignore[attr-defined]
     ends.generators[1].client.failing = {UPDATE: 1}  # type: ignore[attr-defined]
-    with pytest.raises(CollectiveBroken, match="/update_weights for weight version 3 broke off.*generator 1 failed"):
+    with pytest.raises(
+        CollectiveBroken, match="/update_weights for weight version 3 broke off.*generator 1 failed"
+    ):
         ends.join()
     assert ends.aborts == 1 and ABORTED in ends.posted(0) and ABORTED not in ends.posted(1)
-    assert ends.control.taking_part == ends.generators[:1] and list(ends.control.failed) == ends.generators[1:]
+    assert (
+        ends.control.taking_part == ends.generators[:1]
+        and list(ends.control.failed) == ends.generators[1:]
+    )
 
 
-def test_a_generator_that_is_evicted_meanwhile_ends_the_collective_for_all(loop: LoopThread) -> None:
+def test_a_generator_that_is_evicted_meanwhile_ends_the_collective_for_all(
+    loop: LoopThread,
+) -> None:
     ends = Ends(loop)
     timer = threading.Timer(0.3, ends.generators[1].evict, ["its process has ended"])
     timer.start()
@@ -164,7 +176,8 @@ def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) ->
 
 
 def sending(read: list[int]) -> Nccl:
-    """A transport that is about to send four tensors; `read` gets the number of each that is read."""
+    """A transport that is about to send four tensors; `read` gets the number of each that is
+    read."""
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
         for number in range(4):
@@ -187,7 +200,9 @@ def test_after_an_abort_the_rest_is_read_by_all_ranks_and_not_sent() -> None:
     assert list(tensors) == [] and read == [0, 1, 2, 3]
 
 
-def test_after_an_error_in_the_broadcast_the_rest_is_read_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_in_the_broadcast_the_rest_is_read_by_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(iterator: Iterator[Any], **settings: Any) -> None:
         next(iterator)
         raise RuntimeError("NCCL error: remote process exited")
@@ -210,7 +225,9 @@ class Hanging:
     nccl = SimpleNamespace(ncclCommAbort=lambda comm: threading.Event().wait())
 
 
-def test_a_communicator_is_of_no_use_from_the_moment_of_its_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_communicator_is_of_no_use_from_the_moment_of_its_abort(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(communicator, "ABORT_S", 0.1)
     hanging = Hanging()
     assert not communicator.abort(hanging) and hanging.disabled
@@ -239,20 +256,32 @@ except stuck.StuckTransfer as error:
 def test_a_broadcast_that_cannot_be_ended_ends_the_run_and_its_process() -> None:
     command = [sys.executable, "-c", STUCK]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 1 and ended.stdout.startswith("saved; The broadcast of the weights has not ended")
+    assert ended.returncode == 1 and ended.stdout.startswith(
+        "saved; The broadcast of the weights has not ended"
+    )
     assert "StuckTransfer" in ended.stderr
 
 
-@pytest.mark.parametrize("name", ["pipeline_parallel_size", "data-parallel-size", "prefill_context_parallel_size"])
+@pytest.mark.parametrize(
+    "name", ["pipeline_parallel_size", "data-parallel-size", "prefill_context_parallel_size"]
+)
 def test_workers_that_tensor_parallelism_does_not_count_are_refused(name: str) -> None:
     nccl, shared_memory = find_transport("nccl"), find_transport("shared_memory")
     refused = ServerSettings(extra_args={name: 2})
-    assert f"sets {name} to 2" in nccl.server_refusal(refused) and not shared_memory.server_refusal(refused)
+    assert f"sets {name} to 2" in nccl.server_refusal(refused) and not shared_memory.server_refusal(
+        refused
+    )
     assert not nccl.server_refusal(ServerSettings(extra_args={name: 1}, tensor_parallel_size=4))
 
 
 def test_what_every_member_must_have_alike_is_nccls_and_no_machines_own() -> None:
-    own = {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_HOSTID": "a", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
+    own = {
+        "NCCL_ALGO": "Ring",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_HOSTID": "a",
+        "NCCL_DEBUG": "INFO",
+        "PATH": "/bin",
+    }
     assert find_transport("nccl").common_environment(own) == {"NCCL_ALGO": "Ring"}
     assert find_transport("shared_memory").common_environment(own) == {}
 

@@ -1,4 +1,5 @@
-"""Syncs by `nccl` with real vLLM servers, of which two are lost; gloo stands for the communicator."""
+"""Syncs by `nccl` with real vLLM servers, of which two are lost; gloo stands for the
+communicator."""
 
 from __future__ import annotations
 
@@ -38,10 +39,15 @@ class Scene:
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
-        self.policy, self.loop, self.version = PolicyInMemory(folder), LoopThread(), 0
-        self.pool, self.probes = GeneratorPool([]), Probes(1e-4, 300.0)
+        self.policy = PolicyInMemory(folder)
+        self.loop = LoopThread()
+        self.version = 0
+        self.pool = GeneratorPool([])
+        self.probes = Probes(1e-4, 300.0)
         self.joined: list[Generator] = []
-        self.syncs = PoolSync(self.pool, Control(self.loop, 300.0, 60.0), nccl.Nccl, "nccl-over-gloo")
+        self.syncs = PoolSync(
+            self.pool, Control(self.loop, 300.0, 60.0), nccl.Nccl, "nccl-over-gloo"
+        )
 
     def join(self, *servers: GlooServer) -> list[Generator]:
         generators = [Generator(server, 8) for server in servers]
@@ -87,10 +93,21 @@ def broadcasts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def servers(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, GlooServer]]:
+def servers(
+    policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, GlooServer]]:
     """Three servers, started at once."""
-    folder, run_id, token = tmp_path_factory.mktemp("nccl"), secrets.token_hex(4), secrets.token_urlsafe(32)
-    common: dict[str, Any] = {"max_model_len": 160, "max_num_seqs": 8, "dtype": "float32", "kv_cache_gib": 0.1}
+    folder, run_id, token = (
+        tmp_path_factory.mktemp("nccl"),
+        secrets.token_hex(4),
+        secrets.token_urlsafe(32),
+    )
+    common: dict[str, Any] = {
+        "max_model_len": 160,
+        "max_num_seqs": 8,
+        "dtype": "float32",
+        "kv_cache_gib": 0.1,
+    }
     found = {}
     for number, (name, workers) in enumerate(WORKERS.items()):
         settings = ServerSettings(**common, tensor_parallel_size=workers)
@@ -121,7 +138,9 @@ def scene(
     found.close()
 
 
-def test_generators_join_and_leave_and_each_worker_gets_its_part(scene: Scene, servers: dict[str, GlooServer]) -> None:
+def test_generators_join_and_leave_and_each_worker_gets_its_part(
+    scene: Scene, servers: dict[str, GlooServer]
+) -> None:
     (one,) = scene.join(servers["one"])
     assert scene.sync() == [] and holds(one, 1)
     (two,) = scene.join(servers["two"])
@@ -146,7 +165,9 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_only_its_gen
 ) -> None:
     one, two = scene.join(servers["one"], servers["two"])
     assert scene.sync() == [] and holds(one, 1) and holds(two, 1)
-    servers["two"].told.write_text("3")  # ranks: the trainer, the worker of `one`, both workers of `two`
+    servers["two"].told.write_text(
+        "3"
+    )  # ranks: the trainer, the worker of `one`, both workers of `two`
     assert scene.sync() == [two] and holds(one, 2) and two.eviction is not None
     assert not servers["two"].told.exists(), "it died in the broadcast"
     wait_for(lambda: not broadcasts(), 60.0, "the end of the thread that sent")

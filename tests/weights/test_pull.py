@@ -36,7 +36,8 @@ class Policy:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.matrix = torch.nn.Parameter(torch.randn(300, 256))
-        self.vector, self.steps = torch.nn.Parameter(torch.randn(64)), torch.zeros(3, dtype=torch.int64)
+        self.vector = torch.nn.Parameter(torch.randn(64))
+        self.steps = torch.zeros(3, dtype=torch.int64)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from {"matrix": self.matrix.t(), "vector": self.vector, "steps": self.steps}.items()
@@ -57,7 +58,9 @@ class Scene:
     """Generators, and the syncs of their pool."""
 
     def __init__(self, generators: list[FetchingGenerator], deadline_s: float = 300.0) -> None:
-        self.loop, self.policy, self.version = LoopThread(), Policy(), 0
+        self.loop = LoopThread()
+        self.policy = Policy()
+        self.version = 0
         self.generators = generators
         self.pool = GeneratorPool(generators)
         self.sync = PoolSync(self.pool, Control(self.loop, deadline_s, deadline_s), Pull, "run-0")
@@ -67,14 +70,19 @@ class Scene:
         """Makes a step and syncs; returns the generators that failed."""
         self.policy.step()
         self.version += 1
-        return self.sync.give(self.policy.weights, generators or self.generators, self.version, lambda resumed: None)
+        return self.sync.give(
+            self.policy.weights, generators or self.generators, self.version, lambda resumed: None
+        )
 
     def hold(self, *generators: FetchingGenerator) -> bool:
         """Whether all of them hold exactly the policy."""
         return all(
             one.vllm.version == str(self.version)
             and one.vllm.weights.keys() == self.policy.as_bfloat16.keys()
-            and all(torch.equal(one.vllm.weights[name], weight) for name, weight in self.policy.as_bfloat16.items())
+            and all(
+                torch.equal(one.vllm.weights[name], weight)
+                for name, weight in self.policy.as_bfloat16.items()
+            )
             for one in generators
         )
 
@@ -93,7 +101,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def staged() -> set[str]:
     """The names under which the trainer's files stand in the list of this process's open files."""
-    return {name for link in Path("/proc/self/fd").iterdir() if (name := _target(link)).startswith("/memfd:run-0")}
+    return {
+        name
+        for link in Path("/proc/self/fd").iterdir()
+        if (name := _target(link)).startswith("/memfd:run-0")
+    }
 
 
 def _target(link: Path) -> str:
@@ -121,7 +133,9 @@ def how(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     return found
 
 
-def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_file_and_a_delta(scene: Scene) -> None:
+def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_file_and_a_delta(
+    scene: Scene,
+) -> None:
     for _ in range(3):
         assert scene.move() == {} and scene.hold(*scene.generators)
     assert len(staged()) == 2 and len([name for name in staged() if "delta" in name]) == 1
@@ -142,8 +156,12 @@ def test_matrices_travel_as_the_generators_compute_and_vectors_as_they_are(scene
     assert formats == {"matrix": torch.bfloat16, "vector": torch.float32, "steps": torch.int64}
 
 
-@pytest.mark.parametrize(("dtype", "travels"), [("float32", torch.bfloat16), ("auto", torch.bfloat16)])
-def test_no_weight_travels_wider_than_the_policys(dtype: Any, travels: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "travels"), [("float32", torch.bfloat16), ("auto", torch.bfloat16)]
+)
+def test_no_weight_travels_wider_than_the_policys(
+    dtype: Any, travels: torch.dtype, tmp_path: Path
+) -> None:
     with fetching_generators(1, tmp_path, ServerSettings(dtype=dtype)) as generators:
         scene = Scene(generators)
         scene.policy.matrix = torch.nn.Parameter(scene.policy.matrix.detach().bfloat16())
@@ -159,21 +177,29 @@ def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
     scene.move([first])
     size, before = scene.transport.fetched_bytes, scene.transport.fetched_bytes
     scene.move()
-    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(first, newcomer)
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(
+        first, newcomer
+    )
     assert size < scene.transport.fetched_bytes - before < 1.2 * size
     before = scene.transport.fetched_bytes
     scene.move()
-    assert how(caplog) == {"generator 0": "delta", "generator 1": "delta"} and scene.hold(first, newcomer)
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "delta"} and scene.hold(
+        first, newcomer
+    )
     assert 0 < scene.transport.fetched_bytes - before < 0.2 * size
 
 
-def test_one_that_missed_a_version_gets_the_whole(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_missed_a_version_gets_the_whole(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     first, behind = scene.generators
     scene.move()
     scene.move([first])
     scene.move()
-    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(first, behind)
+    assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(
+        first, behind
+    )
 
 
 def test_a_large_step_is_sent_whole(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,7 +232,14 @@ def test_a_generator_that_did_not_fetch_stands_still_and_is_retried(scene: Scene
     behind.routes.files.fetch = fails_once(behind.routes.files.fetch)  # type: ignore[method-assign]
     calls = len(behind.vllm.posted)
     assert scene.move() == {} and scene.hold(healthy, behind)
-    again = ["/pause", "/is_paused", "/start_weight_update", "/update_weights", "/finish_weight_update", "/weight_info"]
+    again = [
+        "/pause",
+        "/is_paused",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/weight_info",
+    ]
     assert behind.vllm.posted[calls:] == ["/pause", "/is_paused", *again, "/resume", "/is_paused"]
     assert healthy.vllm.posted.count("/pause") == 2
 
@@ -222,14 +255,20 @@ def fails_once(fetch: Any) -> Any:
     return broken
 
 
-def test_a_generator_that_does_not_answer_costs_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generator_that_does_not_answer_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Pull, "attempts", (False,))  # each lasts to the deadline
     with fetching_generators(4, tmp_path, SETTINGS) as generators:
         scene = Scene(generators, deadline_s=8.0)
         frozen, *others = generators
         frozen.vllm.frozen.set()
         failed = scene.move()
-        assert list(failed) == [frozen] and "did not answer within" in failed[frozen] and scene.hold(*others)
+        assert (
+            list(failed) == [frozen]
+            and "did not answer within" in failed[frozen]
+            and scene.hold(*others)
+        )
         scene.close()
 
 
@@ -240,7 +279,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scene", [8], indirect=True)
-def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(scene: Scene, elsewhere: None) -> None:
+def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(
+    scene: Scene, elsewhere: None
+) -> None:
     assert scene.move() == {} and scene.hold(*scene.generators)
     assert 0 < scene.transport.sent_bytes < scene.transport.fetched_bytes
 
@@ -263,10 +304,17 @@ def test_a_peer_serves_what_it_holds(scene: Scene) -> None:
 
 
 def orders_of(scene: Scene, parent: FetchingGenerator, child: FetchingGenerator) -> dict[str, Any]:
-    """The order by which `child` fetches the newest version from `parent`, else from the trainer."""
+    """The order by which `child` fetches the newest version from `parent`, else from the
+    trainer."""
     staged = scene.transport._staged.remote
     sources = [vars(parent.server.location), vars(scene.transport._location(child))]
-    return {"whole": vars(staged), "delta": None, "base": "", "sources": sources, "deadline_s": 60.0}
+    return {
+        "whole": vars(staged),
+        "delta": None,
+        "base": "",
+        "sources": sources,
+        "deadline_s": 60.0,
+    }
 
 
 def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) -> None:
@@ -282,14 +330,19 @@ def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) ->
         assert call(url, "GET", FILES + name, allowed)[0] == 404
 
 
-def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(tmp_path: Path, elsewhere: None) -> None:
+def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
+    tmp_path: Path, elsewhere: None
+) -> None:
     cert, key = self_signed(tmp_path)
     settings = ServerSettings(dtype="bfloat16", tls_cert=cert, tls_key=key)
     with fetching_generators(6, tmp_path, settings) as generators:
         scene = Scene(generators)
         for _ in range(2):
             assert scene.move() == {} and scene.hold(*generators)
-        locations = [scene.transport._location(generators[0]), *(one.server.location for one in generators)]
+        locations = [
+            scene.transport._location(generators[0]),
+            *(one.server.location for one in generators),
+        ]
         assert all(one.url.startswith("https://") and one.certificate for one in locations)
         assert scene.transport.sent_bytes < scene.transport.fetched_bytes
         scene.close()

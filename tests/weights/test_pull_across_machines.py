@@ -33,7 +33,15 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
     """Of both machines, with its key."""
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
     names = f"subjectAltName=IP:{HERE},IP:{THERE},IP:127.0.0.1"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=lrl"]
+    curve = [
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=lrl",
+    ]
     openssl("req", "-x509", *curve, "-keyout", key, "-out", cert, "-addext", names)
     os.chmod(key, 0o600)
     return cert, key
@@ -42,7 +50,13 @@ def certificate(tmp_path: Path) -> tuple[str, str]:
 def far(url: str, settings: ServerSettings, location: Location) -> Generator:
     """The generator at `url`, as the trainer knows it."""
     server: Any = SimpleNamespace(
-        **{"name": "generator 7", "number": 7, "url": url, "location": location, "trust": location.context()},
+        **{
+            "name": "generator 7",
+            "number": 7,
+            "url": url,
+            "location": location,
+            "trust": location.context(),
+        },
         **{"token": TOKEN, "settings": settings, "alive": True},
         log_tail=lambda lines: "",
     )
@@ -54,7 +68,14 @@ def test_a_generator_on_another_machine_fetches_whole_and_delta(
     tls: bool, namespace: str, certificate: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "far").mkdir()
-    words = [sys.executable, "-m", "tests.weights.far_generator", str(tmp_path / "far"), THERE, *certificate[: 2 * tls]]
+    words = [
+        sys.executable,
+        "-m",
+        "tests.weights.far_generator",
+        str(tmp_path / "far"),
+        THERE,
+        *certificate[: 2 * tls],
+    ]
     settings = ServerSettings(
         dtype="bfloat16",
         host="0.0.0.0",
@@ -77,7 +98,10 @@ def test_a_generator_on_another_machine_fetches_whole_and_delta(
             for _ in range(2):
                 assert scene.move() == {} and scene.hold(*own)
             fetched, sent = scene.transport.fetched_bytes, scene.transport.sent_bytes
-            expected = {name: weight.double().sum().item() for name, weight in scene.policy.as_bfloat16.items()}
+            expected = {
+                name: weight.double().sum().item()
+                for name, weight in scene.policy.as_bfloat16.items()
+            }
             scene.close()
         said, _ = process.communicate("", timeout=300)
     finally:

@@ -36,7 +36,9 @@ def second_server(
 ) -> Iterator[LentServer]:
     """Another generator of the same run, in bfloat16."""
     folder = tmp_path_factory.mktemp("second")
-    server = start_server(policy_folder, folder, number=1, dtype="bfloat16", token=lent_server.token)
+    server = start_server(
+        policy_folder, folder, number=1, dtype="bfloat16", token=lent_server.token
+    )
     try:
         yield LentServer(server)
     finally:
@@ -48,10 +50,14 @@ class Scene:
 
     def __init__(self, folder: Path, *servers: LentServer) -> None:
         self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.loop, self.probes, self.version = LoopThread(), Probes(None, 300.0), 0
+        self.loop = LoopThread()
+        self.probes = Probes(None, 300.0)
+        self.version = 0
         self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
         control = Control(self.loop, 300.0, 300.0)
-        self.syncs = PoolSync(GeneratorPool(self.generators), control, Pull, f"{servers[0].run_id}-pull")
+        self.syncs = PoolSync(
+            GeneratorPool(self.generators), control, Pull, f"{servers[0].run_id}-pull"
+        )
 
     @torch.no_grad()
     def prompt_logprobs(self, tokens: list[int]) -> list[float]:
@@ -68,7 +74,9 @@ class Scene:
         """Makes a step, gives it to the generators and proves it; returns those that failed."""
         self.step()
         probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
-        failed = self.syncs.give(self.network.named_parameters, generators, self.version, lambda resumed: None)
+        failed = self.syncs.give(
+            self.network.named_parameters, generators, self.version, lambda resumed: None
+        )
         self.version += 1
         for generator in generators:
             if generator not in failed:
@@ -87,7 +95,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(policy_folder: Path, lent_server: LentServer, second_server: LentServer) -> Iterator[Scene]:
+def scene(
+    policy_folder: Path, lent_server: LentServer, second_server: LentServer
+) -> Iterator[Scene]:
     made = Scene(policy_folder, lent_server, second_server)
     yield made
     made.close()
@@ -106,7 +116,11 @@ def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
     assert scene.sync(first) == {}
     caplog.clear()
     assert scene.sync(first, second) == {}
-    ways = {str(record.args[0]): record.args[1] for record in caplog.records if "has the weights" in record.msg}  # type: ignore[index]
+    ways = {
+        str(record.args[0]): record.args[1]
+        for record in caplog.records
+        if "has the weights" in record.msg
+    }  # type: ignore[index]
     assert ways == {"generator 0": "delta", "generator 1": "whole"}
     assert all(1 <= len(files_of(generator.server)) <= 2 for generator in scene.generators)
 
@@ -171,8 +185,17 @@ def test_a_run_by_pull_trains_every_prompt_once_and_logs_the_bytes(
         enable_checkpointing=False,
     )
     policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
-    trainer.fit(policy, datamodule=data_module(groups_per_step=groups, max_lag=1, prompts=PROMPTS[: steps * groups]))
+    trainer.fit(
+        policy,
+        datamodule=data_module(
+            groups_per_step=groups, max_lag=1, prompts=PROMPTS[: steps * groups]
+        ),
+    )
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(steps * groups))
     lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
     assert min(lags) >= 0 and max(lags) <= 1
-    assert 0 < trainer.callback_metrics["weights/sent_bytes"] <= trainer.callback_metrics["weights/fetched_bytes"]
+    assert (
+        0
+        < trainer.callback_metrics["weights/sent_bytes"]
+        <= trainer.callback_metrics["weights/fetched_bytes"]
+    )

@@ -22,7 +22,8 @@ from tests.weights.policy_in_memory import PolicyInMemory
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 SMALL_STEP = 1e-6
-"""What one step of such a learning rate adds to every weight: it changes 1 % of them in bfloat16."""
+"""What one step of such a learning rate adds to every weight: it changes 1 % of them in
+bfloat16."""
 
 
 class Stale(SharedMemory):
@@ -39,9 +40,12 @@ class Scene:
 
     def __init__(self, server: LentServer, folder: Path) -> None:
         torch.manual_seed(0)
-        self.policy, self.loop, self.version = PolicyInMemory(folder), LoopThread(), 0
+        self.policy = PolicyInMemory(folder)
+        self.loop = LoopThread()
+        self.version = 0
         self.generator = Generator(server, 8)  # type: ignore[arg-type]
-        self.transport, self.probes = Stale(), Probes(None, 60.0)
+        self.transport = Stale()
+        self.probes = Probes(None, 60.0)
         self.syncs = PoolSync(
             *(GeneratorPool([self.generator]), Control(self.loop, 60.0, 60.0)),
             *(lambda: self.transport, f"{server.run_id}-stale"),
@@ -63,7 +67,9 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def half_server(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LentServer]:
+def half_server(
+    policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LentServer]:
     """A server in bfloat16."""
     server = start_server(policy_folder, tmp_path_factory.mktemp("half"), dtype="bfloat16")
     try:

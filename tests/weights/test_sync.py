@@ -71,7 +71,9 @@ def posted(generator: Generator) -> list[str]:
     return generator.client.posted  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread, verify: Proving) -> None:
+def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, generators = make_sync(loop)
     assert sync.give(weights, generators, 3, verify) == {}
     for generator in generators:
@@ -92,7 +94,11 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
     assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
-    assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]  # the other's failure costs it nothing
+    assert posted(healthy) == [
+        "/init_weight_transfer_engine",
+        *PHASES,
+        *RESUME,
+    ]  # the other's failure costs it nothing
     assert sync._transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
     assert failing.serving and failing.version == 3
 
@@ -111,7 +117,9 @@ def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_an
         assert "/resume" not in posted(failing)
 
 
-@pytest.mark.parametrize("phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"])
+@pytest.mark.parametrize(
+    "phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+)
 def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
@@ -122,7 +130,9 @@ def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt
     assert unheard.serving and healthy.serving
 
 
-@pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"])
+@pytest.mark.parametrize(
+    "phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"]
+)
 def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_called_again(
     loop: LoopThread, phase: str, verify: Proving
 ) -> None:
@@ -141,7 +151,9 @@ def test_a_failed_resume_is_sent_again_and_the_other_generators_write(
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     client: Any = failing.client
-    client.failing, client.unanswered = ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
+    client.failing, client.unanswered = (
+        ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
+    )
     assert sync.give(weights, [healthy, failing], 3, verify) == {}
     again = times if kind == "failing" else 1
     assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
@@ -149,7 +161,9 @@ def test_a_failed_resume_is_sent_again_and_the_other_generators_write(
     assert failing.serving and healthy.serving
 
 
-def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(loop: LoopThread, verify: Proving) -> None:
+def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
     failed = sync.give(weights, [healthy, liar], 3, verify)
@@ -182,17 +196,31 @@ def test_tokens_written_between_two_tries_to_resume_are_unverified(loop: LoopThr
 
 
 @pytest.mark.parametrize("attempts", ["recompute", "keep"])
-def test_only_tokens_in_flight_count_as_recomputed(loop: LoopThread, attempts: KeysAndValues, verify: Proving) -> None:
+def test_only_tokens_in_flight_count_as_recomputed(
+    loop: LoopThread, attempts: KeysAndValues, verify: Proving
+) -> None:
     generators = make_generators()
-    sync = PoolSync(GeneratorPool(generators), Control(loop, 5.0, 5.0), Direct, "run-0", keys_and_values=attempts)
+    sync = PoolSync(
+        GeneratorPool(generators),
+        Control(loop, 5.0, 5.0),
+        Direct,
+        "run-0",
+        keys_and_values=attempts,
+    )
     sync.give(weights, generators, 1, verify)
-    half, fresh, ended = Rollout(token_ids=[1, 2]), Rollout(), Rollout(token_ids=[1], finish_reason="stop")
+    half, fresh, ended = (
+        Rollout(token_ids=[1, 2]),
+        Rollout(),
+        Rollout(token_ids=[1], finish_reason="stop"),
+    )
     generators[0].stats.begin(10, [[half, fresh, ended]])
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
     generators[1].stats.begin(100, [[Rollout(token_ids=[1])]])
     sync.give(weights, generators, 2, verify)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
-    assert pauses == {f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"}
+    assert pauses == {
+        f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"
+    }
     assert sync.recomputed_tokens == (12 + 101 if attempts == "recompute" else 0)
 
 
@@ -202,7 +230,9 @@ def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> N
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, verify: Proving) -> None:
+def test_a_connection_that_fails_is_made_again(
+    loop: LoopThread, times: int, verify: Proving
+) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
     assert sync.give(weights, [healthy, failing], 3, verify) == {}
@@ -211,7 +241,9 @@ def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int, ver
     assert failing.serving and failing.version == 3
 
 
-@pytest.mark.parametrize("phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"])
+@pytest.mark.parametrize(
+    "phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"]
+)
 def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
@@ -221,15 +253,22 @@ def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str, verify: 
         assert "/update_weights" not in posted(liar)
 
 
-def test_without_room_for_the_weights_the_temporary_folder_is_used(loop: LoopThread, verify: Proving) -> None:
+def test_without_room_for_the_weights_the_temporary_folder_is_used(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, generators = make_sync(loop)
     sync._transport.full = True  # type: ignore[attr-defined]
     assert sync.give(weights, generators, 3, verify) == {}
     assert sync._transport.staged == [False, False, True]  # type: ignore[attr-defined]
-    assert all(posted(generator).count("/pause?mode=keep&clear_cache=true") == 1 for generator in generators)
+    assert all(
+        posted(generator).count("/pause?mode=keep&clear_cache=true") == 1
+        for generator in generators
+    )
 
 
-def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread, verify: Proving) -> None:
+def test_a_new_generator_connects_and_the_others_do_not_again(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, (first, newcomer) = make_sync(loop)
     sync.give(weights, [first], 1, verify)
     sync.give(weights, [newcomer], 1, verify)
@@ -239,20 +278,32 @@ def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread, 
     assert posted(newcomer).count("/init_weight_transfer_engine") == 1
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread, verify: Proving) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, (first, newcomer) = make_sync(loop, Collective)
     sync.give(weights, [first], 1, verify)
     before = sync._transport
     sync.give(weights, [first, newcomer], 2, verify)
     assert before.closed == 1 and sync._transport is not before  # type: ignore[attr-defined]
-    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and newcomer.serving
+    assert (
+        posted(first).count("/init_weight_transfer_engine") == 2
+        and first.serving
+        and newcomer.serving
+    )
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread, verify: Proving) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(
+    loop: LoopThread, verify: Proving
+) -> None:
     sync, (first, leaver) = make_sync(loop, Collective)
     sync.give(weights, [first, leaver], 1, verify)
     assert sync.give(weights, [first], 2, verify) == {}
-    assert posted(first).count("/init_weight_transfer_engine") == 2 and first.serving and first.version == 2
+    assert (
+        posted(first).count("/init_weight_transfer_engine") == 2
+        and first.serving
+        and first.version == 2
+    )
     sync.give(weights, [first], 3, verify)
     assert posted(first).count("/init_weight_transfer_engine") == 2
 

@@ -35,7 +35,10 @@ class Calls:
 
 def weights_of(value: float) -> Weights:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        yield "body", torch.full((4, 6), value, requires_grad=True).t()  # a view, as parameters may be
+        yield (
+            "body",
+            torch.full((4, 6), value, requires_grad=True).t(),
+        )  # a view, as parameters may be
         yield "head", torch.full((3,), value, dtype=torch.bfloat16)
 
     return weights
@@ -50,7 +53,9 @@ def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMe
     return transport, calls, tmp_path / "lrl-run-0.safetensors"
 
 
-def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[SharedMemory, Calls, Path]) -> None:
+def test_the_generators_are_sent_to_a_file_with_every_weight(
+    connected: tuple[SharedMemory, Calls, Path],
+) -> None:
     transport, calls, file = connected
     transport.stage(weights_of(1.5), False)
     transport.send(calls)  # type: ignore[arg-type]
@@ -64,7 +69,9 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(connected: tuple[Sh
     torch.testing.assert_close(load_file(file), expected, rtol=0, atol=0)
 
 
-def test_a_reader_of_the_older_file_reads_all_of_it(connected: tuple[SharedMemory, Calls, Path]) -> None:
+def test_a_reader_of_the_older_file_reads_all_of_it(
+    connected: tuple[SharedMemory, Calls, Path],
+) -> None:
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
     with file.open("rb") as reader:
@@ -111,7 +118,9 @@ def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     assert list(file.parent.iterdir()) == []
 
 
-def test_closing_removes_the_file_and_may_be_repeated(connected: tuple[SharedMemory, Calls, Path]) -> None:
+def test_closing_removes_the_file_and_may_be_repeated(
+    connected: tuple[SharedMemory, Calls, Path],
+) -> None:
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
     transport.close()

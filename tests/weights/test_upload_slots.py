@@ -19,7 +19,8 @@ class Child:
 
     def __init__(self, host: str) -> None:
         self.client: Any = self
-        self.url, self.eviction = f"http://{host}:1", None
+        self.url = f"http://{host}:1"
+        self.eviction = None
 
 
 def children(count: int) -> list[Any]:
@@ -49,7 +50,10 @@ def test_the_trainer_serves_the_first_and_those_that_have_the_version_the_others
 
 
 def test_one_that_stands_still_holds_one_place_and_nobody_else() -> None:
-    assert len(asyncio.run(fetch_all(children(8), UploadSlots(PATIENCE_S), stuck=FAN_OUT - 1))) == 8 - FAN_OUT + 1
+    assert (
+        len(asyncio.run(fetch_all(children(8), UploadSlots(PATIENCE_S), stuck=FAN_OUT - 1)))
+        == 8 - FAN_OUT + 1
+    )
 
 
 def test_when_all_places_are_held_the_trainer_opens_another_one() -> None:

@@ -20,8 +20,12 @@ def weights_of(*tensors: torch.Tensor) -> Weights:
     return weights
 
 
-@pytest.mark.parametrize(("policy", "generator", "sent"), [(FULL, HALF, HALF), (HALF, FULL, HALF), (FULL, FULL, FULL)])
-def test_the_narrower_format_travels(policy: torch.dtype, generator: torch.dtype, sent: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("policy", "generator", "sent"), [(FULL, HALF, HALF), (HALF, FULL, HALF), (FULL, FULL, FULL)]
+)
+def test_the_narrower_format_travels(
+    policy: torch.dtype, generator: torch.dtype, sent: torch.dtype
+) -> None:
     weight = torch.randn(3, 5, requires_grad=True)
     wire = Wire(weights_of(weight.to(policy)), generator)
     ((name, found),) = wire
@@ -32,11 +36,22 @@ def test_the_narrower_format_travels(policy: torch.dtype, generator: torch.dtype
 def test_vectors_and_integers_travel_as_they_are() -> None:
     bias, table = torch.tensor([1.0 + 2**-20]), torch.tensor([[2**40 + 1]])
     sent = dict(Wire(weights_of(torch.ones(9, 1), bias, table), HALF))
-    assert torch.equal(sent["w1"], bias) and torch.equal(sent["w2"], table) and sent["w0"].dtype == HALF
+    assert (
+        torch.equal(sent["w1"], bias)
+        and torch.equal(sent["w2"], table)
+        and sent["w0"].dtype == HALF
+    )
 
 
-def test_every_tensor_comes_once_and_as_described_and_fits_its_offset_wherever_a_buffer_begins() -> None:
-    tensors = [torch.ones(3, dtype=HALF), torch.ones(5), torch.ones(1, dtype=torch.int64), torch.ones(7, dtype=HALF)]
+def test_every_tensor_comes_once_and_as_described_and_fits_its_offset_wherever_a_buffer_begins() -> (
+    None
+):
+    tensors = [
+        torch.ones(3, dtype=HALF),
+        torch.ones(5),
+        torch.ones(1, dtype=torch.int64),
+        torch.ones(7, dtype=HALF),
+    ]
     wire = Wire(weights_of(*tensors), HALF)
     found = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in wire]
     assert found == [tuple(one) for one in wire.tensors]
@@ -53,7 +68,12 @@ def test_a_pass_reads_every_tensor_once_in_the_order_of_the_policy_and_odd_ones_
     reads = []
 
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, shape in (("matrix", (2, 3)), ("odd", (3, 3)), ("vector", (5,)), ("last", (4, 2))):
+        for name, shape in (
+            ("matrix", (2, 3)),
+            ("odd", (3, 3)),
+            ("vector", (5,)),
+            ("last", (4, 2)),
+        ):
             reads.append(name)
             yield name, torch.ones(shape)
 

@@ -16,7 +16,8 @@ class Policy:
 
     def __init__(self, step: float, noise: float, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
-        self.step, self.noise = step, noise
+        self.step = step
+        self.noise = noise
         self.logprobs = START.copy()
 
     def move(self) -> list[float]:
@@ -30,8 +31,12 @@ class Policy:
 
 
 @pytest.mark.parametrize("step", [0.0, 1e-5, 1e-3, 0.05])
-@pytest.mark.parametrize(("dtype", "noise"), [("float32", 5e-7), ("bfloat16", 7e-4), ("bfloat16", 0.03)])
-def test_no_sync_of_thousands_fails_for_rounding_alone(dtype: str, noise: float, step: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "noise"), [("float32", 5e-7), ("bfloat16", 7e-4), ("bfloat16", 0.03)]
+)
+def test_no_sync_of_thousands_fails_for_rounding_alone(
+    dtype: str, noise: float, step: float
+) -> None:
     policy, yardstick = Policy(step, noise), Yardstick(dtype)
     for _ in range(5000):
         now = policy.move()
@@ -64,7 +69,9 @@ def test_a_generator_that_stays_behind_is_found_even_if_its_rounding_hides_a_sin
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_log_probs_that_an_update_did_not_change_are_those_of_the_weights_before(dtype: str) -> None:
+def test_log_probs_that_an_update_did_not_change_are_those_of_the_weights_before(
+    dtype: str,
+) -> None:
     policy, yardstick = Policy(3e-5, 7e-4 if dtype == "bfloat16" else 5e-7), Yardstick(dtype)
     for _ in range(5):
         found = policy.seen(now := policy.move())

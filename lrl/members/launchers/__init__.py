@@ -1,7 +1,8 @@
 """Launchers: what starts generators and scorers somewhere else than beside the trainer.
 
-A scheduler places; the processes join at rank 0, which watches and replaces them (`lrl.members.launched`). Without a
-launcher the run starts its generators itself (`lrl.generators.server`), and scores in processes of its own.
+A scheduler places; the processes join at rank 0, which watches and replaces them
+(`lrl.members.launched`). Without a launcher the run starts its generators itself
+(`lrl.generators.server`), and scores in processes of its own.
 """
 
 from lrl.members.launchers.base import Job, Launcher

@@ -38,7 +38,9 @@ class ProcessJob(Job):
         log_path: Where its output goes; None for that of this process.
     """
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log_path: Path | None = None) -> None:
+    def __init__(
+        self, words: Sequence[str], environment: Mapping[str, str], log_path: Path | None = None
+    ) -> None:
         self.log_path = log_path
         with contextlib.nullcontext() if log_path is None else log_path.open("ab") as output:
             self._process = subprocess.Popen(
@@ -67,7 +69,9 @@ class ProcessJob(Job):
         """See `Job.tail`."""
         if self.log_path is None:
             status = self._process.poll()
-            return "Its own words are above " + ("(it runs)." if status is None else f"(status {status}).")
+            return "Its own words are above " + (
+                "(it runs)." if status is None else f"(status {status})."
+            )
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
@@ -102,7 +106,8 @@ class Launcher(ABC):
             host: The address at which the run listens.
             setting: The setting that it is the value of.
         """
-        self.gpus, self.setting = gpus, setting
+        self.gpus = gpus
+        self.setting = setting
 
     def devices(self, place: int) -> Sequence[int]:
         """Returns the CUDA indices of a job among those that it sees; empty on a CPU.
@@ -117,7 +122,9 @@ class Launcher(ABC):
         return
 
     @abstractmethod
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         """Starts a job.
 
         Args:

@@ -15,7 +15,9 @@ class Given(Launcher):
 
     starts = False
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         """See `Launcher.start`."""
         return _SomebodyElsesJob()
 

@@ -27,13 +27,18 @@ class Local(Launcher):
 
     def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
         """Raises ConfigError: it is no setting."""
-        raise ConfigError(f"{setting} is Local, which a run uses by itself: leave it out, and set generator_devices.")
+        raise ConfigError(
+            f"{setting} is Local, which a run uses by itself: leave it out, and set "
+            "generator_devices."
+        )
 
     def devices(self, place: int) -> Sequence[int]:
         """See `Launcher.devices`."""
         return self.placements[place]
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         """See `Launcher.start`."""
         program = str(Path(sys.executable).with_name("lrl"))
         return ProcessJob(bound_to_this_process([program, *words]), environment)

@@ -34,12 +34,13 @@ class Ray(Launcher):
 
     Args:
         jobs: How many.
-        address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this machine belongs to.
-        cpus: CPU cores of each, as Ray counts them; a scorer has a worker for each. The GPUs of a generator are
-            `server.tensor_parallel_size`, none on a CPU.
+        address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this
+            machine belongs to.
+        cpus: CPU cores of each, as Ray counts them; a scorer has a worker for each. The GPUs of a
+            generator are `server.tensor_parallel_size`, none on a CPU.
         resources: Ray's custom resources of each, such as `{"h100": 1}`.
-        placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one job a node),
-            `STRICT_PACK` (one node).
+        placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one
+            job a node), `STRICT_PACK` (one node).
 
     Raises:
         ConfigError: There are no jobs, or a number is not above 0.
@@ -57,7 +58,9 @@ class Ray(Launcher):
         above(0, "Ray", cpus=cpus)
         for name, amount in (resources or {}).items():
             above(0, "Ray.resources", **{name: amount})
-        self.address, self.cpus, self.resources = address, cpus, resources or {}
+        self.address = address
+        self.cpus = cpus
+        self.resources = resources or {}
         self.placement_group = placement_group
         self.cores = max(1, int(cpus))
         self._driver: _Driver | None = None
@@ -66,21 +69,26 @@ class Ray(Launcher):
         """See `Launcher.prepare`. Connects to the cluster, and stays connected."""
         super().prepare(gpus, host, setting)
         if find_spec("ray") is None:
-            raise ConfigError(f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray].")
+            raise ConfigError(
+                f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray]."
+            )
         try:
             driver = self._connected()
         except OSError as error:
             raise ConfigError(
-                f"{setting}.address is {self.address}, and there is no connection to a Ray cluster: start one "
-                f"here (ray start --head), or give its address. {error}"
+                f"{setting}.address is {self.address}, and there is no connection to a Ray "
+                f"cluster: start one here (ray start --head), or give its address. {error}"
             ) from error
         if driver.nodes > 1 and is_loopback(host):
             raise ConfigError(
-                f"strategy.server.host is {host}, which the other nodes of the Ray cluster ({driver.nodes} in all) do "
-                "not reach: give this machine's address in their network."
+                f"strategy.server.host is {host}, which the other nodes of the Ray cluster "
+                f"({driver.nodes} in all) do not reach: give this machine's address in their "
+                "network."
             )
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         """See `Launcher.start`."""
         variables = {key: value for key, value in environment.items() if key.startswith(TRAVEL)}
         return self._connected().start(name, words, variables)
@@ -92,11 +100,19 @@ class Ray(Launcher):
             driver.close()
 
     def _connected(self) -> "_Driver":
-        """Returns the driver, or a new one where Ray has ended it with the head of the cluster; raises OSError."""
+        """Returns the driver, or a new one where Ray has ended it with the head of the cluster;
+        raises OSError."""
         if self._driver is None or not self._driver.alive:
             asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
             bundles = [{name: amount for name, amount in asked.items() if amount}] * self.jobs
-            words = ["--address", self.address, "--bundles", json.dumps(bundles), "--strategy", self.placement_group]
+            words = [
+                "--address",
+                self.address,
+                "--bundles",
+                json.dumps(bundles),
+                "--strategy",
+                self.placement_group,
+            ]
             check_reachable(self.address)
             driver = _Driver(words)
             if not driver.connected.wait(CONNECT_S) or not driver.nodes:
@@ -107,7 +123,8 @@ class Ray(Launcher):
 
 
 def check_reachable(address: str) -> None:
-    """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its own parts."""
+    """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its
+    own parts."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
@@ -193,8 +210,10 @@ class _Driver:
 
 class _Task(Job):
     def __init__(self, driver: _Driver, name: str) -> None:
-        self._driver, self._name = driver, name
-        self._ended, self._said = threading.Event(), ""
+        self._driver = driver
+        self._name = name
+        self._ended = threading.Event()
+        self._said = ""
 
     @property
     def alive(self) -> bool:

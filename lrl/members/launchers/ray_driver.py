@@ -1,15 +1,16 @@
 """The Ray driver of a launcher: a program of its own beside the trainer.
 
-Ray ends the process of a driver when the head of its cluster is gone for a minute, and takes SIGTERM from it. Neither
-may happen to a trainer. So this program, and not the trainer, knows Ray; it ends with its standard input.
+Ray ends the process of a driver when the head of its cluster is gone for a minute, and takes
+SIGTERM from it. Neither may happen to a trainer. So this program, and not the trainer, knows Ray;
+it ends with its standard input.
 
     trainer  -- {"start": N, "words": [...], "variables": {...}} or {"stop": N} -->  driver  -->  a task on some node
     trainer  <-- {"nodes": 2}, {"waits": "..."} or {"ended": N, "said": "..."} ----  driver
 
 N is the name of a job.
 
-Imports nothing of lrl on this machine: it starts in the time that Ray needs. What runs in the cluster is sent along (by
-value), so the nodes need lrl's package and nothing of this file.
+Imports nothing of lrl on this machine: it starts in the time that Ray needs. What runs in the
+cluster is sent along (by value), so the nodes need lrl's package and nothing of this file.
 """
 
 import argparse
@@ -23,14 +24,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 POLL_S = 0.2
 END_S = 20.0
 """Seconds that a task has to end after each request."""
 PLACING = ("QUEUED", "SCHEDULING_STARTED")
-"""What Ray says of a placement group while it asks nodes to reserve its bundles, which takes milliseconds."""
+"""What Ray says of a placement group while it asks nodes to reserve its bundles, which takes
+milliseconds."""
 PLACING_S = 20.0
 """Longest wait for the end of that, in seconds."""
 
@@ -38,9 +45,9 @@ PLACING_S = 20.0
 def serve(words: Sequence[str], variables: dict[str, str]) -> str:
     """Runs `lrl` with these words on a node; returns what it has printed last.
 
-    It ends with the task's process, whatever ends that: the kernel kills it, and its own supervisor then ends vLLM.
-    Behind a lost raylet Ray kills the children of its tasks, but nothing below them: a supervisor in this place was
-    killed, and the generator served on.
+    It ends with the task's process, whatever ends that: the kernel kills it, and its own supervisor
+    then ends vLLM. Behind a lost raylet Ray kills the children of its tasks, but nothing below
+    them: a supervisor in this place was killed, and the generator served on.
     """
     import os
     import subprocess
@@ -50,7 +57,10 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
 
     program = Path(sys.executable).with_name("lrl")
     if not program.exists():
-        return f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it there"
+        return (
+            f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it "
+            "there"
+        )
     from lrl.system.parent_death import bound_to_this_process
 
     with tempfile.TemporaryFile() as output:
@@ -80,7 +90,8 @@ class Driver:
     """The tasks, one in each bundle of a placement group."""
 
     def __init__(self, bundles: list[dict[str, float]], strategy: str) -> None:
-        self.bundles, self.strategy = bundles, strategy
+        self.bundles = bundles
+        self.strategy = strategy
         self.group: PlacementGroup = placement_group(bundles, strategy=strategy)
         self._tasks: dict[str, tuple[int, Any]] = {}  # name -> bundle and its future
         self._ends: dict[str, float] = {}  # of those to stop: when it is forced
@@ -126,7 +137,9 @@ class Driver:
             num_gpus=asked.pop("GPU", 0),
             resources=asked,
             max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=bundle
+            ),
         )
         return task.remote(order["words"], order["variables"])
 
@@ -139,11 +152,15 @@ class Driver:
 def remove(group: PlacementGroup) -> None:
     """Removes a placement group, but not while Ray places it.
 
-    What a node has reserved by then may stay reserved for ever, also after the end of its driver: so two cores were
-    lost in twenty removals, and later runs waited for a place in vain (Ray 2.60; ray-project/ray, issue 64693).
+    What a node has reserved by then may stay reserved for ever, also after the end of its driver:
+    so two cores were lost in twenty removals, and later runs waited for a place in vain (Ray 2.60;
+    ray-project/ray, issue 64693).
     """
     end = time.monotonic() + PLACING_S
-    while placement_group_table(group)["stats"]["scheduling_state"] in PLACING and time.monotonic() < end:
+    while (
+        placement_group_table(group)["stats"]["scheduling_state"] in PLACING
+        and time.monotonic() < end
+    ):
         time.sleep(0.01)
     remove_placement_group(group)
 
@@ -155,12 +172,17 @@ def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], stra
         return ""
     nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
     asked = f"{len(bundles)} times {named(bundles[0])}, {strategy}"
-    return f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others use."
+    return (
+        f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others "
+        "use."
+    )
 
 
 def named(resources: dict[str, float]) -> str:
     """Returns resources in words, without those that Ray makes up for a node itself."""
-    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name)
+    return ", ".join(
+        f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name
+    )
 
 
 def said(future: Any) -> str:
@@ -186,9 +208,13 @@ def read_orders(orders: "queue.Queue[dict[str, Any] | None]") -> None:
 
 def main() -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--address", required=True, help="of the cluster, or auto")
-    parser.add_argument("--bundles", required=True, type=json.loads, help="resources of each job, in JSON")
+    parser.add_argument(
+        "--bundles", required=True, type=json.loads, help="resources of each job, in JSON"
+    )
     parser.add_argument("--strategy", required=True, help="of the placement group")
     arguments = parser.parse_args()
     orders: queue.Queue[dict[str, Any] | None] = queue.Queue()

@@ -33,13 +33,17 @@ class Slurm(Launcher):
         super().prepare(gpus, host, setting)
         if shutil.which("srun") is None:
             raise ConfigError(
-                f"{setting} is Slurm, and there is no srun on the path: start the run on a machine of a SLURM "
-                "cluster, or leave the launcher out."
+                f"{setting} is Slurm, and there is no srun on the path: start the run on a machine "
+                "of a SLURM cluster, or leave the launcher out."
             )
 
-    def start(self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> Job:
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
         """See `Launcher.start`."""
         own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-{name}", "--export=ALL", "--unbuffered"]
         own += [f"--gpus={self.gpus}"] if self.gpus else []
         program = str(Path(sys.executable).with_name("lrl"))
-        return ProcessJob(["srun", *own, *self.options, program, *words], environment, folder / f"srun-{name}.log")
+        return ProcessJob(
+            ["srun", *own, *self.options, program, *words], environment, folder / f"srun-{name}.log"
+        )

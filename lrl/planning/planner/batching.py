@@ -1,8 +1,9 @@
 """Seconds of a step's generation under continuous batching, drained or in a steady flow.
 
-On-policy, a generator starts with all its responses and ends with the longest: its batch drains, and the makespan is
-added up event by event. With lag, the next step's responses follow at once, the batch stays full, and a steady flow has
-a closed form; the longest response then only bounds the end of its own step.
+On-policy, a generator starts with all its responses and ends with the longest: its batch drains,
+and the makespan is added up event by event. With lag, the next step's responses follow at once, the
+batch stays full, and a steady flow has a closed form; the longest response then only bounds the end
+of its own step.
 """
 
 import heapq
@@ -20,7 +21,8 @@ REPRESENTATIVES = 96
 SHARES = 33
 """Points of the curve of complete groups."""
 GOLDEN = 0.6180339887498949
-"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of length."""
+"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of
+length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +36,39 @@ class GenerationPhase:
     slots: int
     """Most responses at the same time."""
     group_ends_s: tuple[float, ...] = ()
-    """Seconds from admission until even shares of the groups (none to all) are complete; empty in a steady flow."""
+    """Seconds from admission until even shares of the groups (none to all) are complete; empty in a
+    steady flow."""
 
     def shortest_step_s(self, lag: int) -> float:
-        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that this generation allows."""
+        """Returns P_gen of StreamRL's Algorithm 1: the shortest step that this generation
+        allows."""
         return max(self.busy_s, self.span_s / (lag + 1))
 
     def trained_s(self, training_s: float, last_s: float) -> float:
-        """Returns the seconds from admission to the end of a training that takes groups as they become complete:
-        `training_s` for all groups, `last_s` of it for the last micro-batch, which begins after the last group."""
+        """Returns the seconds from admission to the end of a training that takes groups as they
+        become complete: `training_s` for all groups, `last_s` of it for the last micro-batch, which
+        begins after the last group."""
         shares = np.linspace(1, 0, len(self.group_ends_s))
-        fed = [end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)]
+        fed = [
+            end + share * training_s for end, share in zip(self.group_ends_s, shares, strict=True)
+        ]
         return max(*fed, self.span_s + last_s)
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
-    """Returns the responses whose keys and values fit on average at once; 0 if the longest alone does not fit."""
+    """Returns the responses whose keys and values fit on average at once; 0 if the longest alone
+    does not fit."""
     if costs.kv_tokens < workload.longest:
         return 0
     return max(1, int(costs.kv_tokens / workload.live_tokens))
 
 
 def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
-    """Returns the phase of a step that starts with nothing in flight, on the generator with the longest response.
+    """Returns the phase of a step that starts with nothing in flight, on the generator with the
+    longest response.
 
-    The workload is spread evenly over the generators. Responses start in an order independent of their lengths, each as
-    soon as a slot is free.
+    The workload is spread evenly over the generators. Responses start in an order independent of
+    their lengths, each as soon as a slot is free.
     """
     responses = -(-workload.samples // generators)
     slots = min(slots_of(costs, workload), responses)
@@ -67,17 +76,24 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Gener
     lengths = workload.lengths.of(followed)
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
-    ends = _drain(costs, workload, lengths[order].tolist(), responses / followed, slots)
-    # Of n responses that end independently, all have ended with the n-th power of one's probability.
+    ends = _drain(
+        costs, workload, lengths=lengths[order].tolist(), weight=responses / followed, slots=slots
+    )
+    # Of n responses that end independently, all have ended with the n-th power of one's
+    # probability.
     shares = np.linspace(0, 1, SHARES) ** (1 / workload.responses)
     group_ends = np.interp(shares, (np.arange(len(ends)) + 1) / len(ends), ends)
     return GenerationPhase(ends[-1], ends[-1], slots, tuple(group_ends.tolist()))
 
 
-def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int) -> list[float]:
-    """Returns the seconds until each of `lengths` ends, ascending; each stands for `weight` responses.
+def _drain(
+    costs: GeneratorCosts, workload: Workload, lengths: list[float], weight: float, slots: int
+) -> list[float]:
+    """Returns the seconds until each of `lengths` ends, ascending; each stands for `weight`
+    responses.
 
-    All prompts are prefilled first. All running responses advance together, so one token count orders all ends.
+    All prompts are prefilled first. All running responses advance together, so one token count
+    orders all ends.
     """
     ends: list[tuple[float, float]] = []  # (count at the end, count at the start), a heap
     over: list[float] = []
@@ -99,17 +115,20 @@ def _drain(costs: GeneratorCosts, workload: Workload, lengths: list[float], weig
 
 
 def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> float:
-    """Returns the seconds of prefill for `responses` responses; a group's responses share their prompt."""
+    """Returns the seconds of prefill for `responses` responses; a group's responses share their
+    prompt."""
     return costs.prefill_s(int(responses * workload.prompt_tokens / workload.responses))
 
 
 def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int) -> GenerationPhase:
-    """Returns the phase of a step in a steady flow: the next step's responses start at once. `lag` is at least 1.
+    """Returns the phase of a step in a steady flow: the next step's responses start at once. `lag`
+    is at least 1.
 
-    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on average, or as many
-    as fit; the generator is then at its fastest. If the longest response becomes too slow for the bound on lag, steps
-    take longer and fewer responses are in flight, until both agree: the more responses share the generator, the sooner
-    a step's worth is written, and the later each of them ends.
+    Pacing lets between `lag` and `lag + 1` steps' responses be in flight, half of them between on
+    average, or as many as fit; the generator is then at its fastest. If the longest response
+    becomes too slow for the bound on lag, steps take longer and fewer responses are in flight,
+    until both agree: the more responses share the generator, the sooner a step's worth is written,
+    and the later each of them ends.
     """
     responses = workload.samples / generators
     longest = float(workload.lengths.of(workload.samples)[-1])
@@ -128,4 +147,6 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
         middle = (batch + too_many) // 2
         in_time = longest * token_s(middle) <= (lag + 1) * step_s(middle)
         batch, too_many = (middle, too_many) if in_time else (batch, middle)
-    return GenerationPhase(step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * responses)))
+    return GenerationPhase(
+        step_s(most), longest * token_s(batch), min(fitting, math.ceil((lag + 1) * responses))
+    )

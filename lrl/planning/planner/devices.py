@@ -1,8 +1,8 @@
 """Data sheets of accelerators, and clusters of them.
 
-Figures are the makers' peaks, dense (without sparsity) and in one direction; the roofline says which share of a peak is
-reached. A sheet's gigabyte is read as 10^9 bytes. The parts hold about 7 % more, which is left to the driver. Prices
-differ by user, so there is none here.
+Figures are the makers' peaks, dense (without sparsity) and in one direction; the roofline says
+which share of a peak is reached. A sheet's gigabyte is read as 10^9 bytes. The parts hold about 7 %
+more, which is left to the driver. Prices differ by user, so there is none here.
 """
 
 import re
@@ -26,24 +26,74 @@ class Device:
     bandwidth: float
     """Bytes/s between memory and processor."""
     node_link: float
-    """Bytes/s sent to the devices of its node, while it receives as many (half of a sheet's figure)."""
+    """Bytes/s sent to the devices of its node, while it receives as many (half of a sheet's
+    figure)."""
     network: float
     """Bytes/s sent to other nodes; a property of the node it is sold in."""
 
 
 SHEETS = (
     # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
-    Device("H100", 989.4 * TFLOPS, 1978.9 * TFLOPS, 80 * GB, 3.35 * TB, node_link=450 * GB, network=50 * GB),
+    Device(
+        "H100",
+        989.4 * TFLOPS,
+        fp8_flops=1978.9 * TFLOPS,
+        memory=80 * GB,
+        bandwidth=3.35 * TB,
+        node_link=450 * GB,
+        network=50 * GB,
+    ),
     # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
-    Device("H200", 989.4 * TFLOPS, 1978.9 * TFLOPS, 141 * GB, 4.8 * TB, node_link=450 * GB, network=50 * GB),
+    Device(
+        "H200",
+        989.4 * TFLOPS,
+        fp8_flops=1978.9 * TFLOPS,
+        memory=141 * GB,
+        bandwidth=4.8 * TB,
+        node_link=450 * GB,
+        network=50 * GB,
+    ),
     # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip
-    Device("H800", 989.5 * TFLOPS, 1979.0 * TFLOPS, 80 * GB, 3.35 * TB, node_link=200 * GB, network=25 * GB),
-    # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an assumption
-    Device("H20", 148 * TFLOPS, 296 * TFLOPS, 96 * GB, 4.0 * TB, node_link=450 * GB, network=50 * GB),
+    Device(
+        "H800",
+        989.5 * TFLOPS,
+        fp8_flops=1979.0 * TFLOPS,
+        memory=80 * GB,
+        bandwidth=3.35 * TB,
+        node_link=200 * GB,
+        network=25 * GB,
+    ),
+    # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an
+    # assumption
+    Device(
+        "H20",
+        148 * TFLOPS,
+        fp8_flops=296 * TFLOPS,
+        memory=96 * GB,
+        bandwidth=4.0 * TB,
+        node_link=450 * GB,
+        network=50 * GB,
+    ),
     # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
-    Device("A100-80GB", 312 * TFLOPS, 0.0, 80 * GB, 2.039 * TB, node_link=300 * GB, network=25 * GB),
+    Device(
+        "A100-80GB",
+        312 * TFLOPS,
+        fp8_flops=0.0,
+        memory=80 * GB,
+        bandwidth=2.039 * TB,
+        node_link=300 * GB,
+        network=25 * GB,
+    ),
     # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
-    Device("B200", 2250 * TFLOPS, 4500 * TFLOPS, 180 * GB, 8.0 * TB, node_link=900 * GB, network=50 * GB),
+    Device(
+        "B200",
+        2250 * TFLOPS,
+        fp8_flops=4500 * TFLOPS,
+        memory=180 * GB,
+        bandwidth=8.0 * TB,
+        node_link=900 * GB,
+        network=50 * GB,
+    ),
 )
 KNOWN = {device.name.lower(): device for device in SHEETS}
 
@@ -69,10 +119,11 @@ class Cluster:
         return self.device.node_link if self.nodes_of(self.count) == 1 else self.device.network
 
     def link(self, members: int, stride: int = 1) -> float:
-        """Returns the bytes/s of each of `members` devices in a collective; every `stride`-th device takes part.
+        """Returns the bytes/s of each of `members` devices in a collective; every `stride`-th
+        device takes part.
 
-        Within a node it is the node's own link. Across nodes the members of a node share their network ports, so a ring
-        over all of them enters a node through all of its ports at once.
+        Within a node it is the node's own link. Across nodes the members of a node share their
+        network ports, so a ring over all of them enters a node through all of its ports at once.
         """
         together = max(1, self.devices_per_node // stride)
         if members <= together:
@@ -80,18 +131,27 @@ class Cluster:
         return min(self.device.node_link, together * self.device.network)
 
 
-def parse_cluster(text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE) -> Cluster:
+def parse_cluster(
+    text: str, setting: str = "--cluster", devices_per_node: int = DEVICES_PER_NODE
+) -> Cluster:
     """Returns the cluster that a text like `8xH100` (number, `x`, name of a sheet) names.
 
     Raises:
-        ValueError: The text has another form, a number below 1, or a name without a sheet; it names `setting`.
+        ValueError: The text has another form, a number below 1, or a name without a sheet; it names
+            `setting`.
     """
     names = ", ".join(device.name for device in SHEETS)
     match = re.fullmatch(r"(\d+)\s*[xX*]\s*(\S+)", text.strip())
     if match is None or int(match[1]) < 1:
-        raise ValueError(f"{setting} is {text!r}; give a number and a device, like 8xH100. Known are {names}.")
+        raise ValueError(
+            f"{setting} is {text!r}; give a number and a device, like 8xH100. Known are {names}."
+        )
     if match[2].lower() not in KNOWN:
-        raise ValueError(f"{setting} is {text!r}, and there is no data sheet of {match[2]!r}. Known are {names}.")
+        raise ValueError(
+            f"{setting} is {text!r}, and there is no data sheet of {match[2]!r}. Known are {names}."
+        )
     if devices_per_node < 1:
         raise ValueError(f"--devices-per-node is {devices_per_node}; it must be at least 1.")
-    return Cluster(device=KNOWN[match[2].lower()], count=int(match[1]), devices_per_node=devices_per_node)
+    return Cluster(
+        device=KNOWN[match[2].lower()], count=int(match[1]), devices_per_node=devices_per_node
+    )

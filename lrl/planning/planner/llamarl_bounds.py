@@ -1,11 +1,13 @@
-"""LlamaRL's two problems: the step time of a synchronous and of an asynchronous design under memory constraints.
+"""LlamaRL's two problems: the step time of a synchronous and of an asynchronous design under memory
+constraints.
 
-The paper (2505.24034) is known to lrl through its abstract and through others. That asynchrony splits one shared memory
-constraint into two is its statement; the problems below and the theorem's wording are our reconstruction.
+The paper (2505.24034) is known to lrl through its abstract and through others. That asynchrony
+splits one shared memory constraint into two is its statement; the problems below and the theorem's
+wording are our reconstruction.
 
-G devices, B samples a step, M bytes a device. A model is spread over m devices; tau_t(b, m) and tau_g(b, m) are the
-seconds of one sample in training and in generation by m devices that work on b samples at a time. W(m) + a(m) b bytes
-are needed on the m devices together.
+G devices, B samples a step, M bytes a device. A model is spread over m devices; tau_t(b, m) and
+tau_g(b, m) are the seconds of one sample in training and in generation by m devices that work on b
+samples at a time. W(m) + a(m) b bytes are needed on the m devices together.
 
     synchronous    min over m, b_t, b_g               (B m / G) (tau_t(b_t, m) + tau_g(b_g, m))
                    subject to                         W_t + W_g + a_t b_t + a_g b_g <= m M
@@ -14,20 +16,22 @@ are needed on the m devices together.
                                                            B m_g tau_g(b_g, m_g) / ((1 - theta) G) )
                    subject to                         W_t + a_t b_t <= m_t M   and   W_g + a_g b_g <= m_g M
 
-Theorem. Let tau_t and tau_g be positive and not growing in b, and let the synchronous problem be feasible. Then
+Theorem. Let tau_t and tau_g be positive and not growing in b, and let the synchronous problem be
+feasible. Then
 
     (i)  T_async <= T_sync;
     (ii) T_async < T_sync if at a synchronous optimum the shared constraint binds (no b can be raised alone) and tau_t
          or tau_g falls strictly in b there, with a_t, a_g, W_t, W_g all above 0.
 
-Proof. Write X = min m tau_t and Y = min m tau_g over each side's own constraint. At theta = X / (X + Y) both terms of
-the maximum are (B / G)(X + Y), and no theta makes the larger one smaller, so T_async = (B / G)(X + Y). A point
-(m, b_t, b_g) of the synchronous problem satisfies each side's own constraint, so X <= m tau_t(b_t, m) and
-Y <= m tau_g(b_g, m): (i). In (ii) each side alone may fill m M, of which the other side took W + a b > 0, so the b of
-the side that falls strictly can be raised: its X or Y is strictly below that of the synchronous point.
+Proof. Write X = min m tau_t and Y = min m tau_g over each side's own constraint. At theta = X / (X
++ Y) both terms of the maximum are (B / G)(X + Y), and no theta makes the larger one smaller, so
+T_async = (B / G)(X + Y). A point (m, b_t, b_g) of the synchronous problem satisfies each side's own
+constraint, so X <= m tau_t(b_t, m) and Y <= m tau_g(b_g, m): (i). In (ii) each side alone may fill
+m M, of which the other side took W + a b > 0, so the b of the side that falls strictly can be
+raised: its X or Y is strictly below that of the synchronous point.
 
-Assumed, and not so in a run: theta is any number between 0 and 1, generation is a steady flow (no longest response),
-and moving weights costs nothing. `search.py` assumes none of these.
+Assumed, and not so in a run: theta is any number between 0 and 1, generation is a steady flow (no
+longest response), and moving weights costs nothing. `search.py` assumes none of these.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +59,8 @@ class Side:
     """tau(b, m): seconds of one sample by m devices that work on b at a time."""
 
     def device_seconds(self, room: float, m: int) -> float:
-        """Returns m tau at the largest batch in `room` bytes on each of m devices; infinite if no sample fits."""
+        """Returns m tau at the largest batch in `room` bytes on each of m devices; infinite if no
+        sample fits."""
         batch = (room * m - self.fixed(m)) / self.per_sample(m)
         return m * self.sample_s(batch, m) if batch >= 1 else float("inf")
 
@@ -81,14 +86,17 @@ class Problem:
 
     def asynchronous_s(self) -> float:
         """Returns the asynchronous optimum in seconds a step; infinite if nothing fits."""
-        x, y = (min(side.device_seconds(self.memory, m) for m in self.sizes) for side in (self.trainer, self.generator))
+        x, y = (
+            min(side.device_seconds(self.memory, m) for m in self.sizes)
+            for side in (self.trainer, self.generator)
+        )
         return self.samples / self.devices * (x + y)
 
     def _shared(self, m: int) -> float:
         """Returns the fewest device-seconds of both sides at one m.
 
-        The memory beside both W is divided between the batches: on a grid, then finer around its best point, as the
-        seconds need not be convex in the share.
+        The memory beside both W is divided between the batches: on a grid, then finer around its
+        best point, as the seconds need not be convex in the share.
         """
         trainer, generator = self.trainer, self.generator
         free = self.memory - (trainer.fixed(m) + generator.fixed(m)) / m
@@ -97,7 +105,9 @@ class Problem:
 
         def seconds(share: float) -> float:
             training_s = trainer.device_seconds(trainer.fixed(m) / m + share * free, m)
-            return training_s + generator.device_seconds(generator.fixed(m) / m + (1 - share) * free, m)
+            return training_s + generator.device_seconds(
+                generator.fixed(m) / m + (1 - share) * free, m
+            )
 
         best = min(range(1, POINTS), key=lambda i: seconds(i / POINTS)) / POINTS
         low, high = best - 1 / POINTS, best + 1 / POINTS
@@ -111,7 +121,8 @@ class Problem:
 
 
 def llamarl_problem(layouts: Layouts, cluster: Cluster) -> Problem:
-    """Returns the problem with the roofline's tau, m a power of two, bfloat16, and samples of mean length."""
+    """Returns the problem with the roofline's tau, m a power of two, bfloat16, and samples of mean
+    length."""
     return Problem(
         devices=cluster.count,
         samples=layouts.workload.samples,
@@ -123,7 +134,8 @@ def llamarl_problem(layouts: Layouts, cluster: Cluster) -> Problem:
 
 
 def _trainer(layouts: Layouts, cluster: Cluster) -> Side:
-    """Returns training's side: m devices hold one copy of the state (tensor parallel in a node, FSDP over nodes)."""
+    """Returns training's side: m devices hold one copy of the state (tensor parallel in a node,
+    FSDP over nodes)."""
     shape, work = layouts.shape, layouts.workload
     tokens, squared = work.tokens / work.samples, work.tokens_squared / work.samples
 
@@ -142,13 +154,16 @@ def _trainer(layouts: Layouts, cluster: Cluster) -> Side:
 
 
 def _generator(layouts: Layouts, cluster: Cluster) -> Side:
-    """Returns generation's side: m devices are one generator with tensor parallelism over all of them."""
+    """Returns generation's side: m devices are one generator with tensor parallelism over all of
+    them."""
     shape, work = layouts.shape, layouts.workload
 
     def sample_s(batch: float, m: int) -> float:
         costs = RooflineGenerator(shape=shape, cluster=cluster, tp=m)
         prompts = costs.prefill_s(batch * work.prompt_tokens / work.responses)
-        return (work.lengths.mean * costs.decode_s(batch, batch * work.live_tokens) + prompts) / batch
+        return (
+            work.lengths.mean * costs.decode_s(batch, batch * work.live_tokens) + prompts
+        ) / batch
 
     return Side(
         fixed=lambda m: m * memory.generation(shape, m, "bf16").fixed,

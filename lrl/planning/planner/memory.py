@@ -1,4 +1,5 @@
-"""Memory of one device in training and in generation, W + a b as in LlamaRL's problems (`llamarl_bounds.py`).
+"""Memory of one device in training and in generation, W + a b as in LlamaRL's problems
+(`llamarl_bounds.py`).
 
 All in decimal bytes. W does not depend on the batch, a is the bytes of each token in it.
 """
@@ -9,11 +10,12 @@ from lrl.planning.planner.devices import GB, Device
 from lrl.planning.planner.model_shape import BYTES, ModelShape
 
 RESERVE = 4 * GB
-"""CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss. As benchmarks/gpu plans for one process; not
-measured."""
+"""CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss. As benchmarks/gpu plans for
+one process; not measured."""
 STATE_BYTES = 16
-"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8, as lrl keeps them. With bfloat16 weights
-and gradients beside a float32 copy it is 2 + 2 + 12, the same (ZeRO, 1910.02054, section 3.1)."""
+"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8, as lrl keeps them.
+With bfloat16 weights and gradients beside a float32 copy it is 2 + 2 + 12, the same (ZeRO,
+1910.02054, section 3.1)."""
 HEAD_CHUNK_TOKENS = 1024
 """Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""
 
@@ -44,13 +46,15 @@ def usable(device: Device) -> float:
 def training(shape: ModelShape, shards: int, tp: int) -> Taken:
     """Returns training's memory on a device, by the tokens of its micro-batch.
 
-    W: 16 bytes of each parameter, spread over `shards` devices (FSDP and tensor parallelism together); the current
-    layer, the prefetched one and the ends of the network, gathered in bfloat16 over the FSDP group but still split by
-    tensor parallelism; the logits of one chunk with their softmax and gradient in float32.
+    W: 16 bytes of each parameter, spread over `shards` devices (FSDP and tensor parallelism
+    together); the current layer, the prefetched one and the ends of the network, gathered in
+    bfloat16 over the FSDP group but still split by tensor parallelism; the logits of one chunk with
+    their softmax and gradient in float32.
 
-    a: with recomputation only a layer's input is kept for the backward pass, 2 bytes a number; one layer at a time has
-    its inner values and their gradients (about 10 widths and 4 feed-forward widths, for every expert of a token).
-    Sequence parallelism splits these, too, by tensor parallelism.
+    a: with recomputation only a layer's input is kept for the backward pass, 2 bytes a number; one
+    layer at a time has its inner values and their gradients (about 10 widths and 4 feed-forward
+    widths, for every expert of a token). Sequence parallelism splits these, too, by tensor
+    parallelism.
     """
     states = STATE_BYTES * shape.parameters / shards
     ends = shape.embedding_parameters * (1 if shape.tied else 2)
@@ -64,7 +68,10 @@ def training(shape: ModelShape, shards: int, tp: int) -> Taken:
 def generation(shape: ModelShape, tp: int, precision: str) -> Taken:
     """Returns a generator's memory on each of its devices, by the tokens in its KV cache.
 
-    W: the weights in `precision`, split over `tp` devices. a: keys and values in bfloat16, split by heads: with more
-    devices than key-value heads, every head is held more than once.
+    W: the weights in `precision`, split over `tp` devices. a: keys and values in bfloat16, split by
+    heads: with more devices than key-value heads, every head is held more than once.
     """
-    return Taken(fixed=BYTES[precision] * shape.parameters / tp, per_token=shape.kv_bytes / min(tp, shape.kv_heads))
+    return Taken(
+        fixed=BYTES[precision] * shape.parameters / tp,
+        per_token=shape.kv_bytes / min(tp, shape.kv_heads),
+    )

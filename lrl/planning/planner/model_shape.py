@@ -1,8 +1,8 @@
 """The shape of a decoder from its config, with its parameters, FLOPs and KV-cache bytes.
 
-The config is read as JSON and not by transformers: planning needs no torch. `KINDS` has the architectures whose
-parameters are counted here to the last norm; any other is an error, not a guess. A sliding window is not modelled:
-attention and KV cache are counted over the whole context.
+The config is read as JSON and not by transformers: planning needs no torch. `KINDS` has the
+architectures whose parameters are counted here to the last norm; any other is an error, not a
+guess. A sliding window is not modelled: attention and KV cache are counted over the whole context.
 """
 
 import json
@@ -63,7 +63,11 @@ class ModelShape:
     @property
     def layer_parameters(self) -> int:
         """Parameters of one layer."""
-        matrices = self.attention_parameters + self.router_parameters + self.experts * self.expert_parameters
+        matrices = (
+            self.attention_parameters
+            + self.router_parameters
+            + self.experts * self.expert_parameters
+        )
         return matrices + self.small_per_layer
 
     @property
@@ -80,7 +84,8 @@ class ModelShape:
     def read_parameters(self, tokens: int) -> float:
         """Returns the mean parameters used in one pass over `tokens` tokens.
 
-        Of a mixture only the chosen experts: if each of n tokens draws k of E experts evenly, E (1 - (1 - k/E)^n).
+        Of a mixture only the chosen experts: if each of n tokens draws k of E experts evenly, E (1
+        - (1 - k/E)^n).
         """
         chosen = self.experts * (1 - (1 - self.experts_per_token / self.experts) ** tokens)
         layer = self.attention_parameters + self.router_parameters + chosen * self.expert_parameters
@@ -93,7 +98,8 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> float:
-        """FLOPs of a forward pass for one token and one attended token: scores, and the weighted sum."""
+        """FLOPs of a forward pass for one token and one attended token: scores, and the weighted
+        sum."""
         return 4 * self.layers * self.heads * self.head_dim
 
     @property
@@ -103,7 +109,8 @@ class ModelShape:
 
 
 def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
-    """Reads the shape of a model from a folder in Hugging Face format, its `config.json`, or that file's content.
+    """Reads the shape of a model from a folder in Hugging Face format, its `config.json`, or that
+    file's content.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -112,31 +119,41 @@ def read_shape(model: str | Path | Mapping[str, Any]) -> ModelShape:
     config, where = (model, "config") if isinstance(model, Mapping) else _load(Path(model))
     kind = config.get("model_type")
     if kind not in KINDS:
-        raise ValueError(f"{where}: model_type is {kind!r}, whose shape is not known. Known are {', '.join(KINDS)}.")
+        raise ValueError(
+            f"{where}: model_type is {kind!r}, whose shape is not known. Known are "
+            f"{', '.join(KINDS)}."
+        )
     try:
         return _shape(config, **KINDS[kind])
     except KeyError as error:
-        raise ValueError(f"{where}: {error.args[0]} is missing. Give the config.json of the model itself.") from error
+        raise ValueError(
+            f"{where}: {error.args[0]} is missing. Give the config.json of the model itself."
+        ) from error
 
 
 def _load(path: Path) -> tuple[Mapping[str, Any], str]:
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"--model is {str(path)!r}, and there is no {file}. Give a folder with a config.json, or that file; "
-            "nothing is downloaded."
+            f"--model is {str(path)!r}, and there is no {file}. Give a folder with a config.json, "
+            "or that file; nothing is downloaded."
         )
     try:
         config = json.loads(file.read_text())
     except ValueError as error:
         raise ValueError(f"--model is {str(path)!r}, and {file} is no JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"--model is {str(path)!r}, and {file} holds a {type(config).__name__}, not a config.")
+        raise ValueError(
+            f"--model is {str(path)!r}, and {file} holds a {type(config).__name__}, not a config."
+        )
     return config, str(file)
 
 
 def _shape(
-    config: Mapping[str, Any], qkv_bias: bool = False, head_norms: bool = False, mixture: bool = False
+    config: Mapping[str, Any],
+    qkv_bias: bool = False,
+    head_norms: bool = False,
+    mixture: bool = False,
 ) -> ModelShape:
     """Returns the shape of a config. Raises KeyError with the name of a missing field."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -144,7 +161,10 @@ def _shape(
     head_dim = config.get("head_dim") or hidden // heads
     ffn = config.get("moe_intermediate_size") or config["intermediate_size"]
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise ValueError("Layers with and without experts in one model (mlp_only_layers) are not known to the planner.")
+        raise ValueError(
+            "Layers with and without experts in one model (mlp_only_layers) are not known to the "
+            "planner."
+        )
     projected = (heads + 2 * kv_heads) * head_dim
     small = 2 * hidden + (2 * head_dim if head_norms else 0)
     small += projected if qkv_bias else 0

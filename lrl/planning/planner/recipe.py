@@ -37,7 +37,9 @@ def write_recipe(
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:
         recipe["data"]["init_args"]["dispatch"] = dict(dispatch)
-    recipe["trainer"]["callbacks"] = with_timeline(recipe["trainer"].get("callbacks") or [], plan.step_s)
+    recipe["trainer"]["callbacks"] = with_timeline(
+        recipe["trainer"].get("callbacks") or [], plan.step_s
+    )
     folder = model if model.is_dir() else model.parent
     if any(folder.glob("*.safetensors")):
         recipe["model"]["init_args"]["model"] = str(folder.absolute())
@@ -55,7 +57,9 @@ def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
     if not any(callback["class_path"] == THROUGHPUT for callback in others):
         others.append({"class_path": THROUGHPUT})
-    behind = 1 + next(place for place, callback in enumerate(others) if callback["class_path"] == THROUGHPUT)
+    behind = 1 + next(
+        place for place, callback in enumerate(others) if callback["class_path"] == THROUGHPUT
+    )
     timeline = {"class_path": TIMELINE, "init_args": {"planned_step_s": float(f"{step_s:.4g}")}}
     return [*others[:behind], timeline, *others[behind:]]
 
@@ -64,7 +68,11 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     """Returns the plan in lrl's settings."""
     training, generation = plan.training, plan.generation
     tp = generation.costs.tp
-    server = {"dtype": "bfloat16", "max_num_seqs": generation.writing.slots, "tensor_parallel_size": tp}
+    server = {
+        "dtype": "bfloat16",
+        "max_num_seqs": generation.writing.slots,
+        "tensor_parallel_size": tp,
+    }
     if plan.placement == "shared":
         server["gpu_memory_utilization"] = round(generation.memory / cluster.device.memory, 2)
     several = plan.devices > cluster.devices_per_node
@@ -77,7 +85,10 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     if several:
         server |= {"host": "0.0.0.0", "insecure": True}
     if elsewhere:
-        launcher = {"class_path": "lrl.members.launchers.Ray", "init_args": {"jobs": generation.generators}}
+        launcher = {
+            "class_path": "lrl.members.launchers.Ray",
+            "init_args": {"jobs": generation.generators},
+        }
         strategy["launcher"] = launcher
     if training.costs.tp > 1:
         strategy["tensor_parallel_size"] = training.costs.tp
@@ -108,5 +119,9 @@ def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
     both = dict(base)
     for name, value in change.items():
         old = both.get(name)
-        both[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        both[name] = (
+            _merged(old, value)
+            if isinstance(old, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return both

@@ -1,4 +1,5 @@
-"""The printed report: the assumed workload, plans as a table, and the bottleneck of the first one in words."""
+"""The printed report: the assumed workload, plans as a table, and the bottleneck of the first one
+in words."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,11 @@ from lrl.planning.planner.workload import Workload
 HOUR = 3600
 
 
-def assumed(asked: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster) -> str:
-    """Returns the workload and the limits of the plans, with the settings `asked` by name, and marks the defaults."""
+def assumed(
+    asked: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster
+) -> str:
+    """Returns the workload and the limits of the plans, with the settings `asked` by name, and
+    marks the defaults."""
 
     def of(name: str) -> str:
         flag = f"--{name.replace('_', '-')}"
@@ -28,11 +32,12 @@ def assumed(asked: Mapping[str, Any], default: Callable[[str], Any], layouts: La
     work = layouts.workload
     lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
     return (
-        f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} tokens each "
-        f"{of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, of {lengths} (--lengths "
-        f"{asked['lengths']}). That is {work.samples:,} responses and {work.tokens:,.0f} tokens to train.\n"
-        f"Policy of {layouts.shape.parameters / 1e9:.3g} billion parameters on {cluster}, {cluster.devices_per_node} "
-        f"to a node {of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
+        f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} "
+        f"tokens each {of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, "
+        f"of {lengths} (--lengths {asked['lengths']}). That is {work.samples:,} responses and "
+        f"{work.tokens:,.0f} tokens to train.\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
+        f"billion parameters on {cluster}, {cluster.devices_per_node} to a node "
+        f"{of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
         f"{asked['precision']} {of('precision')}."
     )
 
@@ -50,11 +55,17 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def print_plans(
-    console: Console, plans: Sequence[Plan], cluster: Cluster, workload: Workload, price: float | None
+    console: Console,
+    plans: Sequence[Plan],
+    cluster: Cluster,
+    workload: Workload,
+    price: float | None,
 ) -> None:
     """Prints a table of all plans, or several tables if the terminal is too narrow for one."""
     numbered = list(enumerate(plans, start=1))
-    room = console.width if console.is_terminal else sys.maxsize  # a pipe or a file takes lines of any length
+    room = (
+        console.width if console.is_terminal else sys.maxsize
+    )  # a pipe or a file takes lines of any length
     while numbered:
         some = numbered
         while len(some) > 1 and _width(table(some, cluster, workload, price), console) > room:
@@ -63,7 +74,9 @@ def print_plans(
         numbered = numbered[len(some) :]
 
 
-def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None) -> Table:
+def table(
+    plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workload, price: float | None
+) -> Table:
     """Returns a table with one column a plan, and with prices if a device and hour has one."""
 
     def devices(plan: Plan) -> str:
@@ -77,7 +90,9 @@ def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workloa
         "trainer": lambda plan: f"TP {plan.training.costs.tp}",
         "  state spread over": lambda plan: f"{plan.training.costs.shards}",
         "  micro-batch": lambda plan: f"{plan.training.micro_batch_tokens:,}",
-        "generators": lambda plan: f"{plan.generation.generators}, {plan.generation.costs.precision}",
+        "generators": lambda plan: (
+            f"{plan.generation.generators}, {plan.generation.costs.precision}"
+        ),
         "  each": lambda plan: f"TP {plan.generation.costs.tp}",
         "  responses at once": lambda plan: f"{plan.generation.writing.slots:,}",
         "step (s)": lambda plan: f"{plan.step_s:.3g}",
@@ -85,11 +100,15 @@ def table(plans: Sequence[tuple[int, Plan]], cluster: Cluster, workload: Workloa
         "trainer waits": lambda plan: f"{plan.trainer_waits:.0%}",
         "generators wait": lambda plan: f"{plan.generators_wait:.0%}",
         "sync": lambda plan: f"{plan.sync_s / plan.step_s:.1%}",
-        "GB a device": lambda plan: f"{plan.memory / GB:.0f} of {memory.usable(cluster.device) / GB:.0f}",
+        "GB a device": lambda plan: (
+            f"{plan.memory / GB:.0f} of {memory.usable(cluster.device) / GB:.0f}"
+        ),
     }
     if price is not None:
         rows["price of a step"] = lambda plan: f"{price * plan.devices * plan.step_s / HOUR:.3g}"
-    shown = Table("plan", *(str(number) for number, _ in plans), title="Forecasts; nothing here was measured")
+    shown = Table(
+        "plan", *(str(number) for number, _ in plans), title="Forecasts; nothing here was measured"
+    )
     for name, cell in rows.items():
         shown.add_row(name, *(cell(plan) for _, plan in plans))
     return shown
@@ -101,21 +120,23 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     if plan.bound == "training":
         return (
-            f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and pacing holds the "
-            "generators back. A larger cluster or fewer responses would shorten the step; more lag would not."
+            f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and "
+            "pacing holds the generators back. A larger cluster or fewer responses would shorten "
+            "the step; more lag would not."
         )
     if plan.bound == "writing":
         return (
-            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A larger cluster, "
-            "fewer or shorter responses, or --precision fp8 would shorten the step."
+            f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A "
+            "larger cluster, fewer or shorter responses, or --precision fp8 would shorten the step."
         )
     if plan.bound == "longest response":
         return (
-            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, and a lag of "
-            f"{plan.lag} gives them {plan.lag + 1} steps. More lag or a lower limit on responses would shorten the "
-            "step."
+            f"The longest response binds: {longest} take {writing.span_s:.3g} s from admission, "
+            f"and a lag of {plan.lag} gives them {plan.lag + 1} steps. More lag or a lower limit "
+            "on responses would shorten the step."
         )
     return (
-        f"Both sides take turns: writing ends with the longest response, {longest}, after {writing.span_s:.3g} s, and "
-        f"training takes {training.seconds:.3g} s. Separate devices for each side would let them overlap."
+        f"Both sides take turns: writing ends with the longest response, {longest}, after "
+        f"{writing.span_s:.3g} s, and training takes {training.seconds:.3g} s. Separate devices "
+        "for each side would let them overlap."
     )

@@ -1,9 +1,10 @@
 """Plans that lrl can run today, and the nearest cluster with one.
 
-`lrl.AsyncSingleDevice` and `lrl.AsyncDDP` keep the whole policy, its gradient and the optimizer's state on each trainer
-device, `lrl.AsyncFSDP` a share, also with tensor parallelism. Trainer and generators share one node; or each has whole
-nodes, and a launcher starts the generators; or they share several nodes, as many devices of either on each. Weights
-move in bfloat16. The rest are forecasts.
+`lrl.AsyncSingleDevice` and `lrl.AsyncDDP` keep the whole policy, its gradient and the optimizer's
+state on each trainer device, `lrl.AsyncFSDP` a share, also with tensor parallelism. Trainer and
+generators share one node; or each has whole nodes, and a launcher starts the generators; or they
+share several nodes, as many devices of either on each. Weights move in bfloat16. The rest are
+forecasts.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from lrl.planning.planner.search import Plan, asynchronous, best, synchronous
 
 
 def runs_today(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether lrl can run the plan. A shared plan of one device counts, though its sides then run concurrently
-    and not in turn."""
+    """Returns whether lrl can run the plan. A shared plan of one device counts, though its sides
+    then run concurrently and not in turn."""
     generation, node = plan.generation.costs, cluster.devices_per_node
     plain = generation.precision == "bf16" and generation.tp <= node and divides(plan.training)
     if plan.placement == "shared":
@@ -27,22 +28,26 @@ def runs_today(plan: Plan, cluster: Cluster) -> bool:
 
 
 def divides(training: Training) -> bool:
-    """Returns whether lrl has the trainer's tensor parallelism: of a model without experts, by a number that divides
-    its heads, in two or more groups."""
+    """Returns whether lrl has the trainer's tensor parallelism: of a model without experts, by a
+    number that divides its heads, in two or more groups."""
     costs, shape = training.costs, training.costs.shape
     whole_heads = shape.heads % costs.tp == shape.kv_heads % costs.tp == 0
-    return costs.tp == 1 or (shape.experts == 1 and whole_heads and 2 * costs.tp <= training.devices == costs.shards)
+    return costs.tp == 1 or (
+        shape.experts == 1 and whole_heads and 2 * costs.tp <= training.devices == costs.shards
+    )
 
 
 def on_nodes_of_its_own(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether the trainer has whole nodes, with as many devices on each, and the generators have others."""
+    """Returns whether the trainer has whole nodes, with as many devices on each, and the generators
+    have others."""
     node, trainers = cluster.devices_per_node, plan.training.devices
     nodes = cluster.nodes_of(trainers) + cluster.nodes_of(plan.generation.devices)
     return (trainers <= node or trainers % node == 0) and nodes <= cluster.nodes_of(cluster.count)
 
 
 def evenly_on_nodes(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether each node can have as many trainer devices as the others, and as many whole generators."""
+    """Returns whether each node can have as many trainer devices as the others, and as many whole
+    generators."""
     nodes = cluster.nodes_of(plan.devices)
     equal = plan.training.devices % nodes == 0 and plan.generation.generators % nodes == 0
     return equal and plan.devices <= cluster.count
@@ -64,19 +69,29 @@ def plans_today(layouts: Layouts, cluster: Cluster, max_lag: int) -> Iterator[Pl
 
 
 def why_none(layouts: Layouts, cluster: Cluster, max_lag: int) -> str:
-    """Explains why there is no such plan, with the nearest cluster and size of policy for which there is one."""
+    """Explains why there is no such plan, with the nearest cluster and size of policy for which
+    there is one."""
     room, node = memory.usable(cluster.device), cluster.devices_per_node
-    trainers = max(1, cluster.count - 1 if cluster.count <= node else (cluster.count - 1) // node * node)
+    trainers = max(
+        1, cluster.count - 1 if cluster.count <= node else (cluster.count - 1) // node * node
+    )
     taken = memory.training(layouts.shape, trainers, tp=1).bytes_for(layouts.workload.longest)
     why = (
-        f"lrl can run none of these plans today. With one response of {layouts.workload.longest:,} tokens the policy "
-        f"takes {taken / GB:.0f} GB of each device that trains, sharded over {trainers} of them, and "
-        f"{room / GB:.0f} of a device of {cluster} are free for it"
+        f"lrl can run none of these plans today. With one response of {layouts.workload.longest:,} "
+        f"tokens the policy takes {taken / GB:.0f} GB of each device that trains, sharded over "
+        f"{trainers} of them, and {room / GB:.0f} of a device of {cluster} are free for it"
     )
     if taken <= room:
-        return f"{why}; there is no device left for generators that hold it. {_nearest(layouts, cluster, max_lag)}"
+        return (
+            f"{why}; there is no device left for generators that hold it. "
+            f"{_nearest(layouts, cluster, max_lag)}"
+        )
     largest = (layouts.shape.parameters - (taken - room) * trainers / memory.STATE_BYTES) / 1e9
-    smaller = f" A policy for {cluster} has at most about {largest:.2g} billion parameters." if largest > 0 else ""
+    smaller = (
+        f" A policy for {cluster} has at most about {largest:.2g} billion parameters."
+        if largest > 0
+        else ""
+    )
     return f"{why}. {_nearest(layouts, cluster, max_lag)}{smaller}"
 
 

@@ -1,17 +1,19 @@
 """Plans for a cluster and the best of them: a division of the devices, and a layout for each side.
 
 Device counts are whole, responses have lengths, and moving weights takes time: LlamaRL's problems
-(`llamarl_bounds.py`) leave these out. The asynchronous search is StreamRL's Algorithm 1 (2504.15930, section on
-resource allocation) with the roofline for its profiler: each side's best layout for each number of devices, and the
-division with the fastest slower side. The seconds of a step with lag k are the largest of
+(`llamarl_bounds.py`) leave these out. The asynchronous search is StreamRL's Algorithm 1
+(2504.15930, section on resource allocation) with the roofline for its profiler: each side's best
+layout for each number of devices, and the division with the fastest slower side. The seconds of a
+step with lag k are the largest of
 
     training + sync
     writing + sync
     (from a step's admission to the end of its longest response + last micro-batch + sync) / (k + 1)
 
-The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which is k + 1 steps
-later. On-policy (k = 0) nothing else is in flight: training takes groups as they become complete (stream generation),
-and the step ends after the last of them. A synchronous plan takes turns on all devices, with both sides in memory.
+The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which
+is k + 1 steps later. On-policy (k = 0) nothing else is in flight: training takes groups as they
+become complete (stream generation), and the step ends after the last of them. A synchronous plan
+takes turns on all devices, with both sides in memory.
 """
 
 import math
@@ -37,7 +39,8 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses) or `in turn`."""
+    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses)
+    or `in turn`."""
 
     @property
     def devices(self) -> int:
@@ -63,8 +66,8 @@ class Plan:
 
 
 def split(training: Training, generation: Generation, lag: int, between: float = 0.0) -> Plan:
-    """Returns the plan of two sides on separate devices, with `between` seconds to move a version's weights from one
-    cluster to another (0 within one)."""
+    """Returns the plan of two sides on separate devices, with `between` seconds to move a version's
+    weights from one cluster to another (0 within one)."""
     sync_s = max(training.costs.sync_s(), generation.costs.sync_pause_s(), between)
     writing = generation.writing
     if lag:
@@ -85,11 +88,14 @@ def split(training: Training, generation: Generation, lag: int, between: float =
     )
 
 
-def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None) -> Iterator[Plan]:
-    """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one datacentre).
+def asynchronous(
+    layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None
+) -> Iterator[Plan]:
+    """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one
+    datacentre).
 
-    A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's state is spread over
-    `shards` devices; None for all of the trainer's.
+    A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's
+    state is spread over `shards` devices; None for all of the trainer's.
     """
     # Numbers of generator devices: each one within two nodes, whole nodes beyond.
     unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
@@ -101,10 +107,12 @@ def asynchronous(layouts: Layouts, cluster: Cluster, max_lag: int, shards: int |
                 yield split(training, generation, lag)
 
 
-def across(layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float) -> Plan | None:
-    """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many as needed of the
-    other; None if one side does not fit its cluster. One copy of the weights goes over the link (bytes/s) and spreads
-    on the other side."""
+def across(
+    layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link: float
+) -> Plan | None:
+    """Returns StreamRL's Algorithm 1 for two datacentres: all devices of the slower side, as many
+    as needed of the other; None if one side does not fit its cluster. One copy of the weights goes
+    over the link (bytes/s) and spreads on the other side."""
     between = BYTES["bf16"] * layouts.shape.parameters / link
     training = layouts.training(trainers, trainers.count)
     generation = layouts.generation(writers, writers.count, lag)
@@ -112,25 +120,33 @@ def across(layouts: Layouts, trainers: Cluster, writers: Cluster, lag: int, link
         return None
     train_s, write_s = training.seconds, generation.writing.shortest_step_s(lag)
     if write_s < train_s:
-        written = filter(None, (layouts.generation(writers, k, lag) for k in range(1, writers.count + 1)))
+        written = filter(
+            None, (layouts.generation(writers, k, lag) for k in range(1, writers.count + 1))
+        )
         generation = min(written, key=lambda one: abs(one.writing.shortest_step_s(lag) - train_s))
     else:
-        trained = filter(None, (layouts.training(trainers, k) for k in range(1, trainers.count + 1)))
+        trained = filter(
+            None, (layouts.training(trainers, k) for k in range(1, trainers.count + 1))
+        )
         training = min(trained, key=lambda one: abs(one.seconds - write_s))
     return split(training, generation, lag, between)
 
 
 def synchronous(layouts: Layouts, cluster: Cluster, shards: int | None = None) -> Iterator[Plan]:
-    """Yields plans that train and write in turn on all devices, on-policy, with both sides in memory.
+    """Yields plans that train and write in turn on all devices, on-policy, with both sides in
+    memory.
 
-    With `shards`, each side spreads its model over so many devices (LlamaRL's synchronous problem: one m for both).
-    Without, the trainer's state is spread over all devices, generators have their own size, and weights are laid out
-    anew between the two. Keys and values get the memory that training leaves.
+    With `shards`, each side spreads its model over so many devices (LlamaRL's synchronous problem:
+    one m for both). Without, the trainer's state is spread over all devices, generators have their
+    own size, and weights are laid out anew between the two. Keys and values get the memory that
+    training leaves.
     """
     for training in layouts.trainings(cluster, cluster.count, shards):
         room = memory.usable(cluster.device) - training.memory
         sizes = None if shards is None else [shards]
-        for generation in layouts.generations(cluster, cluster.count, 0, room, sizes):
+        for generation in layouts.generations(
+            cluster, cluster.count, lag=0, room=room, sizes=sizes
+        ):
             sync_s = 0.0 if shards else generation.costs.sync_pause_s()
             yield Plan(
                 placement="shared",
@@ -144,13 +160,16 @@ def synchronous(layouts: Layouts, cluster: Cluster, shards: int | None = None) -
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """Returns the fastest `most` plans; of plans within 1 % of each other first less lag, then less memory.
+    """Returns the fastest `most` plans; of plans within 1 % of each other first less lag, then less
+    memory.
 
-    Of plans that differ only in layout, the first stands for all. If all are of one placement, the best of the other
-    takes the last place, for comparison.
+    Of plans that differ only in layout, the first stands for all. If all are of one placement, the
+    best of the other takes the last place, for comparison.
     """
     ranked: dict[tuple[object, ...], Plan] = {}
-    for plan in sorted(plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)):
+    for plan in sorted(
+        plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)
+    ):
         kind = plan.placement, plan.lag, plan.generation.costs.precision, plan.training.devices
         ranked.setdefault(kind, plan)
     chosen = list(ranked.values())[:most]

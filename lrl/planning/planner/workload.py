@@ -1,7 +1,8 @@
-"""The work of one optimizer step: prompts, and the distribution of response lengths as its quantiles.
+"""The work of one optimizer step: prompts, and the distribution of response lengths as its
+quantiles.
 
-A step's responses are taken at evenly spread quantiles and not drawn: a plan then has no noise, and the longest of n
-responses grows with n as it does in a run.
+A step's responses are taken at evenly spread quantiles and not drawn: a plan then has no noise, and
+the longest of n responses grows with n as it does in a run.
 """
 
 import csv
@@ -22,7 +23,10 @@ SIGMA = 1.0
 """Default standard deviation of a length's logarithm."""
 COLUMNS = ("length", "response_tokens", "num_tokens", "tokens")
 """Columns of a file of measured lengths; the first one present counts."""
-FORMS = "lognormal:mean=2000,max=8000[,sigma=1], fixed:512, or a .jsonl or .csv file with a column 'length'"
+FORMS = (
+    "lognormal:mean=2000,max=8000[,sigma=1], fixed:512, or a .jsonl or .csv file with a column "
+    "'length'"
+)
 
 
 @dataclass(frozen=True)
@@ -53,13 +57,17 @@ class Quantiles:
 
     @property
     def written(self) -> float:
-        """Mean tokens of an unfinished response at a random moment of its generation: E[L^2] / 2 E[L]."""
+        """Mean tokens of an unfinished response at a random moment of its generation: E[L^2] / 2
+        E[L]."""
         return self.mean_square / (2 * self.mean)
 
     def of(self, responses: int) -> NDArray[np.float64]:
-        """Returns the ascending lengths of `responses` responses, float64 [responses]: quantiles (i + 1/2) / n."""
+        """Returns the ascending lengths of `responses` responses, float64 [responses]: quantiles (i
+        + 1/2) / n."""
         places = (np.arange(responses) + 0.5) / responses
-        return np.interp(places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values)
+        return np.interp(
+            places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,9 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("prompts", "responses", "prompt_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1.")
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1."
+                )
 
     @property
     def samples(self) -> int:
@@ -99,17 +109,20 @@ class Workload:
     def tokens_squared(self) -> float:
         """Sum of the squared lengths of these sequences."""
         prompt = self.prompt_tokens
-        return self.samples * (prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square)
+        return self.samples * (
+            prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square
+        )
 
     @property
     def live_tokens(self) -> float:
-        """Mean context (prompt and response so far) of an unfinished response at a random moment."""
+        """Mean context (prompt and response so far) of an unfinished response at a random
+        moment."""
         return self.prompt_tokens + self.lengths.written
 
 
 def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
-    """Returns the distribution that `text` names, one of `FORMS`. A lognormal is cut at `max`, as responses are; `mean`
-    is the mean after the cut.
+    """Returns the distribution that `text` names, one of `FORMS`. A lognormal is cut at `max`, as
+    responses are; `mean` is the mean after the cut.
 
     Raises:
         ValueError: The text has another form, or impossible numbers; it names `setting`.
@@ -121,7 +134,10 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
     if kind == "fixed":
         numbers = _numbers(f"length={rest}", setting, text)
         if len(numbers) > 1 or not 1 <= numbers["length"] < math.inf:
-            raise ValueError(f"{setting} is {text!r}; after fixed: comes one finite length from 1 on, like fixed:512.")
+            raise ValueError(
+                f"{setting} is {text!r}; after fixed: comes one finite length from 1 on, like "
+                "fixed:512."
+            )
         return Quantiles((numbers["length"],))
     if Path(text).suffix in {".jsonl", ".csv"}:
         return _measured(Path(text), setting)
@@ -130,33 +146,52 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
 
 def _numbers(text: str, setting: str, whole: str) -> dict[str, float]:
     try:
-        return {name.strip(): float(value) for name, value in (part.split("=") for part in text.split(","))}
+        return {
+            name.strip(): float(value)
+            for name, value in (part.split("=") for part in text.split(","))
+        }
     except ValueError:
         raise ValueError(f"{setting} is {whole!r}; give {FORMS}.") from None
 
 
 def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Quantiles:
     if {"mean", "max"} - numbers.keys() or numbers.keys() - {"mean", "max", "sigma"}:
-        raise ValueError(f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma.")
+        raise ValueError(
+            f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma."
+        )
     mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
     if not 1 < mean < longest < math.inf or not 0 < sigma < math.inf:
-        raise ValueError(f"{setting} is {text!r}; mean must lie between 1 and max, sigma above 0, all of them finite.")
-    shape = np.exp(sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]))
+        raise ValueError(
+            f"{setting} is {text!r}; mean must lie between 1 and max, sigma above 0, all of them "
+            "finite."
+        )
+    shape = np.exp(
+        sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)])
+    )
     low, high = 0.0, longest / shape[0]
     for _ in range(60):  # bisection: the mean after the cut grows with the scale
         middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(middle * shape, 1, longest).mean() < mean else (low, middle)
+        low, high = (
+            (middle, high) if np.clip(middle * shape, 1, longest).mean() < mean else (low, middle)
+        )
     return Quantiles(tuple(np.clip(high * shape, 1, longest).tolist()))
 
 
 def _measured(path: Path, setting: str) -> Quantiles:
     if not path.is_file():
-        raise FileNotFoundError(f"{setting} is {str(path)!r}, and there is no such file. Give {FORMS}.")
+        raise FileNotFoundError(
+            f"{setting} is {str(path)!r}, and there is no such file. Give {FORMS}."
+        )
     try:
         rows = _rows(path)
     except ValueError as error:
-        raise ValueError(f"{setting} is {str(path)!r}, which cannot be read: {error}. Give {FORMS}.") from error
-    needed = f"every row must have a column named {' or '.join(COLUMNS)} with a length of at least one token"
+        raise ValueError(
+            f"{setting} is {str(path)!r}, which cannot be read: {error}. Give {FORMS}."
+        ) from error
+    needed = (
+        f"every row must have a column named {' or '.join(COLUMNS)} with a length of at least one "
+        "token"
+    )
     if not rows:
         raise ValueError(f"{setting} is {str(path)!r}, which has no row; {needed}.")
     column = next((name for name in COLUMNS if isinstance(rows[0], dict) and name in rows[0]), "")
@@ -166,7 +201,9 @@ def _measured(path: Path, setting: str) -> Quantiles:
             lengths.append(float(row[column]))
             Quantiles((lengths[-1],))
         except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(f"{setting} is {str(path)!r}: row {number} is {row!r}; {needed}.") from error
+            raise ValueError(
+                f"{setting} is {str(path)!r}: row {number} is {row!r}; {needed}."
+            ) from error
     return Quantiles(tuple(sorted(lengths)))
 
 

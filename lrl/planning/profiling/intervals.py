@@ -2,9 +2,9 @@
 
     snapshot, snapshot, ...  ->  an interval without a break  ->  GeneratorRecord
 
-A generator sends the tokens of a second together, so an interval ends where they have just come: at the first such
-snapshot after a second, or at the last one before a break. Idle time and pauses are in no interval, and no interval is
-without new tokens.
+A generator sends the tokens of a second together, so an interval ends where they have just come: at
+the first such snapshot after a second, or at the last one before a break. Idle time and pauses are
+in no interval, and no interval is without new tokens.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ SAMPLE_S = 0.1
 """Seconds between two snapshots."""
 INTERVAL_S = 1.0
 SHORTEST_S = 0.25
-"""Shorter intervals are dropped: a token of each response more or less would be much of the interval."""
+"""Shorter intervals are dropped: a token of each response more or less would be much of the
+interval."""
 
 
 class WorkIntervals:
@@ -25,7 +26,10 @@ class WorkIntervals:
     def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
         self._record = record
         self._first: tuple[float, StatsSnapshot] | None = None  # of the interval: (time, snapshot)
-        self._last = (0.0, StatsSnapshot(None, 0, False, 0, 0, 0))
+        self._last = (
+            0.0,
+            StatsSnapshot(None, 0, up_to_date=False, read=0, responses=0, context_tokens=0),
+        )
         self._response_s = self._context_s = 0.0  # integrals over the interval
         self._so_far: GeneratorRecord | None = None  # up to the last snapshot that was up to date
 
@@ -57,6 +61,12 @@ class WorkIntervals:
 
     def _end(self) -> None:
         """Records the interval, unless it is too short or no token came in it."""
-        if self._so_far is not None and self._so_far.seconds >= SHORTEST_S and self._so_far.tokens > 0:
+        if (
+            self._so_far is not None
+            and self._so_far.seconds >= SHORTEST_S
+            and self._so_far.tokens > 0
+        ):
             self._record(self._so_far)
-        self._so_far, self._response_s, self._context_s = None, 0.0, 0.0
+        self._so_far = None
+        self._response_s = 0.0
+        self._context_s = 0.0

@@ -5,8 +5,9 @@
     {"kind": "generator", "seconds": 1.0, "tokens": 640, ...}    intervals of generators at work
     {"kind": "group", "index": 7, "lengths": [96, 11], ...}      one for each trained group
 
-A step's other records come before its own. Real runs (`lrl.callbacks.Timeline`) and simulated ones make the same
-records, so forecast and fact can be compared, and costs fitted to either (`lrl.planning.profiling.calibration`).
+A step's other records come before its own. Real runs (`lrl.callbacks.Timeline`) and simulated ones
+make the same records, so forecast and fact can be compared, and costs fitted to either
+(`lrl.planning.profiling.calibration`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class StepRecord:
 
     step: int
     started_s: float
-    """Seconds from the run's start to the end of the step before; from a crash to the resume no time passes."""
+    """Seconds from the run's start to the end of the step before; from a crash to the resume no
+    time passes."""
     seconds: float
     """From the end of the step before to the end of this one, its sync included."""
     wait_first_s: float
@@ -41,11 +43,13 @@ class StepRecord:
     update_s: float
     """The optimizer's update."""
     sync_s: float
-    """The trainer prepared weights, moved them and verified them; the generators' pause is part of it."""
+    """The trainer prepared weights, moved them and verified them; the generators' pause is part of
+    it."""
     pause_s: float
     """Longest pause of a generator in the sync."""
     generation_s: float
-    """From the admission of the step's first group to the last token of its last; a resume is an admission."""
+    """From the admission of the step's first group to the last token of its last; a resume is an
+    admission."""
     tokens: int
     """Trained response tokens."""
     lags: dict[int, int] = field(default_factory=dict)
@@ -53,7 +57,8 @@ class StepRecord:
     wait_reward_s: float = 0.0
     """Wait for the rewards of a written group; in no other wait. 0 in a simulation."""
     other_s: float = 0.0
-    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. 0 in a simulation."""
+    """The rest: packing, a reference's log-probs, clipping, loggers and other callbacks. 0 in a
+    simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +80,13 @@ class GeneratorRecord:
     tokens: int = 0
     """Tokens written in it, over all responses."""
     responses: float = 0.0
-    """Responses being written, mean over the interval; tokens / responses is the number of decode steps."""
+    """Responses being written, mean over the interval; tokens / responses is the number of decode
+    steps."""
     context_tokens: float = 0.0
     """Sum of their contexts (prompt and response so far), mean over the interval."""
     prefill_tokens: int = 0
-    """Tokens prefilled in it: prompts of responses that began, contexts of responses that were prefilled again."""
+    """Tokens prefilled in it: prompts of responses that began, contexts of responses that were
+    prefilled again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +112,16 @@ NAMES = {kind: name for name, kind in KINDS.items()}
 
 def write(path: Path, records: Iterable[Record], mode: str = "w") -> None:
     """Writes a timeline; replaces the file, or appends to it with mode "a"."""
-    text = "".join(json.dumps({"kind": NAMES[type(record)]} | asdict(record)) + "\n" for record in records)
+    text = "".join(
+        json.dumps({"kind": NAMES[type(record)]} | asdict(record)) + "\n" for record in records
+    )
     with path.open(mode) as file:
         file.write(text)
 
 
 def truncate(path: Path, steps: int) -> list[StepRecord]:
-    """Removes the records of step `steps` and later ones, which are trained again, and a last line that a crash cut
-    short; returns the steps that stay. Does nothing if there is no file."""
+    """Removes the records of step `steps` and later ones, which are trained again, and a last line
+    that a crash cut short; returns the steps that stay. Does nothing if there is no file."""
     if not path.exists():
         return []
     kept, lines, end = list[StepRecord](), path.read_text().splitlines(keepends=True), 0
@@ -147,15 +156,21 @@ def _record(text: str, where: str) -> Record:
             found["lags"] = {int(lag): tokens for lag, tokens in found["lags"].items()}
         return kind(**found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        known = "; ".join(f"{name}: {', '.join(f.name for f in fields(kind))}" for name, kind in KINDS.items())
-        raise ValueError(f"{where}: not a record of a timeline ({error!r}). There may be {known}.") from error
+        known = "; ".join(
+            f"{name}: {', '.join(f.name for f in fields(kind))}" for name, kind in KINDS.items()
+        )
+        raise ValueError(
+            f"{where}: not a record of a timeline ({error!r}). There may be {known}."
+        ) from error
 
 
 def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float, float, float]:
-    """Splits a step's waits into seconds for the first group, for more, and for the last ones; see `StepRecord`.
+    """Splits a step's waits into seconds for the first group, for more, and for the last ones; see
+    `StepRecord`.
 
     Args:
-        waits: Of each group in the order of arrival: seconds waited for it, and its trained tokens, prompts included.
+        waits: Of each group in the order of arrival: seconds waited for it, and its trained tokens,
+            prompts included.
         budget: Tokens that fill a micro-batch for every rank.
     """
     first_s = more_s = last_s = 0.0
@@ -172,7 +187,8 @@ def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float,
 
 
 def generation_s(groups: Sequence[Group]) -> float:
-    """Returns the seconds from the first request for these groups to the last token; 0 if a checkpoint had them all."""
+    """Returns the seconds from the first request for these groups to the last token; 0 if a
+    checkpoint had them all."""
     asked = [group.asked_s for group in groups if group.asked_s is not None]
     written = [group.written_s for group in groups if group.written_s is not None]
     return max(written) - min(asked) if asked and written else 0.0
@@ -181,4 +197,6 @@ def generation_s(groups: Sequence[Group]) -> float:
 def group_record(group: Group) -> GroupRecord:
     """Returns a group's record."""
     lengths = [len(rollout.token_ids) for rollout in group.rollouts]
-    return GroupRecord(index=group.index, prompt_tokens=len(group.prompt.token_ids), lengths=lengths)
+    return GroupRecord(
+        index=group.index, prompt_tokens=len(group.prompt.token_ids), lengths=lengths
+    )

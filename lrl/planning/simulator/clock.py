@@ -1,6 +1,7 @@
 """An asyncio loop without waiting: when nothing is ready, its clock jumps to the next timer.
 
-Hours of a run take milliseconds and are deterministic. If a real loop would hang, this one raises `Deadlock`.
+Hours of a run take milliseconds and are deterministic. If a real loop would hang, this one raises
+`Deadlock`.
 """
 
 import asyncio

@@ -3,8 +3,9 @@
     timeline.jsonl  ->  costs and lengths of responses  \\
     config.yaml     ->  settings                       -> simulation -> its steps beside the run's
 
-The costs are fitted to the run itself. Differences then do not come from a machine that is faster or slower than its
-data sheet, but from the simulator's gaps and errors: waits, order, contention, other load on the machine.
+The costs are fitted to the run itself. Differences then do not come from a machine that is faster
+or slower than its data sheet, but from the simulator's gaps and errors: waits, order, contention,
+other load on the machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ from lrl.planning.simulator.simulate import Simulation
 
 TIMELINE_FILE, CONFIG_FILE = "timeline.jsonl", "config.yaml"
 REMEDIES = {
-    TIMELINE_FILE: "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again.",
+    TIMELINE_FILE: (
+        "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again."
+    ),
     CONFIG_FILE: "`lrl fit` writes it; a run of a Python script has none and cannot be compared.",
 }
 SETTINGS = ("groups_per_step", "rollouts_per_group", "max_lag", "stragglers", "micro_batch_tokens")
@@ -71,13 +74,21 @@ def read_run(folder: Path) -> Comparison:
     simulation = _simulation(timeline, len(steps), config)
     start = len(steps) // 5
     data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
-    planned = [(one.get("init_args") or {}).get("planned_step_s") for one in callbacks if one["class_path"] == TIMELINE]
+    planned = [
+        (one.get("init_args") or {}).get("planned_step_s")
+        for one in callbacks
+        if one["class_path"] == TIMELINE
+    ]
     return Comparison(
         steps=steps[start:],
         forecast=simulation.run().steps[start:],
         responses_per_step=simulation.groups_per_step * simulation.rollouts_per_group,
         planned_step_s=planned[0] if planned else None,
-        left_out=[name for name in ("replay", "max_skipped_per_step", "dispatch", "migration") if data.get(name)],
+        left_out=[
+            name
+            for name in ("replay", "max_skipped_per_step", "dispatch", "migration")
+            if data.get(name)
+        ],
     )
 
 
@@ -87,11 +98,17 @@ def _simulation(timeline: Sequence[Record], steps: int, config: Mapping[str, Any
     Raises:
         ValueError: The timeline has no work to fit costs to, or no group.
     """
-    groups = sorted((r for r in timeline if isinstance(r, GroupRecord)), key=lambda group: group.index)
+    groups = sorted(
+        (r for r in timeline if isinstance(r, GroupRecord)), key=lambda group: group.index
+    )
     if not groups:
-        raise ValueError(f'{TIMELINE_FILE} has no record of kind "group". Give that of a run that has trained.')
+        raise ValueError(
+            f'{TIMELINE_FILE} has no record of kind "group". Give that of a run that has trained.'
+        )
     data, strategy = config["data"]["init_args"], config["trainer"]["strategy"]["init_args"]
-    server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1} | (strategy.get("server") or {})
+    server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1} | (
+        strategy.get("server") or {}
+    )
     longest = max(group.prompt_tokens + max(group.lengths) for group in groups)
     costs = fit_generator(timeline, kv_tokens=server["max_num_seqs"] * longest + longest)
     writing = max(1, strategy.get("generator_devices", 1) // server["tensor_parallel_size"])
@@ -113,24 +130,43 @@ def _trainer_ranks(trainer: Mapping[str, Any]) -> int:
     if not str(strategy.get("class_path")).endswith((".AsyncDDP", ".AsyncFSDP")):
         return 1
     if not devices.isdigit():
-        raise ValueError(f"trainer.devices is {devices} in {CONFIG_FILE}: write there how many the run had.")
+        raise ValueError(
+            f"trainer.devices is {devices} in {CONFIG_FILE}: write there how many the run had."
+        )
     return int(devices) - int(strategy["init_args"].get("generator_devices", 1))
 
 
 def table(run: Comparison) -> Table:
     """Returns the medians of the steps: fact, forecast, and the relative error."""
-    shown = Table("seconds a step, medians", "fact", "forecast", "off by", title="Forecast with the run's own costs")
+    shown = Table(
+        "seconds a step, medians",
+        "fact",
+        "forecast",
+        "off by",
+        title="Forecast with the run's own costs",
+    )
 
     def add(name: str, fact: float, forecast: float) -> None:
-        shown.add_row(name, f"{fact:.3g}", f"{forecast:.3g}", f"{forecast / fact - 1:+.0%}" if fact > 0 else "")
+        shown.add_row(
+            name,
+            f"{fact:.3g}",
+            f"{forecast:.3g}",
+            f"{forecast / fact - 1:+.0%}" if fact > 0 else "",
+        )
 
     both = run.steps, run.forecast
     for name, part in PARTS.items():
         add(name, *(median(getattr(step, part) for step in steps) for steps in both))
-    rates = (run.responses_per_step * len(steps) / sum(step.seconds for step in steps) for steps in both)
+    rates = (
+        run.responses_per_step * len(steps) / sum(step.seconds for step in steps) for steps in both
+    )
     add("responses a second", *rates)
     if run.planned_step_s is not None:
-        add("step, as planned from data sheets", median(step.seconds for step in run.steps), run.planned_step_s)
+        add(
+            "step, as planned from data sheets",
+            median(step.seconds for step in run.steps),
+            run.planned_step_s,
+        )
     if run.left_out:
         shown.caption = f"Not in the forecast: data.{', data.'.join(run.left_out)}."
     return shown
@@ -138,9 +174,13 @@ def table(run: Comparison) -> Table:
 
 def _found(folder: Path, name: str) -> Path:
     if not folder.is_dir():
-        raise FileNotFoundError(f"--compare is {str(folder)!r}, and there is no such folder. Give that of a run.")
+        raise FileNotFoundError(
+            f"--compare is {str(folder)!r}, and there is no such folder. Give that of a run."
+        )
     if not (folder / name).is_file():
-        raise FileNotFoundError(f"--compare is {str(folder)!r}, a folder without {name}. {REMEDIES[name]}")
+        raise FileNotFoundError(
+            f"--compare is {str(folder)!r}, a folder without {name}. {REMEDIES[name]}"
+        )
     return folder / name
 
 
@@ -156,5 +196,7 @@ def _config(path: Path) -> dict[str, Any]:
             for key in name.split("."):
                 found = found[key]
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{path} has no {name}; give the folder of a run of `lrl fit`.") from error
+            raise ValueError(
+                f"{path} has no {name}; give the folder of a run of `lrl fit`."
+            ) from error
     return config

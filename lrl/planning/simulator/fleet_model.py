@@ -1,6 +1,8 @@
-"""A model of a fleet for the real controller: the real request queue and dispatch before models of generators.
+"""A model of a fleet for the real controller: the real request queue and dispatch before models of
+generators.
 
-Failures of generators, probes and deadlines are not modelled. A response's tokens appear at its end.
+Failures of generators, probes and deadlines are not modelled. A response's tokens appear at its
+end.
 """
 
 import asyncio
@@ -18,7 +20,8 @@ from lrl.types import Prompt, Rollout, Sampling
 class ModelFleet:
     """ResponseWriter responses for the controller (`lrl.rollouts.controller.ResponseWriter`).
 
-    Each generator writes at most `capacity` at once; `record` is called with each interval of its work.
+    Each generator writes at most `capacity` at once; `record` is called with each interval of its
+    work.
     """
 
     def __init__(
@@ -30,12 +33,21 @@ class ModelFleet:
         record: Callable[[GeneratorRecord], None] = lambda record: None,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
-        self.requests = RequestQueue(dispatch, lambda: [one for one in self.generators if one.serving])
+        self.requests = RequestQueue(
+            dispatch, lambda: [one for one in self.generators if one.serving]
+        )
         self.lengths = lengths
         self._arrivals = 0
 
     async def generate(
-        self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, *, priority: int, due: int, deadline_s: float
+        self,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        due: int,
+        deadline_s: float,
     ) -> None:
         """See `ResponseWriter.generate`; the rollouts have no token yet."""
         request = Request(prompt, len(rollouts), priority, due)
@@ -48,7 +60,9 @@ class ModelFleet:
             finally:
                 self.requests.leave(generator, request)
 
-    async def _write(self, generator: ModelGenerator, request: Request, rollouts: Sequence[Rollout]) -> None:
+    async def _write(
+        self, generator: ModelGenerator, request: Request, rollouts: Sequence[Rollout]
+    ) -> None:
         whole = asyncio.get_running_loop().create_future()
         left, prompt, priority = len(rollouts), request.prompt, request.priority
 
@@ -62,14 +76,17 @@ class ModelFleet:
         responses = []
         for length in self.lengths.of(prompt.id, priority, len(rollouts)):
             self._arrivals += 1
-            responses.append(SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrivals), ended))
+            responses.append(
+                SimulatedResponse(len(prompt.token_ids), length, (priority, self._arrivals), ended)
+            )
         generator.write(responses)
         await whole
         for rollout, response in zip(rollouts, responses, strict=True):
             fill(rollout, response.versions)
 
     async def sync(self, version: int) -> float:
-        """Pauses all generators, gives them `version` and resumes them; returns the longest pause in seconds."""
+        """Pauses all generators, gives them `version` and resumes them; returns the longest pause
+        in seconds."""
         loop = asyncio.get_running_loop()
 
         async def one(generator: ModelGenerator) -> float:

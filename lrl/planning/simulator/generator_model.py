@@ -1,16 +1,18 @@
 """A model of one generator: continuous batching, from event to event.
 
-All responses of the batch get a token per decode step, so only the batch's members change. Between two changes each
-context grows by one token per step. k steps then take
+All responses of the batch get a token per decode step, so only the batch's members change. Between
+two changes each context grows by one token per step. k steps then take
 
     k / 2 * (seconds of the first + seconds of the last)
 
-which is exact for costs that are linear in the context, and else the trapezoidal rule. So one event may stand for
-thousands of tokens. A change waits for the end of the current decode step, as in vLLM.
+which is exact for costs that are linear in the context, and else the trapezoidal rule. So one event
+may stand for thousands of tokens. A change waits for the end of the current decode step, as in
+vLLM.
 
-Responses that join are prefilled first, while the others wait: a prefill is not mixed with decode steps (vLLM's chunked
-prefill does mix them; the work is the same). When keys and values no longer fit, the response with the lowest priority
-is preempted, and prefilled again with all its tokens when there is room: vLLM's own rule.
+Responses that join are prefilled first, while the others wait: a prefill is not mixed with decode
+steps (vLLM's chunked prefill does mix them; the work is the same). When keys and values no longer
+fit, the response with the lowest priority is preempted, and prefilled again with all its tokens
+when there is room: vLLM's own rule.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
-"""Share of the KV cache that stays free when a response joins others; without it, it would be preempted at once."""
+"""Share of the KV cache that stays free when a response joins others; without it, it would be
+preempted at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,12 +60,16 @@ class SimulatedResponse:
 
 
 class ModelGenerator(Slots):
-    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each interval."""
+    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each
+    interval."""
 
     serving = True
 
     def __init__(
-        self, costs: GeneratorCosts, capacity: int, record: Callable[[GeneratorRecord], None] = lambda record: None
+        self,
+        costs: GeneratorCosts,
+        capacity: int,
+        record: Callable[[GeneratorRecord], None] = lambda record: None,
     ) -> None:
         super().__init__(capacity)
         self.costs = costs
@@ -108,9 +115,10 @@ class ModelGenerator(Slots):
         for response in responses:
             if response.prompt_tokens + response.length > self.costs.kv_tokens:
                 raise ValueError(
-                    f"A response of {response.length} tokens to a prompt of {response.prompt_tokens} does not fit into "
-                    f"the {self.costs.kv_tokens} tokens that a generator has keys and values for. Spread it over more "
-                    "devices, or shorten the responses."
+                    f"A response of {response.length} tokens to a prompt of "
+                    f"{response.prompt_tokens} does not fit into the {self.costs.kv_tokens} tokens "
+                    "that a generator has keys and values for. Spread it over more devices, or "
+                    "shorten the responses."
                 )
             insort(self._waiting, response, key=lambda response: response.order)
         if self._paused is None:  # a pause has cut the planned work short already
@@ -128,7 +136,8 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
-        self._paused, self.serving = None, True
+        self._paused = None
+        self.serving = True
         self._next()
 
     def end(self) -> None:
@@ -159,7 +168,8 @@ class ModelGenerator(Slots):
 
     def _next(self) -> None:
         """Chooses between two decode steps: pause, prefill, decode, or idle."""
-        self._timer, self._planned = None, 0
+        self._timer = None
+        self._planned = 0
         if self._paused is not None:
             if not self._paused.done():
                 self._paused.set_result(None)
@@ -173,7 +183,9 @@ class ModelGenerator(Slots):
     def _wake(self) -> None:
         """Reacts to a change: at once if idle, else after the current decode step."""
         if self._timer is None:
-            self._at(self._loop.time(), self._idled)  # in the loop's next turn: requests of this turn share a prefill
+            self._at(
+                self._loop.time(), self._idled
+            )  # in the loop's next turn: requests of this turn share a prefill
         else:
             self._cut_short()
 
@@ -198,7 +210,11 @@ class ModelGenerator(Slots):
         """Ends the planned decode steps."""
         steps, responses, seconds = self._planned, len(self._batch), self._passed()
         written, context = steps * responses, self._context_tokens + responses * (steps - 1) / 2
-        self._record(GeneratorRecord(seconds=seconds, tokens=written, responses=responses, context_tokens=context))
+        self._record(
+            GeneratorRecord(
+                seconds=seconds, tokens=written, responses=responses, context_tokens=context
+            )
+        )
         self.busy_s += seconds
         self._steps += steps
         self.tokens += written
@@ -218,18 +234,27 @@ class ModelGenerator(Slots):
         """
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
-        while self._waiting and (not self._batch or self._context_tokens + self._waiting[0].context < limit):
+        while self._waiting and (
+            not self._batch or self._context_tokens + self._waiting[0].context < limit
+        ):
             response = self._waiting.pop(0)
             response.joined = self._steps
             insort(self._batch, response, key=lambda response: response.last_step)
-            joining += response.written + (0 if response.order[0] == prompt_of else response.prompt_tokens)
+            joining += response.written + (
+                0 if response.order[0] == prompt_of else response.prompt_tokens
+            )
             prompt_of = response.order[0]
             self._context_tokens += response.context
         return joining
 
     def _steps_until_change(self) -> int:
-        """Returns the decode steps until a response ends or the KV cache is full; preempts to make room for one."""
-        while (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch)) < 1 < len(self._batch):
+        """Returns the decode steps until a response ends or the KV cache is full; preempts to make
+        room for one."""
+        while (
+            (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch))
+            < 1
+            < len(self._batch)
+        ):
             last = max(self._batch, key=lambda response: response.order)
             self._leave(last)
             insort(self._waiting, last, key=lambda response: response.order)

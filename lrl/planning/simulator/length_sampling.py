@@ -1,7 +1,9 @@
-"""Response lengths, drawn by a seed as a function of prompt and group: the same under every dispatch policy.
+"""Response lengths, drawn by a seed as a function of prompt and group: the same under every
+dispatch policy.
 
-Responses to one prompt are alike, for length is largely a matter of the prompt's difficulty (StreamRL, 2504.15930,
-ranks prompts by it). So the normal number behind a length is a sum of two, one of the prompt and one of the response.
+Responses to one prompt are alike, for length is largely a matter of the prompt's difficulty
+(StreamRL, 2504.15930, ranks prompts by it). So the normal number behind a length is a sum of two,
+one of the prompt and one of the response.
 """
 
 import math
@@ -22,7 +24,8 @@ class LengthSampler(ABC):
     """A distribution of lengths in tokens. Dispatch can use it as its `ExpectedLengths`.
 
     Args:
-        prompt_share: Share of the variance between prompts, in [0, 1]; 1 makes all responses to a prompt equally long.
+        prompt_share: Share of the variance between prompts, in [0, 1]; 1 makes all responses to a
+            prompt equally long.
         seed: Another seed draws other lengths.
 
     Raises:
@@ -31,17 +34,20 @@ class LengthSampler(ABC):
 
     def __init__(self, prompt_share: float = 0.5, seed: int = 0) -> None:
         if not 0 <= prompt_share <= 1:
-            raise ValueError(f"prompt_share is {prompt_share}; it is a share and must be in [0, 1].")
+            raise ValueError(
+                f"prompt_share is {prompt_share}; it is a share and must be in [0, 1]."
+            )
         self.prompt_share = prompt_share
         self.seed = seed
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least 1."""
+        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least
+        1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is `Group.index`, as
-        another epoch has other responses to the same prompt."""
+        """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
+        `Group.index`, as another epoch has other responses to the same prompt."""
         own = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
         normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
         return self.tokens(normal).tolist()
@@ -55,7 +61,10 @@ class LengthSampler(ABC):
         return float(self.tokens(np.array([NormalDist().inv_cdf(share)]))[0])
 
     def _of_prompt(self, prompt: int) -> float:
-        return math.sqrt(self.prompt_share) * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
+        return (
+            math.sqrt(self.prompt_share)
+            * np.random.default_rng([self.seed, 0, prompt]).standard_normal()
+        )
 
 
 class Lognormal(LengthSampler):
@@ -71,14 +80,18 @@ class Lognormal(LengthSampler):
         ValueError: A setting is outside its range.
     """
 
-    def __init__(self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0) -> None:
+    def __init__(
+        self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0
+    ) -> None:
         super().__init__(prompt_share, seed)
         if not 1 <= median <= longest or sigma < 0:
             raise ValueError(
-                f"median is {median:g}, longest {longest} and sigma {sigma:g}; there must be 1 <= median <= longest "
-                "and sigma >= 0."
+                f"median is {median:g}, longest {longest} and sigma {sigma:g}; there must be 1 <= "
+                "median <= longest and sigma >= 0."
             )
-        self.median, self.sigma, self.longest = median, sigma, longest
+        self.median = median
+        self.sigma = sigma
+        self.longest = longest
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `LengthSampler.tokens`."""
@@ -100,16 +113,22 @@ class ObservedLengths(LengthSampler):
         super().__init__(prompt_share, seed)
         self._sorted = np.sort(np.asarray(lengths, dtype=np.int64))
         if not len(self._sorted) or self._sorted[0] < 1:
-            raise ValueError(f"lengths has {len(self._sorted)} responses; there must be some, each of 1 token or more.")
+            raise ValueError(
+                f"lengths has {len(self._sorted)} responses; there must be some, each of 1 token "
+                "or more."
+            )
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `LengthSampler.tokens`."""
-        places = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(np.int64)
+        places = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(
+            np.int64
+        )
         return self._sorted[places.clip(max=len(self._sorted) - 1)]
 
 
 class ReplayedLengths(ObservedLengths):
-    """A run's lengths, group by group in the order of its prompts; later groups draw from all of them.
+    """A run's lengths, group by group in the order of its prompts; later groups draw from all of
+    them.
 
     Args:
         groups: Tokens of the responses of each group.
@@ -153,11 +172,13 @@ class RunLengths(Sequence[V]):
 
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
-    """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version, tokens) in order.
+    """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version,
+    tokens) in order.
 
     A list of 20,000 versions would take 160 kB; run-length encoded they take a few hundred bytes.
     """
     written: Any = RunLengths(versions)
-    rollout.token_ids, rollout.versions = range(len(written)), written  # type: ignore[assignment]
+    rollout.token_ids = range(len(written))  # type: ignore[assignment]
+    rollout.versions = written
     rollout.logprobs = RunLengths([(0.0, len(written))])  # type: ignore[assignment]
     rollout.finish_reason = "stop"

@@ -1,9 +1,11 @@
-"""The real controller, pacing, dispatch and packing on a virtual clock, with models of generators and trainer.
+"""The real controller, pacing, dispatch and packing on a virtual clock, with models of generators
+and trainer.
 
     admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
 
-The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after every step in the
-order of `lrl.weights.sync`: first the work that runs beside the generators, then their pause. Rewards take no time.
+The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
+every step in the order of `lrl.weights.sync`: first the work that runs beside the generators, then
+their pause. Rewards take no time.
 """
 
 from __future__ import annotations
@@ -47,9 +49,9 @@ class Simulation:
         prompt_tokens: Length of every prompt.
         prompts: Prompts in the data set.
         dispatch: Makes the dispatch policy.
-        placement: `split` gives trainer and generators separate devices. `shared` alternates on the same ones: no
-            micro-batch begins while responses are being written, and max_lag must be 0; both sides then have the costs
-            of all devices.
+        placement: `split` gives trainer and generators separate devices. `shared` alternates on the
+            same ones: no micro-batch begins while responses are being written, and max_lag must be
+            0; both sides then have the costs of all devices.
 
     Raises:
         ValueError: A setting is outside its range, or max_lag is not 0 on shared devices.
@@ -78,7 +80,9 @@ class Simulation:
         if not self.generators:
             raise ValueError("generators is empty; without a generator nothing is written.")
         if self.placement == "shared" and self.max_lag:
-            raise ValueError(f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0.")
+            raise ValueError(
+                f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0."
+            )
 
     def run(self, record: Callable[[Record], None] = lambda record: None) -> Forecast:
         """Simulates the run; calls `record` with every record of the timeline."""
@@ -92,13 +96,15 @@ class Simulation:
             last_step=self.steps,
             wait_for_stragglers=self.stragglers == "wait",
         )
-        fleet = ModelFleet(self.generators, self.max_num_seqs, self.lengths, self.dispatch(), record)
+        fleet = ModelFleet(
+            self.generators, self.max_num_seqs, self.lengths, self.dispatch(), record
+        )
         controller = Controller(
             ModelPrompts(self.prompts, self.prompt_tokens),
             fleet,
-            NoRewards(),
-            Ledger(pacing),
-            Sampling(n=self.rollouts_per_group),
+            rewards=NoRewards(),
+            ledger=Ledger(pacing),
+            sampling=Sampling(n=self.rollouts_per_group),
             decode=lambda tokens: "",
             deadline_s=float("inf"),
         )

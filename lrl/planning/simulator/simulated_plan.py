@@ -1,9 +1,10 @@
 """Plans in the simulator: a step's time and waits under each dispatch policy.
 
-The search has one bound for each side. Here the real controller, pacing, dispatch and packing run a few steps of a plan
-with the same roofline costs, and so order, whole micro-batches and full memories show. A policy that asks for lengths
-gets the median for the prompt, which explains half of the variance of their logarithm: the best that a length predictor
-can learn, once every prompt has been answered.
+The search has one bound for each side. Here the real controller, pacing, dispatch and packing run a
+few steps of a plan with the same roofline costs, and so order, whole micro-batches and full
+memories show. A policy that asks for lengths gets the median for the prompt, which explains half of
+the variance of their logarithm: the best that a length predictor can learn, once every prompt has
+been answered.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,13 +23,15 @@ from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, Round
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 
 COUNTED = 4
-"""Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start ends."""
+"""Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start
+ends."""
 DEFAULT = "LeastLoaded"
 """Dispatch policy of a recipe that names none."""
 WORTH_IT = 0.99
 """Largest share of the default's time with which a policy is written into a recipe."""
 CAUSES = {"first": "wait_first_s", "more": "wait_more_s", "last": "wait_last_s", "sync": "sync_s"}
-"""Waits of the trainer (for a step's first group, others, the last, the sync), and the fields with their seconds."""
+"""Waits of the trainer (for a step's first group, others, the last, the sync), and the fields with
+their seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,14 @@ class Outcome:
 
 @cache
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
-    """Simulates the plan under each policy; with a single generator only under those that differ then."""
+    """Simulates the plan under each policy; with a single generator only under those that differ
+    then."""
     costs, slots = plan.generation.costs, max(2, plan.generation.writing.slots)
-    # The line through one response and all slots: SkewnessAware gets the simulated generators' own latency.
-    one_ms, all_ms = (1e3 * costs.decode_s(count, count * workload.live_tokens) for count in (1, slots))
+    # The line through one response and all slots: SkewnessAware gets the simulated generators' own
+    # latency.
+    one_ms, all_ms = (
+        1e3 * costs.decode_s(count, count * workload.live_tokens) for count in (1, slots)
+    )
     decode_latency = DecodeLatency(step_ms=one_ms, response_ms=(all_ms - one_ms) / (slots - 1))
     policies: dict[str, Callable[[], DispatchPolicy]] = {
         DEFAULT: LeastLoaded,
@@ -62,7 +69,9 @@ def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
     return tuple(_outcome(name, policies[name], plan, workload) for name in names)
 
 
-def _outcome(policy: str, make: Callable[[], DispatchPolicy], plan: Plan, workload: Workload) -> Outcome:
+def _outcome(
+    policy: str, make: Callable[[], DispatchPolicy], plan: Plan, workload: Workload
+) -> Outcome:
     lengths = ObservedLengths([round(tokens) for tokens in workload.lengths.values])
 
     def informed() -> DispatchPolicy:
@@ -90,7 +99,8 @@ def _outcome(policy: str, make: Callable[[], DispatchPolicy], plan: Plan, worklo
         groups_per_step=workload.prompts,
         rollouts_per_group=workload.responses,
         max_lag=plan.lag,
-        micro_batch_tokens=training.micro_batch_tokens * (training.costs.devices // training.costs.tp),  # of all ranks
+        micro_batch_tokens=training.micro_batch_tokens
+        * (training.costs.devices // training.costs.tp),  # of all ranks
         max_num_seqs=generation.writing.slots,
         prompt_tokens=workload.prompt_tokens,
         dispatch=informed,
@@ -103,13 +113,17 @@ def _outcome(policy: str, make: Callable[[], DispatchPolicy], plan: Plan, worklo
         policy=policy,
         make=make,
         step_s=seconds / len(counted),
-        waits={cause: sum(getattr(step, field) for step, _ in counted) / seconds for cause, field in CAUSES.items()},
+        waits={
+            cause: sum(getattr(step, field) for step, _ in counted) / seconds
+            for cause, field in CAUSES.items()
+        },
         write=sum(busy for _, busy in counted) / (seconds * generation.generators),
     )
 
 
 def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
-    """Returns `data.dispatch` of the fastest policy, as a recipe has it; None if the default is as good."""
+    """Returns `data.dispatch` of the fastest policy, as a recipe has it; None if the default is as
+    good."""
     default = next(one for one in found if one.policy == DEFAULT)
     best = min(found, key=lambda one: one.step_s)
     if best.step_s > WORTH_IT * default.step_s:
@@ -118,7 +132,10 @@ def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     settings: dict[str, Any] = {"class_path": f"lrl.routing.dispatch.{best.policy}"}
     if isinstance(dispatch, SkewnessAware):
         latency = dispatch.decode_latency
-        numbers = {"step_ms": float(f"{latency.step_ms:.4g}"), "response_ms": float(f"{latency.response_ms:.4g}")}
+        numbers = {
+            "step_ms": float(f"{latency.step_ms:.4g}"),
+            "response_ms": float(f"{latency.response_ms:.4g}"),
+        }
         settings["init_args"] = {"decode_latency": numbers}
     return settings
 
@@ -128,7 +145,10 @@ def table(found: Sequence[tuple[int, Outcome]]) -> Table:
     shown = Table(
         *("plan", "dispatch", "step (s)", *CAUSES, "write"),
         title="Simulated; nothing here was measured",
-        caption="The trainer waits for a step's first group, for more, for the last, for the sync; generators write.",
+        caption=(
+            "The trainer waits for a step's first group, for more, for the last, for the sync; "
+            "generators write."
+        ),
     )
     for number, one in found:
         waits = (f"{share:.0%}" for share in one.waits.values())

@@ -1,4 +1,5 @@
-"""A model of the trainer: the real packing, with modelled compute time, and a breakdown of each step's time."""
+"""A model of the trainer: the real packing, with modelled compute time, and a breakdown of each
+step's time."""
 
 import asyncio
 from collections import Counter
@@ -54,8 +55,12 @@ class ModelTrainer:
     """Called with the record of every step, group and micro-batch."""
 
     def __post_init__(self) -> None:
-        self._done = [0.0] * len(self.cuts.squares)  # end of each rank's last micro-batch, on the loop's clock
-        self._delivery: asyncio.Task[float] | None = None  # the last sync's pause, if it overlaps the next step
+        self._done = [0.0] * len(
+            self.cuts.squares
+        )  # end of each rank's last micro-batch, on the loop's clock
+        self._delivery: asyncio.Task[float] | None = (
+            None  # the last sync's pause, if it overlaps the next step
+        )
         self._loop = asyncio.get_running_loop()
 
     async def step(self, step: int) -> StepRecord:
@@ -103,7 +108,8 @@ class ModelTrainer:
         return train_s + others_s
 
     def _take(self, group: Group, step: int, tally: StepTally) -> int:
-        """Adds the group's responses to the cuts as `Packer` would; returns their tokens, prompts included."""
+        """Adds the group's responses to the cuts as `Packer` would; returns their tokens, prompts
+        included."""
         length = 0
         tally.groups.append(group)
         for rollout in group.rollouts:
@@ -112,16 +118,21 @@ class ModelTrainer:
             for version, tokens in rollout.versions.runs:
                 lags[step - version] += tokens
             tally.lags += lags
-            trained = sum(n for lag, n in lags.items() if self.oldest_lag is None or lag <= self.oldest_lag)
+            trained = sum(
+                n for lag, n in lags.items() if self.oldest_lag is None or lag <= self.oldest_lag
+            )
             tally.tokens += trained
             if trained:
-                piece = TrainedResponse(group.index, len(group.prompt.token_ids) + len(rollout.token_ids))
+                piece = TrainedResponse(
+                    group.index, len(group.prompt.token_ids) + len(rollout.token_ids)
+                )
                 self.cuts.add(piece)
                 length += len(piece)
         return length
 
     async def _compute(self, each: Sequence[Rows[TrainedResponse]]) -> float:
-        """Runs a micro-batch on every rank, after the rank's previous one; returns the seconds of rank 0's."""
+        """Runs a micro-batch on every rank, after the rank's previous one; returns the seconds of
+        rank 0's."""
         now, rank_0_s = self._loop.time(), 0.0
         for rank, rows in enumerate(each):
             if not rows:
@@ -137,14 +148,20 @@ class ModelTrainer:
         return rank_0_s
 
     async def _sync(self, version: int) -> tuple[float, float]:
-        """Moves the weights and admits more groups; returns the seconds of the sync, and of its longest pause.
+        """Moves the weights and admits more groups; returns the seconds of the sync, and of its
+        longest pause.
 
-        The trainer's work beyond the pause runs while the generators still write. If the pause overlaps the next step,
-        the returned pause is of the sync before, which ends before this one begins.
+        The trainer's work beyond the pause runs while the generators still write. If the pause
+        overlaps the next step, the returned pause is of the sync before, which ends before this one
+        begins.
         """
         started, costs = self._loop.time(), self.costs
         last_s, self._delivery = await self._delivery if self._delivery else 0.0, None
-        pause_s = 0.0 if costs.pause_overlaps else max(one.costs.sync_pause_s() for one in self.fleet.generators)
+        pause_s = (
+            0.0
+            if costs.pause_overlaps
+            else max(one.costs.sync_pause_s() for one in self.fleet.generators)
+        )
         await asyncio.sleep(max(0.0, costs.sync_s() - pause_s))
         if costs.pause_overlaps and self.controller.ledger.pacing.max_lag > 0:
             self._delivery = asyncio.create_task(self._deliver(version))

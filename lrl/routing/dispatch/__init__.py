@@ -1,6 +1,8 @@
-"""Dispatch policies: the generator and the order of the requests. YAML names a policy by its `class_path`.
+"""Dispatch policies: the generator and the order of the requests. YAML names a policy by its
+`class_path`.
 
-Hides how waiting requests are ordered. A policy sees only them, the load of each generator, and expected lengths.
+Hides how waiting requests are ordered. A policy sees only them, the load of each generator, and
+expected lengths.
 """
 
 from lrl.routing.dispatch.base import DispatchPolicy, ExpectedLengths, GeneratorLoad, Request

@@ -1,4 +1,5 @@
-"""Base class of the dispatch policies: requests, their priority queue, and the load of a generator."""
+"""Base class of the dispatch policies: requests, their priority queue, and the load of a
+generator."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -30,10 +31,12 @@ class GeneratorLoad(Protocol):
 
 
 class ExpectedLengths(Protocol):
-    """Expected lengths of unwritten responses: `lrl.routing.length_predictor.LengthPredictor`, or an oracle."""
+    """Expected lengths of unwritten responses: `lrl.routing.length_predictor.LengthPredictor`, or
+    an oracle."""
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        """Returns the expected tokens of a whole response that has `written` already; more than `written`."""
+        """Returns the expected tokens of a whole response that has `written` already; more than
+        `written`."""
 
     def quantile(self, share: float) -> float:
         """Returns the length in tokens that this share of the recent responses does not exceed."""
@@ -53,7 +56,8 @@ class Request:
     written: float = 0.0
     """Mean tokens that each response has already."""
     tokens: float = 1.0
-    """Expected tokens that each response still needs; 1 where nothing is known. `DispatchPolicy.estimate` sets it."""
+    """Expected tokens that each response still needs; 1 where nothing is known.
+    `DispatchPolicy.estimate` sets it."""
 
 
 class PriorityQueue:
@@ -61,8 +65,8 @@ class PriorityQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, ...], int, Request]] = []
-        # A set in order of arrival. A discarded request stays in the heap until it comes first: a removal from the heap
-        # would cost as much as there are requests.
+        # A set in order of arrival. A discarded request stays in the heap until it comes first: a
+        # removal from the heap would cost as much as there are requests.
         self._waiting: dict[Request, None] = {}
         self._arrivals = 0
 
@@ -96,8 +100,8 @@ class PriorityQueue:
 class DispatchPolicy(ABC):
     """Waiting requests, and the choice of a generator for the first of them.
 
-    The first request holds the others until it has a generator: a large group would otherwise wait for ever while small
-    ones fill every gap.
+    The first request holds the others until it has a generator: a large group would otherwise wait
+    for ever while small ones fill every gap.
     """
 
     needs_lengths = False
@@ -109,12 +113,14 @@ class DispatchPolicy(ABC):
         self._queue = PriorityQueue()
 
     def order(self, request: Request) -> tuple[float, ...]:
-        """Returns the sort key of `request`: the smallest goes first. By default that is the oldest group."""
+        """Returns the sort key of `request`: the smallest goes first. By default that is the oldest
+        group."""
         return (request.priority,)
 
     @abstractmethod
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        """Returns the position of the generator that writes `request`, or None to wait until one is free."""
+        """Returns the position of the generator that writes `request`, or None to wait until one is
+        free."""
 
     def add(self, request: Request) -> None:
         """Adds a request that waits."""
@@ -124,16 +130,23 @@ class DispatchPolicy(ABC):
     def estimate(self, request: Request) -> None:
         """Sets `request.tokens` if lengths are known."""
         if self.lengths is not None:
-            request.tokens = self.lengths.expected(request.prompt, request.written) - request.written
+            request.tokens = (
+                self.lengths.expected(request.prompt, request.written) - request.written
+            )
 
     def discard(self, request: Request) -> None:
         """Removes a request that waits no longer."""
         self._queue.discard(request)
 
     def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-        """Removes the next request and returns it with its generator's position, or returns None if all wait."""
+        """Removes the next request and returns it with its generator's position, or returns None if
+        all wait."""
         request = self._queue.first
-        if request is None or not generators or (position := self.pick(request, generators)) is None:
+        if (
+            request is None
+            or not generators
+            or (position := self.pick(request, generators)) is None
+        ):
             return None
         self._queue.discard(request)
         return request, position
@@ -142,12 +155,14 @@ class DispatchPolicy(ABC):
 def has_room(generator: GeneratorLoad, request: Request) -> bool:
     """Returns whether `generator` can write `request` at once.
 
-    A request never waits inside vLLM: one that began to wait there before a sync would start on the keys and values of
-    the version before. A group larger than a generator's whole capacity is sent to an idle one.
+    A request never waits inside vLLM: one that began to wait there before a sync would start on the
+    keys and values of the version before. A group larger than a generator's whole capacity is sent
+    to an idle one.
     """
     return generator.in_flight == 0 or generator.in_flight + request.responses <= generator.capacity
 
 
 def longest_first(request: Request) -> tuple[float, ...]:
-    """Returns a sort key by which the earliest step goes first, in it the longest request, then the oldest group."""
+    """Returns a sort key by which the earliest step goes first, in it the longest request, then the
+    oldest group."""
     return (request.due, -request.tokens, request.priority)

@@ -1,8 +1,15 @@
-"""Dispatch policies that choose for one request at a time, by the load of the generators at that moment."""
+"""Dispatch policies that choose for one request at a time, by the load of the generators at that
+moment."""
 
 from collections.abc import Sequence
 
-from lrl.routing.dispatch.base import DispatchPolicy, GeneratorLoad, Request, has_room, longest_first
+from lrl.routing.dispatch.base import (
+    DispatchPolicy,
+    GeneratorLoad,
+    Request,
+    has_room,
+    longest_first,
+)
 
 
 class LeastLoaded(DispatchPolicy):
@@ -15,7 +22,8 @@ class LeastLoaded(DispatchPolicy):
 
 
 class RoundRobin(DispatchPolicy):
-    """The generators in turn, without those that have no room; the oldest group first. A baseline without lengths."""
+    """The generators in turn, without those that have no room; the oldest group first. A baseline
+    without lengths."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,10 +40,11 @@ class RoundRobin(DispatchPolicy):
 
 
 class LeastTokens(DispatchPolicy):
-    """Of the generators with room, the one whose responses still need the fewest tokens; the longest request first.
+    """Of the generators with room, the one whose responses still need the fewest tokens; the
+    longest request first.
 
-    The longest goes first within a step: a step ends with its last response, so the longest must not start last (Graham
-    1969: within 4/3 of the best schedule, if the lengths are known).
+    The longest goes first within a step: a step ends with its last response, so the longest must
+    not start last (Graham 1969: within 4/3 of the best schedule, if the lengths are known).
     """
 
     needs_lengths = True
@@ -46,5 +55,9 @@ class LeastTokens(DispatchPolicy):
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
         """See `DispatchPolicy.pick`."""
-        free = [position for position, generator in enumerate(generators) if has_room(generator, request)]
+        free = [
+            position
+            for position, generator in enumerate(generators)
+            if has_room(generator, request)
+        ]
         return min(free, key=lambda position: generators[position].outstanding_tokens, default=None)

@@ -1,10 +1,18 @@
-"""Separate generators for long responses: StreamRL's skewness-aware dispatching (2504.15930, algorithm 2)."""
+"""Separate generators for long responses: StreamRL's skewness-aware dispatching (2504.15930,
+algorithm 2)."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal
 
-from lrl.routing.dispatch.base import DispatchPolicy, GeneratorLoad, PriorityQueue, Request, has_room, longest_first
+from lrl.routing.dispatch.base import (
+    DispatchPolicy,
+    GeneratorLoad,
+    PriorityQueue,
+    Request,
+    has_room,
+    longest_first,
+)
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.system.config_errors import fault
 
@@ -13,19 +21,22 @@ LONG, REST = 0.9, 0.5
 
 
 class SkewnessAware(DispatchPolicy):
-    """Divides the generators between the long requests and the rest; the longest first within each part.
+    """Divides the generators between the long requests and the rest; the longest first within each
+    part.
 
-    A generator with fewer responses writes each of them faster. So the few longest requests get generators for
-    themselves, and the many short ones share the others. The number of generators for the long ones is chosen whenever
-    requests of a new step come, from all that wait then: the number with the lowest latency of both parts together.
+    A generator with fewer responses writes each of them faster. So the few longest requests get
+    generators for themselves, and the many short ones share the others. The number of generators
+    for the long ones is chosen whenever requests of a new step come, from all that wait then: the
+    number with the lowest latency of both parts together.
 
-    Two things are not the paper's. An idle generator takes a request of the other part, if its own part has none of the
-    step that the trainer waits for. And requests of a later step wait until those of earlier steps are sent.
+    Two things are not the paper's. An idle generator takes a request of the other part, if its own
+    part has none of the step that the trainer waits for. And requests of a later step wait until
+    those of earlier steps are sent.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1); the paper's is 0.2.
-        combine: The latency to minimise: `max` is the time at which both parts are done, `sum` is what the paper
-            prints.
+        combine: The latency to minimise: `max` is the time at which both parts are done, `sum` is
+            what the paper prints.
         decode_latency: A generator's time for a token.
 
     Raises:
@@ -42,12 +53,17 @@ class SkewnessAware(DispatchPolicy):
     ) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
-            fault(f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 and 1.")
+            fault(
+                f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
+                "and 1."
+            )
         if combine not in ("sum", "max"):
             fault(f"data.dispatch.combine is {combine!r}; it is sum or max.")
-        self.long_tail, self.combine = long_tail, combine
+        self.long_tail = long_tail
+        self.combine = combine
         self.decode_latency = decode_latency or DecodeLatency()
-        self._long, self._rest = PriorityQueue(), PriorityQueue()
+        self._long = PriorityQueue()
+        self._rest = PriorityQueue()
         self._shortest_long = math.inf  # tokens, at the last division
         self._long_generators = 0  # the first so many of the pool
         self._divided_for = (-1, 0)  # the newest step, and the number of generators
@@ -91,7 +107,11 @@ class SkewnessAware(DispatchPolicy):
             own = (position < self._long_generators) == is_long or len(generators) == 1
             return (own or (helps and generator.in_flight == 0)) and has_room(generator, request)
 
-        free = [position for position, generator in enumerate(generators) if may_write(position, generator)]
+        free = [
+            position
+            for position, generator in enumerate(generators)
+            if may_write(position, generator)
+        ]
         return min(free, key=lambda position: generators[position].in_flight, default=None)
 
     def _divide(self, generators: Sequence[GeneratorLoad]) -> None:
@@ -102,16 +122,17 @@ class SkewnessAware(DispatchPolicy):
         self._divided_for = self._newest_due, len(generators)
         cut = math.ceil(self.long_tail * len(waiting))
         self._shortest_long = waiting[cut - 1].tokens
-        self._long, self._rest = PriorityQueue(), PriorityQueue()
+        self._long = PriorityQueue()
+        self._rest = PriorityQueue()
         for place, request in enumerate(waiting):
             (self._long if place < cut else self._rest).push(self.order(request), request)
         self._long_generators = generators_for_the_long(
             (sum(request.responses for request in self._long), self.lengths.quantile(LONG)),
             (sum(request.responses for request in self._rest), self.lengths.quantile(REST)),
-            len(generators),
-            min(generator.capacity for generator in generators),
-            self.decode_latency,
-            self.combine,
+            generators=len(generators),
+            capacity=min(generator.capacity for generator in generators),
+            decode_latency=self.decode_latency,
+            combine=self.combine,
         )
 
 
@@ -123,7 +144,8 @@ def generators_for_the_long(
     decode_latency: DecodeLatency,
     combine: Literal["sum", "max"],
 ) -> int:
-    """Returns N_l of algorithm 2, the generators that write the long responses; the fewest among equally good numbers.
+    """Returns N_l of algorithm 2, the generators that write the long responses; the fewest among
+    equally good numbers.
 
     Args:
         long: Number of the long responses, and the tokens that stand for the length of one.

@@ -13,16 +13,19 @@ RECENT = 512
 
 
 class TailBatching(LeastTokens):
-    """Batches of long requests: held back over several steps, then sent together as `LeastTokens` does.
+    """Batches of long requests: held back over several steps, then sent together as `LeastTokens`
+    does.
 
-    Held requests go out when they fill a generator, when the step that trains one of them is near, and when a generator
-    has nothing else to do. So nothing is held while all generators are idle, and a bound on lag of 0 holds nothing.
-    Pacing bounds the age of a token: this policy only decides when within that bound a response begins.
+    Held requests go out when they fill a generator, when the step that trains one of them is near,
+    and when a generator has nothing else to do. So nothing is held while all generators are idle,
+    and a bound on lag of 0 holds nothing. Pacing bounds the age of a token: this policy only
+    decides when within that bound a response begins.
 
     Args:
         long_tail: Share of the requests that counts as long, in (0, 1).
-        steps_ahead: Steps before the one that trains it at which a request is held no longer. The generators' version
-            stands for the trainer's step: give at least `WeightSync.every_n_steps` less one.
+        steps_ahead: Steps before the one that trains it at which a request is held no longer. The
+            generators' version stands for the trainer's step: give at least
+            `WeightSync.every_n_steps` less one.
 
     Raises:
         ValueError: A setting is outside its range.
@@ -31,9 +34,13 @@ class TailBatching(LeastTokens):
     def __init__(self, long_tail: float = 0.2, steps_ahead: int = 1) -> None:
         super().__init__()
         if not 0 < long_tail < 1:
-            fault(f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 and 1.")
+            fault(
+                f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
+                "and 1."
+            )
         at_least(0, "data.dispatch", steps_ahead=steps_ahead)
-        self.long_tail, self.steps_ahead = long_tail, steps_ahead
+        self.long_tail = long_tail
+        self.steps_ahead = steps_ahead
         self._deferred = PriorityQueue()
         self._recent = deque[float](maxlen=RECENT)
         self._ranked: list[float] = []  # the same, sorted
@@ -70,7 +77,8 @@ class TailBatching(LeastTokens):
         )
 
     def _is_long(self, tokens: float) -> bool:
-        """Returns whether fewer than `long_tail` of the recent requests, this one included, are as long."""
+        """Returns whether fewer than `long_tail` of the recent requests, this one included, are as
+        long."""
         if len(self._recent) == RECENT:
             del self._ranked[bisect_left(self._ranked, self._recent[0])]
         self._recent.append(tokens)

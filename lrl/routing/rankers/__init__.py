@@ -1,4 +1,5 @@
-"""Rankers: which prompts will have long responses, from the prompt alone. YAML names a ranker by its `class_path`.
+"""Rankers: which prompts will have long responses, from the prompt alone. YAML names a ranker by
+its `class_path`.
 
 Hides features, models and processes; the length predictor only sees numbers.
 """

@@ -1,6 +1,7 @@
 """Base class of the rankers, which learn a number for each answered prompt and guess it for others.
 
-The number is the length of a prompt's responses relative to all responses of that time, in log tokens. It only ranks.
+The number is the length of a prompt's responses relative to all responses of that time, in log
+tokens. It only ranks.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +12,8 @@ from lrl.types import Prompt
 
 
 class Ranker(ABC):
-    """Guesses a number for a prompt. `guess` never waits for `learn`, which another thread may call meanwhile."""
+    """Guesses a number for a prompt. `guess` never waits for `learn`, which another thread may call
+    meanwhile."""
 
     @abstractmethod
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:

@@ -15,7 +15,12 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import mse_loss
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BatchEncoding,
+    PreTrainedModel,
+)
 
 from lrl.system.parent_death import die_with
 
@@ -45,22 +50,30 @@ class Recipe:
 class FineTuned:
     """Fine-tuned model that learns the numbers of texts and guesses the numbers of others.
 
-    Weights, gradients and moments are float32 (`BYTES_A_PARAMETER`); on CUDA it computes in bfloat16.
+    Weights, gradients and moments are float32 (`BYTES_A_PARAMETER`); on CUDA it computes in
+    bfloat16.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._device = torch.device(recipe.device)
-        self._tokenizer = AutoTokenizer.from_pretrained(recipe.model, padding_side="right", truncation_side="left")
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            recipe.model, padding_side="right", truncation_side="left"
+        )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._network = open_with_scalar_head(recipe.model, self._tokenizer.pad_token_id).to(self._device)
-        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=recipe.lr, weight_decay=0.0)
+        self._network = open_with_scalar_head(recipe.model, self._tokenizer.pad_token_id).to(
+            self._device
+        )
+        self._optimizer = torch.optim.AdamW(
+            self._network.parameters(), lr=recipe.lr, weight_decay=0.0
+        )
         self._older = deque[Row](maxlen=recipe.fitted_prompts)
         self._draw = random.Random(0)
 
     def learn(self, rows: Sequence[Row]) -> None:
-        """Trains on `rows`, and in each pass on as many older rows, so that the model does not forget them."""
+        """Trains on `rows`, and in each pass on as many older rows, so that the model does not
+        forget them."""
         self._network.train()
         for _ in range(self._recipe.passes):
             older = self._draw.sample(self._older, min(len(rows), len(self._older)))
@@ -76,7 +89,9 @@ class FineTuned:
         found: dict[int, float] = {}
         for start in range(0, len(texts), BATCH):
             places = by_length[start : start + BATCH]
-            found |= zip(places, self._numbers([texts[place] for place in places]).tolist(), strict=True)
+            found |= zip(
+                places, self._numbers([texts[place] for place in places]).tolist(), strict=True
+            )
         return [found[place] for place in range(len(texts))]
 
     def _shuffled(self, rows: list[Row]) -> Iterator[list[Row]]:
@@ -106,16 +121,27 @@ def open_with_scalar_head(model: str, pad_token_id: int) -> PreTrainedModel:
         RuntimeError: Other weights than the head's would be random, too.
     """
     network, report = AutoModelForSequenceClassification.from_pretrained(
-        model, num_labels=1, pad_token_id=pad_token_id, dtype=torch.float32, output_loading_info=True
+        model,
+        num_labels=1,
+        pad_token_id=pad_token_id,
+        dtype=torch.float32,
+        output_loading_info=True,
     )
-    head = [name for name, _ in network.named_parameters() if not name.startswith(network.base_model_prefix + ".")]
+    head = [
+        name
+        for name, _ in network.named_parameters()
+        if not name.startswith(network.base_model_prefix + ".")
+    ]
     if new := sorted(set(report["missing_keys"]) - set(head)):
-        raise RuntimeError(f"{model} lacks {len(new)} weights, the first {new[0]}: they would be random")
+        raise RuntimeError(
+            f"{model} lacks {len(new)} weights, the first {new[0]}: they would be random"
+        )
     return network
 
 
 fine_tuned = cache(FineTuned)
-"""Returns the model of this process. The first job opens it, so an error of the model is that job's error."""
+"""Returns the model of this process. The first job opens it, so an error of the model is that job's
+error."""
 
 
 def begin(owner: int, on_cpu: bool) -> None:

@@ -1,9 +1,10 @@
-"""StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their responses (2504.15930,
-section 5), in a process beside the trainer.
+"""StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their
+responses (2504.15930, section 5), in a process beside the trainer.
 
-No call waits for the model. It learns in the background, and it guesses prompts before they start. The n-grams
-(`NgramRanker`) guess the prompts that it has not guessed yet, and all prompts if its process is lost. Both guesses are
-weighed by their past errors (`Ensemble`), so a model that has learnt nothing yet does no harm.
+No call waits for the model. It learns in the background, and it guesses prompts before they start.
+The n-grams (`NgramRanker`) guess the prompts that it has not guessed yet, and all prompts if its
+process is lost. Both guesses are weighed by their past errors (`Ensemble`), so a model that has
+learnt nothing yet does no harm.
 """
 
 import logging
@@ -45,7 +46,9 @@ class Ensemble:
     """Weighted sum of two guesses; the second one may be missing."""
 
     def __init__(self) -> None:
-        self._judged = deque[tuple[float, float, float]](maxlen=MAX_GUESSES)  # both guesses and the true number
+        self._judged = deque[tuple[float, float, float]](
+            maxlen=MAX_GUESSES
+        )  # both guesses and the true number
         self._weights: NDArray[np.float64] | None = None  # of both guesses, and a constant
 
     def __call__(self, first: float, second: float | None) -> float:
@@ -54,14 +57,18 @@ class Ensemble:
         return first if second is None or weights is None else float(weights @ (first, second, 1.0))
 
     def judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
-        """Fits the weights by least squares to the newest triples of both guesses and the true number."""
+        """Fits the weights by least squares to the newest triples of both guesses and the true
+        number."""
         self._judged.extend(judged)
         if len(self._judged) >= MIN_GUESSES:
             *guesses, found = np.array(self._judged).T
-            self._weights = np.linalg.lstsq(np.stack([*guesses, np.ones(len(found))], axis=1), found)[0]
+            self._weights = np.linalg.lstsq(
+                np.stack([*guesses, np.ones(len(found))], axis=1), found
+            )[0]
 
     def correlations(self) -> tuple[float, float] | None:
-        """Returns Pearson's correlation of each guess with the true numbers; None while there are no weights."""
+        """Returns Pearson's correlation of each guess with the true numbers; None while there are
+        no weights."""
         if self._weights is None:
             return None
         first, second, found = np.array(self._judged).T
@@ -87,25 +94,32 @@ class LanguageModelRanker(Ranker):
 
     Args:
         model: Hub name or folder of a causal language model; it need not be of the policy's family.
-        device: Its device: `cuda:0`, `cpu`, ...; null takes the first CUDA device, else the CPU. It needs 16 bytes a
-            parameter there, and activations for 16 prompts of at most 512 tokens.
+        device: Its device: `cuda:0`, `cpu`, ...; null takes the first CUDA device, else the CPU. It
+            needs 16 bytes a parameter there, and activations for 16 prompts of at most 512 tokens.
         lr: Learning rate of AdamW, constant.
         passes: Passes over the prompts of a step, each with as many older prompts.
-        fitted_prompts: The newest prompts, from which the older ones are drawn. A resumed run begins with the original
-            model and trains it on these again.
+        fitted_prompts: The newest prompts, from which the older ones are drawn. A resumed run
+            begins with the original model and trains it on these again.
 
     Raises:
         ValueError: A setting is outside its range.
     """
 
     def __init__(
-        self, model: str, device: str | None = None, lr: float = 2e-5, passes: int = 2, fitted_prompts: int = 2048
+        self,
+        model: str,
+        device: str | None = None,
+        lr: float = 2e-5,
+        passes: int = 2,
+        fitted_prompts: int = 2048,
     ) -> None:
         above(0, "data.length_predictor.ranker", lr=lr)
         at_least(1, "data.length_predictor.ranker", passes=passes, fitted_prompts=fitted_prompts)
         self.model = model
         self.device = find_device(device)
-        self._recipe = Recipe(model, str(self.device), lr, passes, fitted_prompts)
+        self._recipe = Recipe(
+            model, str(self.device), lr=lr, passes=passes, fitted_prompts=fitted_prompts
+        )
         self._ngrams = NgramRanker(fitted_prompts)
         self._ensemble = Ensemble()
         self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
@@ -117,14 +131,21 @@ class LanguageModelRanker(Ranker):
         self._guessing: Future[list[float]] | None = None
 
     def guess(self, prompt: Prompt) -> float:
-        """Returns the weighted sum of both guesses; the guess of the n-grams if there is no other."""
+        """Returns the weighted sum of both guesses; the guess of the n-grams if there is no
+        other."""
         return self._ensemble(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
-        """Judges both guesses by `numbers` and trains both models; the language model as soon as it is free."""
+        """Judges both guesses by `numbers` and trains both models; the language model as soon as it
+        is free."""
         found = list(zip(prompts, numbers, strict=True))
-        both = [(self._ngrams.guess(prompt), self._guesses.get(prompt.id), number) for prompt, number in found]
-        self._ensemble.judge([(first, second, number) for first, second, number in both if second is not None])
+        both = [
+            (self._ngrams.guess(prompt), self._guesses.get(prompt.id), number)
+            for prompt, number in found
+        ]
+        self._ensemble.judge(
+            [(first, second, number) for first, second, number in both if second is not None]
+        )
         self._ngrams.learn(prompts, numbers)
         self._add([(prompt.text, number) for prompt, number in found])
 
@@ -156,7 +177,8 @@ class LanguageModelRanker(Ranker):
             return self._pool.schedule(job, (self._recipe, given), timeout=JOB_S)
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
-        """Keeps the guesses of a job; runs on pebble's thread. `_is_free` reports the job's error later."""
+        """Keeps the guesses of a job; runs on pebble's thread. `_is_free` reports the job's error
+        later."""
         if not guessing.cancelled() and guessing.exception() is None:
             self._guesses |= zip(ids, guessing.result(), strict=True)
             while len(self._guesses) > LOOKED_AHEAD:
@@ -168,24 +190,33 @@ class LanguageModelRanker(Ranker):
             return job is None
         if (error := job.exception()) is not None:
             log.warning(
-                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed from n-grams "
-                "alone until this run ends; a resumed one begins with it again.",
+                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are "
+                "guessed from n-grams alone until this run ends; a resumed one begins with it "
+                "again.",
                 *(self.model, type(error).__name__, error),
             )
             self.close()
         return error is None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the correlation of both guesses with the true numbers, over the last prompts with both."""
+        """Returns the correlation of both guesses with the true numbers, over the last prompts with
+        both."""
         if (found := self._ensemble.correlations()) is None:
             return {}
-        return {"length_predictor/ngrams_correlation": found[0], "length_predictor/model_correlation": found[1]}
+        return {
+            "length_predictor/ngrams_correlation": found[0],
+            "length_predictor/model_correlation": found[1],
+        }
 
     def start(self) -> None:
         """Starts the process, which opens the model while the generators start."""
         on_cpu = self.device.type == "cpu"
-        context = multiprocessing.get_context("spawn")  # as for reward workers: a fork would inherit open pipes
-        self._pool = ProcessPool(1, initializer=finetuning.begin, initargs=(os.getpid(), on_cpu), context=context)
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # as for reward workers: a fork would inherit open pipes
+        self._pool = ProcessPool(
+            1, initializer=finetuning.begin, initargs=(os.getpid(), on_cpu), context=context
+        )
         self.look_ahead([])
         self._to_learn.clear()
         self._to_learn.extend(self._learnt)  # a new process has the original model
@@ -206,12 +237,15 @@ class LanguageModelRanker(Ranker):
         Raises:
             TimeoutError: The jobs take longer than `timeout_s`.
         """
-        jobs: list[Future[Any]] = [job for job in (self._learning, self._guessing) if job is not None]
+        jobs: list[Future[Any]] = [
+            job for job in (self._learning, self._guessing) if job is not None
+        ]
         if futures.wait(jobs, timeout_s).not_done:
             raise TimeoutError(f"The process with {self.model} was not done in {timeout_s:g} s.")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the learnt texts with their numbers, and the judged guesses; no weights of the model."""
+        """Returns the learnt texts with their numbers, and the judged guesses; no weights of the
+        model."""
         texts, numbers = zip(*self._learnt, strict=True) if self._learnt else ((), ())
         return {
             "ngrams": self._ngrams.state_dict(),
@@ -222,7 +256,8 @@ class LanguageModelRanker(Ranker):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Trains the original model on the texts of the state; how well another model has guessed is not restored."""
+        """Trains the original model on the texts of the state; how well another model has guessed
+        is not restored."""
         self._ngrams.load_state_dict(state["ngrams"])
         if state.get("model") == self.model:
             self._ensemble.load_state_dict(state["judged"])
@@ -244,13 +279,13 @@ def find_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         fault(
-            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must be like cuda:0 or "
-            "cpu."
+            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must "
+            "be like cuda:0 or cpu."
         )
         return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         fault(
-            f"data.length_predictor.ranker.device is {name!r}, and this machine has {torch.cuda.device_count()} CUDA "
-            "devices: name one of them, or cpu."
+            f"data.length_predictor.ranker.device is {name!r}, and this machine has "
+            f"{torch.cuda.device_count()} CUDA devices: name one of them, or cpu."
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device

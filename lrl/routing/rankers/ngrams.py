@@ -1,7 +1,8 @@
 """Ridge regression on hashed n-grams of the prompt's tokens.
 
-It costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest prompts. Of the models tried
-on GSM8K it also ranked best; stochastic gradient descent, fed once with each step, came out behind the bare length.
+It costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest prompts. Of the
+models tried on GSM8K it also ranked best; stochastic gradient descent, fed once with each step,
+came out behind the bare length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ BUCKETS = 2**13
 """Buckets of the n-gram hash; the last one is the prompt's length."""
 LENGTH = BUCKETS - 1
 NEWEST = 512
-"""Tokens at a prompt's end whose n-grams count; the tokens before them are mostly the same in all prompts."""
+"""Tokens at a prompt's end whose n-grams count; the tokens before them are mostly the same in all
+prompts."""
 USUAL_LENGTH = np.log(64.0)
 
 
@@ -53,7 +55,10 @@ class NgramRanker(Ranker):
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Fits the newest prompts anew, these among them."""
-        rows = [(features(prompt.token_ids), number) for prompt, number in zip(prompts, numbers, strict=True)]
+        rows = [
+            (features(prompt.token_ids), number)
+            for prompt, number in zip(prompts, numbers, strict=True)
+        ]
         self._rows = (self._rows + rows)[-self.fitted_prompts :]
         self._refit()
 
@@ -64,7 +69,8 @@ class NgramRanker(Ranker):
             self._weights = weights.numpy(), intercept
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the fitted rows: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6 bytes a feature."""
+        """Returns the fitted rows: int16 and float32 [sum of F], int64 [rows] and float32 [rows]; 6
+        bytes a feature."""
         rows = [row for row, _ in self._rows]
         empty: SparseRow = np.empty(0, np.int16), np.empty(0, np.float32)
         return {
@@ -77,13 +83,19 @@ class NgramRanker(Ranker):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the fitted rows and fits them."""
         sizes = state["sizes"].tolist()
-        rows = zip(state["places"].split(sizes), state["values"].split(sizes), state["numbers"].tolist(), strict=True)
+        rows = zip(
+            state["places"].split(sizes),
+            state["values"].split(sizes),
+            state["numbers"].tolist(),
+            strict=True,
+        )
         self._rows = [((places.numpy(), values.numpy()), number) for places, values, number in rows]
         self._refit()
 
 
 def features(token_ids: list[int]) -> SparseRow:
-    """Returns a prompt's hashed tokens and pairs of neighbours as a vector of norm 1, and its length."""
+    """Returns a prompt's hashed tokens and pairs of neighbours as a vector of norm 1, and its
+    length."""
     ids = np.asarray(token_ids[-NEWEST:], dtype=np.int64)
     ngrams = np.concatenate([ids * 2654435761, ids[:-1] * 40503 + ids[1:] * 2246822519 + 1])
     places, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH, return_counts=True)

@@ -1,7 +1,8 @@
 """Ridge regression on sparse rows, in some twenty lines.
 
-scikit-learn has it too, and scipy the matrices. Where they are installed, torchmetrics and transformers import both in
-each process that imports Lightning or vLLM: they took a fifth to a quarter of those seconds.
+scikit-learn has it too, and scipy the matrices. Where they are installed, torchmetrics and
+transformers import both in each process that imports Lightning or vLLM: they took a fifth to a
+quarter of those seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 SMALLEST_RESIDUAL = 1e-2
-"""Share of the first residual at which the fit ends; the ranks of the guesses do not change behind it."""
+"""Share of the first residual at which the fit ends; the ranks of the guesses do not change behind
+it."""
 
 SparseRow = tuple[NDArray[np.int16], NDArray[np.float32]]
 """Columns, int16 [F], and their values, float32 [F]."""
@@ -22,7 +24,8 @@ SparseRow = tuple[NDArray[np.int16], NDArray[np.float32]]
 def fit(
     rows: Sequence[SparseRow], numbers: Sequence[float], columns: int, penalty: float
 ) -> tuple[torch.Tensor, float]:
-    """Returns weights w, float64 [columns], and intercept b of least sum((rows w + b - numbers)^2) + penalty * |w|^2.
+    """Returns weights w, float64 [columns], and intercept b of least sum((rows w + b - numbers)^2)
+    + penalty * |w|^2.
 
     It solves the normal equations by conjugate gradients. The penalty makes them positive definite.
     """
@@ -33,7 +36,9 @@ def fit(
     wanted = torch.tensor(numbers, dtype=torch.float64)
 
     def times(weights: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(rows), dtype=torch.float64).index_add_(0, row, value * weights[column])
+        return torch.zeros(len(rows), dtype=torch.float64).index_add_(
+            0, row, value * weights[column]
+        )
 
     def transposed_times(residuals: torch.Tensor) -> torch.Tensor:
         centred = residuals - residuals.mean()  # the intercept takes the mean, and is not penalised

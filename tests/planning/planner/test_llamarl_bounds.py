@@ -13,8 +13,11 @@ INSTANCES = 10_000
 SIZES = (1, 2)
 
 
-def side(fixed: float, per_sample: float, floor: float, slope: float, saturated: float = inf) -> Side:
-    """tau = (floor + slope / min(b, saturated)) / m^0.9: falls strictly in b up to `saturated`, then not at all."""
+def side(
+    fixed: float, per_sample: float, floor: float, slope: float, saturated: float = inf
+) -> Side:
+    """tau = (floor + slope / min(b, saturated)) / m^0.9: falls strictly in b up to `saturated`,
+    then not at all."""
     speed = {m: m**0.9 for m in SIZES}
     return Side(
         fixed=lambda m: fixed,
@@ -23,13 +26,23 @@ def side(fixed: float, per_sample: float, floor: float, slope: float, saturated:
     )
 
 
-def instance(draw: random.Random, sizes: tuple[int, ...] = SIZES, saturated: float = inf) -> Problem:
+def instance(
+    draw: random.Random, sizes: tuple[int, ...] = SIZES, saturated: float = inf
+) -> Problem:
     """Weights of 1 to 60 % of the memory of one or two devices, samples of 0.1 to 5 % of it."""
     sides = [
-        side(draw.uniform(0.01, 0.6), draw.uniform(0.001, 0.05), draw.uniform(0.1, 2), draw.uniform(0.1, 9), saturated)
+        side(
+            draw.uniform(0.01, 0.6),
+            draw.uniform(0.001, 0.05),
+            draw.uniform(0.1, 2),
+            draw.uniform(0.1, 9),
+            saturated,
+        )
         for _ in range(2)
     ]
-    return Problem(devices=8, samples=64, memory=1.0, sizes=sizes, trainer=sides[0], generator=sides[1])
+    return Problem(
+        devices=8, samples=64, memory=1.0, sizes=sizes, trainer=sides[0], generator=sides[1]
+    )
 
 
 def test_asynchronous_is_never_slower_and_strictly_faster_if_memory_binds() -> None:
@@ -40,7 +53,9 @@ def test_asynchronous_is_never_slower_and_strictly_faster_if_memory_binds() -> N
         assert apart <= together
         if together < inf:
             feasible += 1
-            assert apart < together * (1 - 1e-6)  # tau falls strictly everywhere, so the constraint binds
+            assert apart < together * (
+                1 - 1e-6
+            )  # tau falls strictly everywhere, so the constraint binds
     assert feasible > INSTANCES * 0.5
 
 
@@ -60,7 +75,9 @@ def test_if_the_sides_fit_only_apart_only_asynchronous_is_feasible() -> None:
 
 def test_shared_memory_is_divided_at_the_stationary_point() -> None:
     trainer, generator = side(0.1, 0.01, 1, 4), side(0.2, 0.01, 1, 1)
-    problem = Problem(devices=1, samples=1, memory=1.0, sizes=(1,), trainer=trainer, generator=generator)
+    problem = Problem(
+        devices=1, samples=1, memory=1.0, sizes=(1,), trainer=trainer, generator=generator
+    )
     # 70 samples fit together; 4 / b_t + 1 / b_g is least at b_t : b_g = 2 : 1
     assert problem.synchronous_s() == pytest.approx(2 + 4 / (70 * 2 / 3) + 1 / (70 / 3), rel=1e-7)
     assert problem.asynchronous_s() == pytest.approx((1 + 4 / 90) + (1 + 1 / 80))

@@ -27,7 +27,9 @@ def test_asynchronous_is_faster_in_every_row_and_workload() -> None:
             found = records.find(RESULTS, {"model": row.model, "workload": table.CHOSEN | change})
             assert found is not None
             assert (
-                found["step_s"]["apart"] < found["step_s"]["in turn"] <= found["step_s"]["one layout, in turn"] * 1.01
+                found["step_s"]["apart"]
+                < found["step_s"]["in turn"]
+                <= found["step_s"]["one layout, in turn"] * 1.01
             )
 
 

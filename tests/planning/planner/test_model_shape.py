@@ -39,7 +39,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", SIZES | {"tie_word_embeddings": True}),
     ("qwen3", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
     ("mixtral", SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    ("qwen3_moe", SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}),
+    (
+        "qwen3_moe",
+        SIZES
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16},
+    ),
 ]
 
 
@@ -47,7 +51,9 @@ def config_of(kind: str, sizes: dict[str, Any]) -> PretrainedConfig:
     return CONFIG_MAPPING[kind](**sizes)
 
 
-@pytest.mark.parametrize(("kind", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("kind", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_parameters_equal_the_models_own(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(kind, sizes)
     config.save_pretrained(tmp_path)
@@ -60,7 +66,11 @@ def test_kv_bytes_equal_the_projections_outputs(tmp_path: Path) -> None:
     config = config_of("qwen3", SIZES | {"head_dim": 32})
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    made = [t.shape[0] for name, t in model.named_parameters() if name.endswith(("k_proj.weight", "v_proj.weight"))]
+    made = [
+        t.shape[0]
+        for name, t in model.named_parameters()
+        if name.endswith(("k_proj.weight", "v_proj.weight"))
+    ]
     assert read_shape(config.to_dict()).kv_bytes == 2 * sum(made)
 
 
@@ -72,10 +82,14 @@ def test_a_folder_its_config_and_its_dict_have_the_same_shape(tmp_path: Path) ->
 
 
 def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
-    shape = read_shape({"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2})
+    shape = read_shape(
+        {"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}
+    )
     one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
     layer = shape.attention_parameters + shape.router_parameters
-    assert one == pytest.approx(shape.layers * (layer + 2 * shape.expert_parameters) + shape.embedding_parameters)
+    assert one == pytest.approx(
+        shape.layers * (layer + 2 * shape.expert_parameters) + shape.embedding_parameters
+    )
     assert one < many < all_of_them
     assert all_of_them == pytest.approx(
         shape.layers * (layer + 8 * shape.expert_parameters) + shape.embedding_parameters
@@ -86,7 +100,9 @@ def test_a_dense_model_reads_all_but_embedding_norms_and_biases() -> None:
     shape: ModelShape = read_shape({"model_type": "llama", **SIZES})
     small = shape.layers * shape.small_per_layer + shape.hidden
     assert (
-        shape.read_parameters(1) == shape.read_parameters(999) == shape.parameters - shape.embedding_parameters - small
+        shape.read_parameters(1)
+        == shape.read_parameters(999)
+        == shape.parameters - shape.embedding_parameters - small
     )
 
 

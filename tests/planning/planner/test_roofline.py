@@ -17,7 +17,9 @@ POWERS = st.integers(0, 3).map(lambda power: 2**power)
 
 
 def generator(tp: int = 1, **changes: object) -> GeneratorCosts:
-    return RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=tp, **changes)  # type: ignore[arg-type]
+    return RooflineGenerator(
+        shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=tp, **changes
+    )  # type: ignore[arg-type]
 
 
 def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
@@ -39,7 +41,9 @@ def test_many_responses_take_their_flops() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 2000), st.integers(0, 10**6), POWERS)
-def test_decoding_grows_with_responses_and_context_and_batching_gains(n: int, context: int, tp: int) -> None:
+def test_decoding_grows_with_responses_and_context_and_batching_gains(
+    n: int, context: int, tp: int
+) -> None:
     costs = generator(tp)
     assert costs.decode_s(n + 1, context) >= costs.decode_s(n, context)
     assert costs.decode_s(n, context + 1000) > costs.decode_s(n, context)
@@ -49,15 +53,21 @@ def test_decoding_grows_with_responses_and_context_and_batching_gains(n: int, co
 def test_fp8_halves_the_weights_and_not_the_kv_cache() -> None:
     half, whole = generator(precision="fp8"), generator()
     weights = 2 * shape(LLAMA_8B).parameters
-    assert half.kv_tokens - whole.kv_tokens == pytest.approx(weights / 2 / shape(LLAMA_8B).kv_bytes, abs=1)
+    assert half.kv_tokens - whole.kv_tokens == pytest.approx(
+        weights / 2 / shape(LLAMA_8B).kv_bytes, abs=1
+    )
     assert half.sync_pause_s() == pytest.approx(whole.sync_pause_s() / 2)
 
 
 def test_a_generator_across_nodes_pays_for_the_network() -> None:
     within = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100"), tp=16)
-    one_node = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100", devices_per_node=16), tp=16)
+    one_node = RooflineGenerator(
+        shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100", devices_per_node=16), tp=16
+    )
     more = within.decode_s(1, 0) - one_node.decode_s(1, 0)
-    assert more > 2 * 32 * within.constants.network_latency_s  # two all-reduces in each of 32 layers
+    assert (
+        more > 2 * 32 * within.constants.network_latency_s
+    )  # two all-reduces in each of 32 layers
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
@@ -74,24 +84,32 @@ def test_weights_that_do_not_fit_leave_no_kv_cache() -> None:
 
 
 def test_training_computes_four_forward_passes() -> None:
-    costs: TrainerCosts = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), devices=1)
+    costs: TrainerCosts = RooflineTrainer(
+        shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"), devices=1
+    )
     flops = 4 * 1000 * 2 * shape(LLAMA_8B).read_parameters(1)
     assert costs.micro_batch_s(1000, 0) == pytest.approx(flops / (0.55 * 989.4e12))
     attended = 4 * shape(LLAMA_8B).attention_flops * 1000**2 / 2
-    assert costs.micro_batch_s(1000, 1000**2) == pytest.approx((flops + attended) / (0.55 * 989.4e12))
+    assert costs.micro_batch_s(1000, 1000**2) == pytest.approx(
+        (flops + attended) / (0.55 * 989.4e12)
+    )
 
 
 @settings(deadline=None)
 @given(POWERS, st.integers(1, 6), st.integers(100, 10**6))
 def test_a_larger_micro_batch_costs_no_more_per_token(tp: int, power: int, tokens: int) -> None:
-    costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("512xH100"), devices=tp * 2**power, tp=tp)
+    costs = RooflineTrainer(
+        shape=shape(LLAMA_8B), cluster=parse_cluster("512xH100"), devices=tp * 2**power, tp=tp
+    )
     assert costs.micro_batch_s(2 * tokens, 0) <= 2 * costs.micro_batch_s(tokens, 0) * (1 + 1e-9)
 
 
 def test_small_micro_batches_are_bound_by_the_network_and_large_ones_by_compute() -> None:
     costs = RooflineTrainer(shape=shape(LLAMA_8B), cluster=parse_cluster("64xH100"), devices=64)
     assert costs.micro_batch_s(64, 0) == costs.micro_batch_s(128, 0)
-    assert costs.micro_batch_s(64 * 2**18, 0) == pytest.approx(2 * costs.micro_batch_s(64 * 2**17, 0))
+    assert costs.micro_batch_s(64 * 2**18, 0) == pytest.approx(
+        2 * costs.micro_batch_s(64 * 2**17, 0)
+    )
 
 
 def test_training_holds_sixteen_bytes_a_parameter_over_all_its_shards() -> None:

@@ -17,7 +17,12 @@ from lrl.planning.planner.workload import Workload, parse_lengths
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
-WORK = Workload(prompts=64, responses=8, prompt_tokens=512, lengths=parse_lengths("lognormal:mean=1000,max=4000"))
+WORK = Workload(
+    prompts=64,
+    responses=8,
+    prompt_tokens=512,
+    lengths=parse_lengths("lognormal:mean=1000,max=4000"),
+)
 QWEN = Layouts(shape(QWEN_1_5B), WORK)
 LLAMA = Layouts(shape(LLAMA_8B), WORK)
 
@@ -69,13 +74,18 @@ def test_the_step_is_the_largest_of_its_bounds() -> None:
 
 def test_taking_turns_adds_up_time_and_memory_of_both_sides() -> None:
     for plan in synchronous(QWEN, EIGHT):
-        assert plan.step_s == pytest.approx(plan.generation.writing.span_s + plan.training.seconds + plan.sync_s)
+        assert plan.step_s == pytest.approx(
+            plan.generation.writing.span_s + plan.training.seconds + plan.sync_s
+        )
         assert plan.memory == plan.training.memory + plan.generation.memory
 
 
 def test_one_layout_for_both_sides_is_never_faster_than_the_best_of_two() -> None:
     free = min(plan.step_s for plan in synchronous(LLAMA, EIGHT))
-    bound = [min((p.step_s for p in synchronous(LLAMA, EIGHT, m)), default=float("inf")) for m in (1, 2, 4, 8)]
+    bound = [
+        min((p.step_s for p in synchronous(LLAMA, EIGHT, m)), default=float("inf"))
+        for m in (1, 2, 4, 8)
+    ]
     assert bound[0] == float("inf")  # training and generation of 8B do not fit one device
     assert free <= min(bound) * 1.01  # the sync between layouts
 
@@ -87,15 +97,27 @@ def test_of_two_clusters_the_slower_side_uses_all_devices_and_the_other_fewer() 
     turned = across(QWEN, parse_cluster("64xH800"), parse_cluster("8xH20"), lag=1, link=10e9)
     assert turned is not None and turned.generation.devices == 8 and turned.training.devices < 64
     slow_link = across(QWEN, few, many, lag=1, link=1e9)
-    assert slow_link is not None and slow_link.sync_s == pytest.approx(2 * QWEN.shape.parameters / 1e9)
+    assert slow_link is not None and slow_link.sync_s == pytest.approx(
+        2 * QWEN.shape.parameters / 1e9
+    )
 
 
 def test_plans_of_today_have_whole_nodes_on_each_side_or_the_same_division_on_all_nodes() -> None:
     two_nodes = parse_cluster("16xH100")
-    plans = list(plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2))
+    plans = list(
+        plans_today(Layouts(shape(QWEN_1_5B), WORK, ("bf16", "fp8")), two_nodes, max_lag=2)
+    )
     assert {plan.devices for plan in plans} == {8, 16}
     assert {plan.training.devices for plan in plans if plan.devices == 8} == set(range(1, 8))
-    assert {plan.training.devices for plan in plans if plan.devices == 16} == {2, 4, 6, 8, 10, 12, 14}
+    assert {plan.training.devices for plan in plans if plan.devices == 16} == {
+        2,
+        4,
+        6,
+        8,
+        10,
+        12,
+        14,
+    }
     for plan in plans:
         both = plan.training.devices % 2 == plan.generation.generators % 2 == 0
         assert plan.devices == 8 or plan.training.devices == 8 or both
@@ -103,7 +125,10 @@ def test_plans_of_today_have_whole_nodes_on_each_side_or_the_same_division_on_al
     for plan in plans:
         assert runs_today(plan, two_nodes)
         assert plan.training.costs.shards in (1, plan.training.devices)
-        assert plan.training.memory > state / plan.training.costs.shards and plan.generation.costs.precision == "bf16"
+        assert (
+            plan.training.memory > state / plan.training.costs.shards
+            and plan.generation.costs.precision == "bf16"
+        )
     sharded = [plan for plan in plans if plan.training.costs.shards > 1]
     assert {plan.training.devices for plan in sharded} == {*range(2, 9), 10, 12, 14}
 
@@ -117,15 +142,23 @@ def test_of_tensor_parallelism_lrl_runs_two_groups_or_more(tp: int, runs: bool) 
 
 def test_without_a_plan_of_today_the_nearest_cluster_is_named() -> None:
     two = parse_cluster("2xH100")
-    assert not list(plans_today(LLAMA, two, max_lag=1)) and list(plans_today(LLAMA, parse_cluster("2xH200"), 1))
+    assert not list(plans_today(LLAMA, two, max_lag=1)) and list(
+        plans_today(LLAMA, parse_cluster("2xH200"), 1)
+    )
     assert {plan.training.costs.shards > 1 for plan in plans_today(LLAMA, EIGHT, 1)} == {True}
     said = why_none(LLAMA, two, max_lag=1)
-    assert re.search("takes 13[0-9] GB of each device that trains, .* and 76 of a device of 2xH100 are free", said)
-    assert "The nearest cluster that can is 2xH200" in said and "at most about 4.5 billion parameters" in said
-    alone = parse_cluster("1xH200")
-    assert "no device left for generators" in why_none(LLAMA, alone, max_lag=1) and "1xB200" in why_none(
-        LLAMA, alone, 1
+    assert re.search(
+        "takes 13[0-9] GB of each device that trains, .* and 76 of a device of 2xH100 are free",
+        said,
     )
+    assert (
+        "The nearest cluster that can is 2xH200" in said
+        and "at most about 4.5 billion parameters" in said
+    )
+    alone = parse_cluster("1xH200")
+    assert "no device left for generators" in why_none(
+        LLAMA, alone, max_lag=1
+    ) and "1xB200" in why_none(LLAMA, alone, 1)
 
 
 def test_the_best_plans_prefer_less_lag_and_include_the_other_placement() -> None:
@@ -140,4 +173,6 @@ def test_the_best_plans_prefer_less_lag_and_include_the_other_placement() -> Non
 def test_llamarls_asynchronous_optimum_bounds_every_plan() -> None:
     problem = llamarl_problem(QWEN, EIGHT)
     assert problem.asynchronous_s() <= problem.synchronous_s()
-    assert problem.asynchronous_s() <= min(plan.step_s for plan in asynchronous(QWEN, EIGHT, max_lag=8))
+    assert problem.asynchronous_s() <= min(
+        plan.step_s for plan in asynchronous(QWEN, EIGHT, max_lag=8)
+    )

@@ -55,9 +55,13 @@ class Held(Flat):
         return float(context_tokens)
 
 
-def workload(lengths: str | Quantiles, prompts: int = 8, responses: int = 4, prompt_tokens: int = 100) -> Workload:
+def workload(
+    lengths: str | Quantiles, prompts: int = 8, responses: int = 4, prompt_tokens: int = 100
+) -> Workload:
     found = parse_lengths(lengths) if isinstance(lengths, str) else lengths
-    return Workload(prompts=prompts, responses=responses, prompt_tokens=prompt_tokens, lengths=found)
+    return Workload(
+        prompts=prompts, responses=responses, prompt_tokens=prompt_tokens, lengths=found
+    )
 
 
 @settings(deadline=None)
@@ -68,7 +72,9 @@ def test_a_lognormal_has_its_mean_after_the_cut(mean: float, times: float, sigma
     assert lengths.longest <= mean * times and min(lengths.values) >= 1
 
 
-def test_a_steps_lengths_have_the_distributions_mean_and_the_longest_grows_with_their_number() -> None:
+def test_a_steps_lengths_have_the_distributions_mean_and_the_longest_grows_with_their_number() -> (
+    None
+):
     lengths = parse_lengths(LOGNORMAL)
     assert np.mean(lengths.of(2048)) == pytest.approx(lengths.mean, rel=0.01)
     assert lengths.of(4)[-1] < lengths.of(64)[-1] <= lengths.of(4096)[-1] == 8000
@@ -82,7 +88,11 @@ def test_an_unfinished_response_is_half_written_and_long_ones_count_more() -> No
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])
 def test_measured_lengths_are_read_from_a_file(ending: str, tmp_path: Path) -> None:
     rows = [7, 3, 5]
-    text = "\n".join(json.dumps({"length": n}) for n in rows) if ending == "jsonl" else "id,length\n0,7\n1,3\n2,5\n"
+    text = (
+        "\n".join(json.dumps({"length": n}) for n in rows)
+        if ending == "jsonl"
+        else "id,length\n0,7\n1,3\n2,5\n"
+    )
     file = tmp_path / f"lengths.{ending}"
     file.write_text(text)
     assert parse_lengths(str(file)).values == (3, 5, 7)
@@ -108,7 +118,9 @@ def test_a_wrong_distribution_is_an_error_with_the_setting(text: str) -> None:
         parse_lengths(text)
 
 
-@pytest.mark.parametrize("text", ["", '{"words": 3}', '{"length": 0}', '{"length": 3}\n{"words": 3}', "[3]", "{"])
+@pytest.mark.parametrize(
+    "text", ["", '{"words": 3}', '{"length": 0}', '{"length": 3}\n{"words": 3}', "[3]", "{"]
+)
 def test_a_file_without_lengths_is_an_error_with_its_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "lengths.jsonl"
     file.write_text(text)
@@ -127,7 +139,9 @@ def test_with_room_for_all_a_drain_ends_with_the_longest_response() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 400), st.integers(1, 8))
-def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(prompts: int, generators: int) -> None:
+def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(
+    prompts: int, generators: int
+) -> None:
     work = workload("fixed:50", prompts=prompts)
     share = -(-work.samples // generators)
     assert drained(Linear(), work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
@@ -165,7 +179,9 @@ def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
     longest = parse_lengths(LOGNORMAL).of(work.samples)[-1]
     alone, crowded = 8e-3 * longest, (8e-3 + 1e-3 * 1.5 * work.samples / 2) * longest
     assert alone < spans[0] < spans[1] < spans[2]  # more lag, larger batches
-    assert spans[0] < crowded / 2  # with every response that pacing admits, the longest would end too late
+    assert (
+        spans[0] < crowded / 2
+    )  # with every response that pacing admits, the longest would end too late
 
 
 def test_training_ends_after_its_work_and_after_its_last_group() -> None:
@@ -176,7 +192,9 @@ def test_training_ends_after_its_work_and_after_its_last_group() -> None:
     assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
     assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
     of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, responses=1), 2)
-    assert writing.group_ends_s[16] > of_one.group_ends_s[16]  # a group waits for the longest of its four
+    assert (
+        writing.group_ends_s[16] > of_one.group_ends_s[16]
+    )  # a group waits for the longest of its four
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses", "prompt_tokens"])

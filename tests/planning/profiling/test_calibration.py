@@ -11,14 +11,29 @@ from hypothesis import strategies as st
 
 from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
-from lrl.planning.profiling.timeline import KINDS, GeneratorRecord, Record, StepRecord, read, truncate, write
+from lrl.planning.profiling.timeline import (
+    KINDS,
+    GeneratorRecord,
+    Record,
+    StepRecord,
+    read,
+    truncate,
+    write,
+)
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulate import Simulation
 
 GENERATOR = LinearGenerator(
-    kv_tokens=50_000, step_s=0.01, response_s=0.0005, context_token_s=2e-7, prefill_token_s=3e-5, pause_s=0.25
+    kv_tokens=50_000,
+    step_s=0.01,
+    response_s=0.0005,
+    context_token_s=2e-7,
+    prefill_token_s=3e-5,
+    pause_s=0.25,
 )
-TRAINER = LinearTrainer(micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5)
+TRAINER = LinearTrainer(
+    micro_batch_fixed_s=0.05, token_s=1e-4, token_squared_s=4e-8, optimizer_s=0.7, weights_s=1.5
+)
 OVERLAPS = replace(TRAINER, weights_s=0.1, pause_overlaps=True)
 
 
@@ -42,13 +57,17 @@ def timeline(trainer: LinearTrainer = TRAINER, max_lag: int = 0) -> list[Record]
 
 
 @pytest.mark.parametrize(("simulated", "max_lag"), [(TRAINER, 0), (OVERLAPS, 1)])
-def test_a_fit_to_a_simulated_run_returns_its_costs(tmp_path: Path, simulated: LinearTrainer, max_lag: int) -> None:
+def test_a_fit_to_a_simulated_run_returns_its_costs(
+    tmp_path: Path, simulated: LinearTrainer, max_lag: int
+) -> None:
     write(tmp_path / "timeline.jsonl", timeline(simulated, max_lag))
     records = read(tmp_path / "timeline.jsonl")
     generator, trainer = fit_generator(records, kv_tokens=50_000), fit_trainer(records)
     for found, known in ((generator, GENERATOR), (trainer, simulated)):
         for name in known.__slots__:
-            rel = 0.05 if name == "pause_s" else 1e-4  # two busy generators do not pause at the same moment
+            rel = (
+                0.05 if name == "pause_s" else 1e-4
+            )  # two busy generators do not pause at the same moment
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 
@@ -56,7 +75,9 @@ def test_a_timeline_survives_writing_and_reading(tmp_path: Path) -> None:
     records = timeline()
     write(tmp_path / "timeline.jsonl", records)
     assert read(tmp_path / "timeline.jsonl") == records
-    assert {type(record).__name__ for record in records} == {kind.__name__ for kind in KINDS.values()}
+    assert {type(record).__name__ for record in records} == {
+        kind.__name__ for kind in KINDS.values()
+    }
 
 
 @pytest.mark.parametrize("cut_short", ["", '{"kind": "micro_ba'])
@@ -79,7 +100,9 @@ def test_truncating_a_missing_timeline_does_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999), st.floats(0.0, 0.6))
-def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(seed: int, scatter: float) -> None:
+def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(
+    seed: int, scatter: float
+) -> None:
     rng = random.Random(seed)
     work, steps = [], [record for record in timeline() if isinstance(record, StepRecord)]
     for _ in range(60):
@@ -87,31 +110,53 @@ def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(seed: int, sca
         seconds = GENERATOR.decode_s(responses, context) * 50  # type: ignore[arg-type]
         seconds *= rng.uniform(1 - scatter, 1 + scatter)
         work.append(
-            GeneratorRecord(seconds=seconds, tokens=round(50 * responses), responses=responses, context_tokens=context)
+            GeneratorRecord(
+                seconds=seconds,
+                tokens=round(50 * responses),
+                responses=responses,
+                context_tokens=context,
+            )
         )
     found = fit_generator([*work, *steps], kv_tokens=1)
     fitted = [
-        record.tokens / record.responses * found.decode_s(record.responses, record.context_tokens) for record in work
+        record.tokens / record.responses * found.decode_s(record.responses, record.context_tokens)
+        for record in work
     ]  # type: ignore[arg-type]
     assert sum(fitted) == pytest.approx(sum(record.seconds for record in work), rel=1e-3)
 
 
 def test_fitted_costs_are_not_negative() -> None:
-    work = [GeneratorRecord(seconds=9.0 - n, tokens=n, responses=n, context_tokens=n * n) for n in range(1, 9)]
+    work = [
+        GeneratorRecord(seconds=9.0 - n, tokens=n, responses=n, context_tokens=n * n)
+        for n in range(1, 9)
+    ]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
-    assert min(found.step_s, found.response_s, found.context_token_s, found.prefill_token_s) == 0 < found.step_s
+    assert (
+        min(found.step_s, found.response_s, found.context_token_s, found.prefill_token_s)
+        == 0
+        < found.step_s
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["no JSON", "[]", '{"kind": "epoch"}', '{"kind": "micro_batch", "seconds": 1.0}', '{"seconds": 1.0}']
+    "text",
+    [
+        "no JSON",
+        "[]",
+        '{"kind": "epoch"}',
+        '{"kind": "micro_batch", "seconds": 1.0}',
+        '{"seconds": 1.0}',
+    ],
 )
 def test_an_invalid_line_is_an_error_with_its_number(tmp_path: Path, text: str) -> None:
     path = tmp_path / "timeline.jsonl"
     write(path, timeline()[:2])
     with path.open("a") as file:
         file.write(text + "\n")
-    with pytest.raises(ValueError, match=r"timeline.jsonl, line 3: not a record.*micro_batch: seconds, tokens"):
+    with pytest.raises(
+        ValueError, match=r"timeline.jsonl, line 3: not a record.*micro_batch: seconds, tokens"
+    ):
         read(path)
 
 

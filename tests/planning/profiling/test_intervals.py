@@ -1,4 +1,5 @@
-"""Intervals of a generator's work. A model client on a virtual clock writes one token of a response a second."""
+"""Intervals of a generator's work. A model client on a virtual clock writes one token of a response
+a second."""
 
 import asyncio
 import itertools
@@ -46,10 +47,17 @@ def test_an_interval_has_its_tokens_responses_and_context() -> None:
     steady = [record for record, end in zip(records, ends, strict=True) if 2 < end < 19]
     assert all(record.responses == pytest.approx(5) for record in steady)
     assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
-    late = [(record, end) for record, end in zip(records, ends, strict=True) if end - record.seconds > 21]
+    late = [
+        (record, end)
+        for record, end in zip(records, ends, strict=True)
+        if end - record.seconds > 21
+    ]
     assert all(record.responses == pytest.approx(3) for record, _ in late)
     # Prompts have one token; after t seconds a response has t.
-    assert all(one.context_tokens == pytest.approx(3 * (end - one.seconds / 2), rel=0.1) for one, end in late)
+    assert all(
+        one.context_tokens == pytest.approx(3 * (end - one.seconds / 2), rel=0.1)
+        for one, end in late
+    )
 
 
 def test_prompts_and_migrated_responses_are_prefilled_once() -> None:
@@ -70,7 +78,8 @@ def test_prompts_and_migrated_responses_are_prefilled_once() -> None:
 
 def test_the_first_interval_includes_the_first_prefill() -> None:
     records = looked_at(lambda pool: ask(pool, 3, 40))
-    # The model client's first token comes after a second; its interval includes the prompt of one token.
+    # The model client's first token comes after a second; its interval includes the prompt of one
+    # token.
     assert [record.prefill_tokens for record in records[:3]].count(1) == 1
     assert sum(record.prefill_tokens for record in records) == 1
 
@@ -87,8 +96,13 @@ def test_intervals_exclude_pauses_and_idle_time() -> None:
         await ask(pool, 2, 3)
 
     records = looked_at(work)
-    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a token's second.
-    assert 5.5 + 4.3 + 3 - 3 * (1 + SAMPLE_S) < sum(record.seconds for record in records) < 5.5 + 4.3 + 3
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a
+    # token's second.
+    assert (
+        5.5 + 4.3 + 3 - 3 * (1 + SAMPLE_S)
+        < sum(record.seconds for record in records)
+        < 5.5 + 4.3 + 3
+    )
     assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
 
 
@@ -98,7 +112,9 @@ def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
 
     def look(now: float, since: float) -> None:
         tokens = round(10 * now)
-        intervals.add(now, StatsSnapshot(since, tokens, True, read=0, responses=1, context_tokens=9))
+        intervals.add(
+            now, StatsSnapshot(since, tokens, True, read=0, responses=1, context_tokens=9)
+        )
 
     for now in (0.0, 0.1, 0.2, 0.3):
         look(now, since=0.0)
@@ -119,7 +135,9 @@ def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> N
     def look(seconds: Iterable[float], since: float | None, tokens: int) -> None:
         nonlocal before
         for now in seconds:
-            seen = StatsSnapshot(since, tokens, tokens > before, read=0, responses=1, context_tokens=9)
+            seen = StatsSnapshot(
+                since, tokens, tokens > before, read=0, responses=1, context_tokens=9
+            )
             before = tokens
             intervals.add(now, seen)
 
@@ -131,9 +149,14 @@ def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> N
 
 
 def test_an_interval_has_the_tokens_of_its_time_though_those_of_a_second_come_together() -> None:
-    """16 responses of 40 tokens a second; the first token of each comes at once, and every 0.4 s another one begins."""
+    """16 responses of 40 tokens a second; the first token of each comes at once, and every 0.4 s
+    another one begins."""
     records: list[GeneratorRecord] = []
-    intervals, stats, begun = WorkIntervals(records.append), GeneratorStats(), list[tuple[int, Rollout]]()
+    intervals, stats, begun = (
+        WorkIntervals(records.append),
+        GeneratorStats(),
+        list[tuple[int, Rollout]](),
+    )
     stats.set_active(True, 0.0)
     for look in range(200):
         if look % 4 == 0:

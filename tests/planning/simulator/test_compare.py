@@ -16,7 +16,13 @@ from lrl.planning.simulator.length_sampling import Lognormal, ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 from tests.planning.profiling.test_calibration import GENERATOR, TRAINER
 
-DATA = {"groups_per_step": 6, "rollouts_per_group": 4, "max_lag": 1, "stragglers": "wait", "micro_batch_tokens": 2000}
+DATA = {
+    "groups_per_step": 6,
+    "rollouts_per_group": 4,
+    "max_lag": 1,
+    "stragglers": "wait",
+    "micro_batch_tokens": 2000,
+}
 
 
 def simulated(generators: int, slots: int, **data: Any) -> list[Record]:
@@ -37,7 +43,10 @@ def simulated(generators: int, slots: int, **data: Any) -> list[Record]:
 def config(**strategy: Any) -> dict[str, Any]:
     callbacks = with_timeline([{"class_path": "lrl.callbacks.WeightSync"}], 12.34567)
     return {
-        "data": {"class_path": "lrl.RolloutDataModule", "init_args": {**DATA, "dispatch": None, "replay": None}},
+        "data": {
+            "class_path": "lrl.RolloutDataModule",
+            "init_args": {**DATA, "dispatch": None, "replay": None},
+        },
         "trainer": {"callbacks": callbacks, "strategy": {"init_args": strategy}},
     }
 
@@ -56,7 +65,9 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
     assert [step.step for step in found.steps] == list(range(2, 10))
     for fact, forecast in zip(found.steps, found.forecast, strict=True):
         for part in PARTS.values():
-            assert getattr(forecast, part) == pytest.approx(getattr(fact, part), rel=0.02, abs=0.01), part
+            assert getattr(forecast, part) == pytest.approx(
+                getattr(fact, part), rel=0.02, abs=0.01
+            ), part
         assert forecast.tokens == fact.tokens
 
 
@@ -66,7 +77,9 @@ def test_a_forecast_has_the_runs_ranks(run: Path, strategy: str) -> None:
     asked = config(generator_devices=2, server={"max_num_seqs": 16})
     asked["trainer"]["strategy"]["class_path"] = strategy
     for devices in (5, "auto"):
-        (run / "config.yaml").write_text(yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}}))
+        (run / "config.yaml").write_text(
+            yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}})
+        )
         if devices == "auto":
             with pytest.raises(ValueError, match="trainer.devices is auto"):
                 read_run(run)
@@ -75,10 +88,14 @@ def test_a_forecast_has_the_runs_ranks(run: Path, strategy: str) -> None:
                 assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
 
 
-def test_a_run_slower_than_its_forecast_shows_in_the_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_slower_than_its_forecast_shows_in_the_table(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out
-    asked = config(generator_devices=1, server={"max_num_seqs": 16})  # as if one of the two had been lost
+    asked = config(
+        generator_devices=1, server={"max_num_seqs": 16}
+    )  # as if one of the two had been lost
     (run / "config.yaml").write_text(yaml.safe_dump(asked))
     assert main(["plan", f"--compare={run}"]) == 0
     slow = capsys.readouterr().out
@@ -89,7 +106,9 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(run: Path, capsys: py
 
 
 def off_by(printed: str, row: str) -> float:
-    line = next(line for line in printed.splitlines() if line.strip("│ ").split("│")[0].strip() == row)
+    line = next(
+        line for line in printed.splitlines() if line.strip("│ ").split("│")[0].strip() == row
+    )
     return float(line.rstrip("│ ").split("│")[-1].strip(" %"))
 
 
@@ -99,7 +118,9 @@ def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
     assert set(lengths.of(prompt=5, index=2, responses=99)) == {3, 7, 9}
 
 
-def test_settings_outside_the_simulator_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_outside_the_simulator_are_named(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = yaml.safe_load((run / "config.yaml").read_text())
     asked["data"]["init_args"]["replay"] = {"class_path": "lrl.Replay"}
     (run / "config.yaml").write_text(yaml.safe_dump(asked))
@@ -108,7 +129,12 @@ def test_settings_outside_the_simulator_are_named(run: Path, capsys: pytest.Capt
 
 
 def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
-    others = [{"class_path": "a"}, {"class_path": THROUGHPUT}, {"class_path": TIMELINE}, {"class_path": "b"}]
+    others = [
+        {"class_path": "a"},
+        {"class_path": THROUGHPUT},
+        {"class_path": TIMELINE},
+        {"class_path": "b"},
+    ]
     found = with_timeline(others, 3.14159)
     assert [one["class_path"] for one in found] == ["a", THROUGHPUT, TIMELINE, "b"]
     assert found[2]["init_args"] == {"planned_step_s": 3.142}
@@ -116,7 +142,10 @@ def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
 
 
 def only_steps(run: Path) -> None:
-    write(run / "timeline.jsonl", [record for record in simulated(2, 16, **DATA) if isinstance(record, StepRecord)])
+    write(
+        run / "timeline.jsonl",
+        [record for record in simulated(2, 16, **DATA) if isinstance(record, StepRecord)],
+    )
 
 
 def no_config(run: Path) -> None:

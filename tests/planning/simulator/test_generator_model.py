@@ -13,7 +13,9 @@ from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.generator_model import ModelGenerator, SimulatedResponse
 
-COSTS = LinearGenerator(kv_tokens=10_000, step_s=1.0, response_s=0.1, context_token_s=0.01, prefill_token_s=0.001)
+COSTS = LinearGenerator(
+    kv_tokens=10_000, step_s=1.0, response_s=0.1, context_token_s=0.01, prefill_token_s=0.001
+)
 
 
 @dataclass
@@ -31,7 +33,8 @@ asked = st.builds(Asked, st.floats(0, 40), st.integers(1, 9), st.integers(1, 30)
 def write(
     costs: LinearGenerator, work: list[Asked], syncs: Sequence[float] = ()
 ) -> tuple[ModelGenerator, list[tuple[float, SimulatedResponse]], list[GeneratorRecord]]:
-    """Runs `work` on a generator with syncs at these times; returns it, ends with responses, and records."""
+    """Runs `work` on a generator with syncs at these times; returns it, ends with responses, and
+    records."""
     ended: list[tuple[float, SimulatedResponse]] = []
     records: list[GeneratorRecord] = []
 
@@ -42,7 +45,9 @@ def write(
         async def ask(one: Asked, number: int) -> None:
             await asyncio.sleep(one.at)
             done = loop.create_future()
-            generator.write([SimulatedResponse(one.prompt, one.length, (number, number), done.set_result)])
+            generator.write(
+                [SimulatedResponse(one.prompt, one.length, (number, number), done.set_result)]
+            )
             response = await done
             ended.append((loop.time(), response))
 
@@ -55,7 +60,9 @@ def write(
 
         await asyncio.gather(sync(), *(ask(one, number) for number, one in enumerate(work)))
         generator.end()
-        assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(loop.time())
+        assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(
+            loop.time()
+        )
         return generator
 
     return run(scene()), ended, records
@@ -63,7 +70,11 @@ def write(
 
 def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
     """Returns the end of each response, if nothing stops the generator and all fit."""
-    now, batch, ends = 0.0, list[list[int]](), [0.0] * len(work)  # batch: [place in work, tokens so far]
+    now, batch, ends = (
+        0.0,
+        list[list[int]](),
+        [0.0] * len(work),
+    )  # batch: [place in work, tokens so far]
     coming = sorted(range(len(work)), key=lambda place: work[place].at)
     while coming or batch:
         joining = [place for place in coming if work[place].at <= now]
@@ -72,7 +83,9 @@ def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
             batch += [[place, 0] for place in joining]
             coming = [place for place in coming if place not in joining]
         elif batch:
-            now += costs.decode_s(len(batch), sum(work[place].prompt + tokens for place, tokens in batch))
+            now += costs.decode_s(
+                len(batch), sum(work[place].prompt + tokens for place, tokens in batch)
+            )
             batch = [[place, tokens + 1] for place, tokens in batch]
             for place, tokens in batch:
                 if tokens == work[place].length:
@@ -88,11 +101,17 @@ def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
 def test_event_driven_and_token_by_token_models_agree(work: list[Asked]) -> None:
     _, ended, _ = write(COSTS, work)
     ends = {response.order[0]: at for at, response in ended}
-    assert [ends[number] for number in range(len(work))] == pytest.approx(token_by_token(COSTS, work))
+    assert [ends[number] for number in range(len(work))] == pytest.approx(
+        token_by_token(COSTS, work)
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(asked, min_size=1, max_size=12), st.lists(st.floats(0, 60), max_size=4), st.integers(40, 90))
+@given(
+    st.lists(asked, min_size=1, max_size=12),
+    st.lists(st.floats(0, 60), max_size=4),
+    st.integers(40, 90),
+)
 def test_every_response_gets_all_its_tokens_once_and_the_kv_cache_never_overflows(
     work: list[Asked], syncs: list[float], kv_tokens: int
 ) -> None:
@@ -103,10 +122,16 @@ def test_every_response_gets_all_its_tokens_once_and_the_kv_cache_never_overflow
         assert sum(tokens for _, tokens in response.versions) == response.length
         versions = [version for version, tokens in response.versions if tokens]
         assert versions == sorted(versions)
-    assert sum(record.tokens for record in records) == generator.tokens == sum(one.length for one in work)
+    assert (
+        sum(record.tokens for record in records)
+        == generator.tokens
+        == sum(one.length for one in work)
+    )
     for record in records:
         growth = (
-            record.tokens - record.responses * (record.tokens / record.responses - 1) / 2 if record.responses else 0
+            record.tokens - record.responses * (record.tokens / record.responses - 1) / 2
+            if record.responses
+            else 0
         )
         assert record.context_tokens + growth <= kv_tokens
 
@@ -120,14 +145,17 @@ def test_records_cover_all_work_at_the_models_costs(work: list[Asked], syncs: li
     for record in records:
         steps = record.tokens / record.responses if record.responses else 0
         assert record.seconds == pytest.approx(
-            steps * (1.0 + 0.1 * record.responses + 0.01 * record.context_tokens) + 0.001 * record.prefill_tokens
+            steps * (1.0 + 0.1 * record.responses + 0.01 * record.context_tokens)
+            + 0.001 * record.prefill_tokens
         )
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 500), st.integers(1, 100))
 def test_equal_responses_take_the_closed_form(responses: int, length: int, prompt: int) -> None:
-    costs = LinearGenerator(kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0)
+    costs = LinearGenerator(
+        kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0
+    )
     _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * responses)
     contexts = responses * (prompt * length + length * (length - 1) / 2)
     seconds = length * (0.5 + 0.25 * responses) + 0.125 * contexts + 2.0 * responses * prompt
@@ -137,7 +165,8 @@ def test_equal_responses_take_the_closed_form(responses: int, length: int, promp
 def test_a_later_response_joins_after_the_decode_step_and_its_prefill_stops_the_others() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
     _, ended, records = write(costs, [Asked(0.0, 2, 10), Asked(3.25, 4, 3)])
-    # Prefill 1 s; decode from 1.0; at 4.0 the current step ends; prefill of 4 tokens; both decode from 6.0.
+    # Prefill 1 s; decode from 1.0; at 4.0 the current step ends; prefill of 4 tokens; both decode
+    # from 6.0.
     assert [(at, response.length) for at, response in ended] == [(9.0, 3), (13.0, 10)]
     assert [(record.responses, record.tokens, record.prefill_tokens) for record in records] == [
         (0, 0, 2),
@@ -151,13 +180,16 @@ def test_a_later_response_joins_after_the_decode_step_and_its_prefill_stops_the_
 def test_the_last_response_is_preempted_first_and_prefilled_again() -> None:
     costs = LinearGenerator(kv_tokens=20, step_s=1.0, prefill_token_s=0.5)
     generator, ended, _ = write(costs, [Asked(0.0, 1, 15), Asked(0.0, 1, 15)])
-    # Both have 10 tokens of context at 10.0; the second is preempted; at 16.0 its 10 tokens are prefilled in 5.0 s.
+    # Both have 10 tokens of context at 10.0; the second is preempted; at 16.0 its 10 tokens are
+    # prefilled in 5.0 s.
     assert generator.preemptions == 1
     assert [at for at, _ in ended] == [16.0, 16.0 + 5.0 + 6.0]
 
 
 def test_a_response_that_never_fits_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"30 tokens .* prompt of 5 .* 20 tokens .* more devices, or shorten"):
+    with pytest.raises(
+        ValueError, match=r"30 tokens .* prompt of 5 .* 20 tokens .* more devices, or shorten"
+    ):
         write(LinearGenerator(kv_tokens=20, step_s=1.0), [Asked(0.0, 5, 30)])
 
 
@@ -165,9 +197,16 @@ def test_responses_to_one_prompt_that_join_together_share_its_prefill() -> None:
     async def scene() -> float:
         loop = asyncio.get_running_loop()
         ended = [loop.create_future() for _ in range(3)]
-        generator = ModelGenerator(LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5), 9)
+        generator = ModelGenerator(
+            LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5), 9
+        )
         places = enumerate(zip(ended, (0, 0, 1), strict=True))
-        generator.write([SimulatedResponse(10, 4, (group, place), one.set_result) for place, (one, group) in places])
+        generator.write(
+            [
+                SimulatedResponse(10, 4, (group, place), one.set_result)
+                for place, (one, group) in places
+            ]
+        )
         await asyncio.gather(*ended)
         return loop.time()
 

@@ -17,7 +17,9 @@ def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
         Lognormal(100, 1.0, 10_000, seed=3).of(n, n, 4) for n in (5, 2, 5)
     ]
     assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
-    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)  # another epoch's responses to the same prompt
+    assert lengths.of(5, 5, 4) != lengths.of(
+        5, 6, 4
+    )  # another epoch's responses to the same prompt
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
@@ -32,25 +34,36 @@ def test_the_variance_between_prompts_has_its_share(share: float) -> None:
 def test_lengths_follow_their_distribution() -> None:
     drawn = [length for n in range(2000) for length in Lognormal(100, 1.0, 800).of(n, n, 4)]
     assert median(drawn) == pytest.approx(100, rel=0.05) and max(drawn) == 800 and min(drawn) >= 1
-    seen = [length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)]
-    assert set(seen) == {1, 7, 50} and sum(length == 7 for length in seen) / 8000 == pytest.approx(0.5, abs=0.05)
+    seen = [
+        length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)
+    ]
+    assert set(seen) == {1, 7, 50} and sum(length == 7 for length in seen) / 8000 == pytest.approx(
+        0.5, abs=0.05
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5))))
 def test_run_lengths_read_like_the_decoded_list(runs: list[tuple[int, int]]) -> None:
     whole, short = [value for value, count in runs for _ in range(count)], RunLengths(runs)
     assert list(short) == whole and len(short) == len(whole) and bool(short) == bool(whole)
-    assert short[1:] == whole[1:] and all(short[place] == value for place, value in enumerate(whole))
+    assert short[1:] == whole[1:] and all(
+        short[place] == value for place, value in enumerate(whole)
+    )
 
 
 def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
     rollout = Rollout()
     fill(rollout, [(3, 4), (4, 20_000)])
-    assert rollout.finished and len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions) == 20_004
+    assert (
+        rollout.finished
+        and len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions) == 20_004
+    )
     assert min(rollout.versions) == 3 and rollout.versions[4] == 4
 
 
-@pytest.mark.parametrize("wrong", [{"median": 0}, {"median": 900}, {"sigma": -1.0}, {"prompt_share": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"median": 0}, {"median": 900}, {"sigma": -1.0}, {"prompt_share": 1.5}]
+)
 def test_an_impossible_distribution_is_an_error(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Lognormal(**{"median": 100, "sigma": 1.0, "longest": 800} | wrong)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Simulated plans agree with the search if one side's work binds, and dispatch policies are compared."""
+"""Simulated plans agree with the search if one side's work binds, and dispatch policies are
+compared."""
 
 from __future__ import annotations
 
@@ -18,13 +19,19 @@ from lrl.types import Prompt
 from tests.planning.shapes import QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")
-WORK = Workload(prompts=32, responses=8, prompt_tokens=256, lengths=parse_lengths("lognormal:mean=500,max=4000"))
+WORK = Workload(
+    prompts=32, responses=8, prompt_tokens=256, lengths=parse_lengths("lognormal:mean=500,max=4000")
+)
 LAYOUTS = Layouts(shape(QWEN_1_5B), WORK)
 
 
 def planned(bound: str, lag: int) -> Plan:
     """Returns the slowest plan with this bound, which binds it clearly."""
-    plans = [plan for plan in asynchronous(LAYOUTS, EIGHT, max_lag=lag) if (plan.bound, plan.lag) == (bound, lag)]
+    plans = [
+        plan
+        for plan in asynchronous(LAYOUTS, EIGHT, max_lag=lag)
+        if (plan.bound, plan.lag) == (bound, lag)
+    ]
     return max(plans, key=lambda plan: plan.step_s)
 
 
@@ -40,7 +47,9 @@ def test_if_training_binds_the_simulator_agrees_and_the_trainer_never_waits() ->
 
 
 @pytest.mark.parametrize("lag", [0, 1, 3])
-def test_if_the_longest_response_binds_the_simulator_agrees_and_the_trainer_waits_for_it(lag: int) -> None:
+def test_if_the_longest_response_binds_the_simulator_agrees_and_the_trainer_waits_for_it(
+    lag: int,
+) -> None:
     plan = planned("longest response", lag)
     found = by_policy(plan)[DEFAULT]
     assert found.step_s == pytest.approx(plan.step_s, rel=0.1)
@@ -66,9 +75,13 @@ def test_every_dispatch_policy_is_simulated_that_differs() -> None:
 def test_dispatch_learns_the_prompts_share_of_the_length() -> None:
     lengths = Lognormal(median=100, sigma=1.0, longest=10_000)
     many = lengths.of(7, 7, 4001)
-    assert lengths.expected(Prompt(id=7, token_ids=[1], text="")) == pytest.approx(sorted(many)[2000], rel=0.1)
+    assert lengths.expected(Prompt(id=7, token_ids=[1], text="")) == pytest.approx(
+        sorted(many)[2000], rel=0.1
+    )
     assert lengths.expected(Prompt(id=7, token_ids=[1], text=""), written=9999.0) == 10_000.0
-    assert lengths.quantile(0.5) == pytest.approx(100, abs=1) and lengths.quantile(0.9) == pytest.approx(360, rel=0.02)
+    assert lengths.quantile(0.5) == pytest.approx(100, abs=1) and lengths.quantile(
+        0.9
+    ) == pytest.approx(360, rel=0.02)
 
 
 def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:
@@ -81,5 +94,8 @@ def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:
         "class_path": "lrl.routing.dispatch.LeastTokens"
     }
     chosen = best_dispatch([usual, took("SkewnessAware", SkewnessAware, 8.0)])
-    assert chosen is not None and chosen["init_args"]["decode_latency"] == {"step_ms": 8.4, "response_ms": 0.056}
+    assert chosen is not None and chosen["init_args"]["decode_latency"] == {
+        "step_ms": 8.4,
+        "response_ms": 0.056,
+    }
     assert chosen["init_args"].keys() <= inspect.signature(SkewnessAware).parameters.keys()

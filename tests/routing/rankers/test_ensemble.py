@@ -38,7 +38,9 @@ def test_the_first_guess_counts_alone_if_the_second_is_missing_or_has_few_judgem
 
 def test_a_second_guess_without_information_does_no_harm() -> None:
     blend = judged(FOUND, np.zeros(300))
-    assert blend(1.5, 0.0) == pytest.approx(1.5) and blend.correlations() == pytest.approx((1.0, 0.0))
+    assert blend(1.5, 0.0) == pytest.approx(1.5) and blend.correlations() == pytest.approx(
+        (1.0, 0.0)
+    )
 
 
 def test_judgements_come_back_from_a_checkpoint() -> None:

@@ -1,6 +1,8 @@
-"""The language model ranker: what it learns beside the trainer, and what happens without its process.
+"""The language model ranker: what it learns beside the trainer, and what happens without its
+process.
 
-The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The model reads text.
+The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
+model reads text.
 """
 
 from __future__ import annotations
@@ -63,9 +65,12 @@ def step(start: int, count: int = 40) -> tuple[list[Prompt], list[float]]:
 
 
 def processes_of(owner: int) -> set[int]:
-    """Returns its living child processes, without Python's tracker of shared memory, which serves all of them."""
+    """Returns its living child processes, without Python's tracker of shared memory, which serves
+    all of them."""
     found = psutil.Process(owner).children(recursive=True)
-    return {one.pid for one in found if lives(one) and "resource_tracker" not in " ".join(words(one))}
+    return {
+        one.pid for one in found if lives(one) and "resource_tracker" not in " ".join(words(one))
+    }
 
 
 def live(ranker: LanguageModelRanker, first: int, steps: int) -> None:
@@ -145,7 +150,9 @@ def test_without_its_process_the_n_grams_continue_and_one_warning_is_logged(
             ranker.look_ahead(step(start + 40)[0])
     assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
     fresh = told(500)[0]
-    assert ranker.guess(fresh) == ranker._ngrams.guess(fresh) and processes_of(os.getpid()) <= before
+    assert (
+        ranker.guess(fresh) == ranker._ngrams.guess(fresh) and processes_of(os.getpid()) <= before
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
@@ -184,7 +191,9 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])
-def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(make: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
     tuned = FineTuned(Recipe(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100))
     texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
     tuned.learn([(text, float(len(text) > 40)) for text in texts])

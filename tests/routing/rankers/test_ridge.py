@@ -9,7 +9,10 @@ from lrl.routing.rankers.ridge import SMALLEST_RESIDUAL, fit
 def test_the_fit_solves_the_normal_equations_and_does_not_penalise_the_intercept() -> None:
     columns, penalty, offset = 40, 0.5, 100.0
     random = np.random.default_rng(0)
-    places = [random.choice(columns, size, replace=False).astype(np.int16) for size in random.integers(1, 8, 300)]
+    places = [
+        random.choice(columns, size, replace=False).astype(np.int16)
+        for size in random.integers(1, 8, 300)
+    ]
     rows = [(place, random.standard_normal(len(place)).astype(np.float32)) for place in places]
     whole = torch.zeros(len(rows), columns, dtype=torch.float64)
     for number, (place, values) in enumerate(rows):

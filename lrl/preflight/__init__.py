@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from lrl.checkpoints.run_folder import run_folder
 from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint_path
 from lrl.preflight.datasets import check_datasets
+from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
 from lrl.preflight.policy import check_policy, check_ranker
 from lrl.preflight.resources import check_resources
-from lrl.preflight.run_folder import check_folders
 from lrl.preflight.settings import check_evaluations, check_settings
 from lrl.preflight.trainer import (
     check_data,

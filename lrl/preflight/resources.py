@@ -19,8 +19,8 @@ import torch
 
 from lrl.errors import ConfigError
 from lrl.generators import cpu_backend
+from lrl.preflight.folders import check_disk
 from lrl.preflight.model_folder import Shape
-from lrl.preflight.run_folder import check_disk
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.system.byte_counts import GIB, in_gib

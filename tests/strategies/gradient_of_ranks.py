@@ -54,4 +54,6 @@ def main(model: str, folder: Path) -> None:
 def stream(ranks: Ranks) -> StepStream:
     arriving = (group for group in GROUPS if not time.sleep(float(os.environ.get("SLOW", 0))))
     run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=ranks)
-    return StepStream(0, len(GROUPS), Packer(BUDGET, GroupMean(), 1.0, ranks=ranks.size), run)
+    return StepStream(
+        0, len(GROUPS), Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=ranks.size), run
+    )

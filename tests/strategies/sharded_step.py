@@ -144,5 +144,5 @@ def stream(policy: Sharded, groups: list[Group]) -> StepStream:
         tensor_parallel_size=together,
     )
     return StepStream(
-        0, len(groups), Packer(BUDGET, GroupMean(), 1.0, ranks=size, blanks=True), run
+        0, len(groups), Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=size, blanks=True), run
     )

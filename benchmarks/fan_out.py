@@ -79,9 +79,8 @@ class Link:
 
     def _end_of_one(self) -> None:
         self._advance()
-        for done in [
-            done for done, left in self._left.items() if left <= 1.0
-        ]:  # one byte: the rounding of times
+        # One byte: the rounding of times.
+        for done in [done for done, left in self._left.items() if left <= 1.0]:
             del self._left[done]
             done.set()
         self._set_timer()
@@ -112,16 +111,16 @@ async def tree(count: int, size: float, rate: float, rebuild_s: float) -> tuple[
 def simulate(count: int, gigabytes: float, gbit: float) -> dict[str, Any]:
     """Returns the seconds of each way, and the copies that rank 0 sends in a tree."""
     size, rate = gigabytes * GB, gbit * GB / 8
-    work_s = (
-        DELTA_S_PER_GB * gigabytes / 2
-    )  # half of it to make the difference, half to rebuild the file
+    # Half of it to make the difference, half to rebuild the file.
+    work_s = DELTA_S_PER_GB * gigabytes / 2
     whole_s, sent = clock.run(tree(count, size, rate, rebuild_s=0.0))
     delta_s, _ = clock.run(tree(count, DELTA_SHARE * size, rate, rebuild_s=work_s))
+    # One after another takes as long as all at once.
     seconds = (
         count * size / rate,
         whole_s,
         work_s + delta_s,
-    )  # one after another takes as long as all at once
+    )
     found = {way: records.rounded(value) for way, value in zip(WAYS, seconds, strict=True)}
     return found | {"copies": records.rounded(sent / size)}
 

@@ -56,9 +56,8 @@ class Borrowing(lrl.AsyncSingleDevice):
             generator_devices=devices, weight_transfer=server.backend, server=settings, **how
         )
         self.lent = [server, *others]
-        self.run_id = (
-            server.run_id
-        )  # the server's supervisor removes the weights' file if this process is killed
+        # The server's supervisor removes the weights' file if this process is killed.
+        self.run_id = server.run_id
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

@@ -54,9 +54,8 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     if find(trainer, FollowRankZero) is None:  # otherwise an earlier fit has done this
         if isinstance(trainer.strategy, GeneratorDevices) and find(trainer, WeightSync) is None:
-            callbacks.insert(
-                0, WeightSync()
-            )  # without it the generators would keep the first weights for ever
+            # Without it the generators would keep the first weights for ever.
+            callbacks.insert(0, WeightSync())
         put_in_order(callbacks)
         if (bar := find(trainer, RichProgressBar)) is not None and trainer.max_epochs == -1:
             # Lightning's usual bar: it would show "Epoch 0/-2", as it subtracts 1 from a number
@@ -70,9 +69,8 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
         find(trainer, LoggersMayFail) or LoggersMayFail(),
         find(trainer, LastCheckpoint) or LastCheckpoint(),
     ]
-    together = (
-        [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []
-    )  # behind the user's
+    # Behind the user's.
+    together = [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []
     return [one for one in (*needed, monitors, *together) if one not in callbacks]
 
 

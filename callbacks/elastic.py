@@ -85,9 +85,8 @@ class Elastic(OnRankZero):
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
         run = run_folder(trainer)
         if self._more == self.steps:
-            self._more = (
-                0 if self.command else self._more
-            )  # without a command the advice comes once
+            # Without a command the advice comes once.
+            self._more = 0 if self.command else self._more
             self._ask(fleet, run, generators, times)
         if self._fewer == self.steps:
             advice = (
@@ -107,11 +106,12 @@ class Elastic(OnRankZero):
         run itself."""
         running = [process for process in self._started if process.poll() is None]
         self._started.clear()
+        # Leave the run; end now; kill.
         for signum in (
             signal.SIGTERM,
             signal.SIGTERM,
             signal.SIGKILL,
-        ):  # leave the run; end now; kill
+        ):
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signum)

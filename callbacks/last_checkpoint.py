@@ -68,11 +68,11 @@ class LastCheckpoint(L.Callback):
         except (
             RankLostError,
             NotListeningError,
-        ) as error:  # a part of a sharded policy is lost, or out of reach
+        ) as error:
+            # A part of a sharded policy is lost, or out of reach.
             log.error("The last checkpoint could not be made. %s", error)
-        except (
-            Exception
-        ):  # e.g. a lost device; the run must still be torn down and `exception` be shown
+        except Exception:
+            # e.g. a lost device; the run must still be torn down and `exception` be shown.
             log.exception("The last checkpoint could not be made.")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -183,15 +183,15 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
     progress = fit_loop["epoch_loop.batch_progress"]
     if progress["total"]["processed"] != progress["total"]["completed"]:
         return  # at the end of a step the counts are right
+    # A resume would leave out an untrained batch in some only.
     for counts in (
         progress["total"],
         progress["current"],
-    ):  # a resume would leave out an untrained batch in some only
+    ):
         counts["ready"] = counts["started"] = counts["processed"]
     epochs = fit_loop["epoch_progress"]["current"]
-    if (
-        epochs["ready"] == epochs["completed"] and progress["is_last_batch"]
-    ):  # between epochs a resume would add to it
+    # Between epochs a resume would add to it.
+    if epochs["ready"] == epochs["completed"] and progress["is_last_batch"]:
         progress["current"] = dict.fromkeys(progress["current"], 0)
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = progress["total"]["processed"]
 

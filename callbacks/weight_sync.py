@@ -226,9 +226,8 @@ class WeightSync(OnRankZero):
             sync.finish_sync(failed)
             if pool.alive:
                 return
-            fleet.outage_limit.check_outage(
-                pool
-            )  # with several generators a replacement may always be there
+            # With several generators a replacement may always be there.
+            fleet.outage_limit.check_outage(pool)
             while not pool.pending:
                 raise_if_stopped(trainer)
                 fleet.outage_limit.check_outage(pool)
@@ -257,7 +256,11 @@ class WeightSync(OnRankZero):
             long = data.probe_tokens(min(longest, data.max_model_tokens - 1))
             first = FirstProof(pool.generators, long, policy.training_dtype)
             return self.probes.make(
-                policy.prompt_logprobs, policy.compute_dtype, tokens, trainer.global_step, first
+                policy.prompt_logprobs,
+                policy.compute_dtype,
+                tokens,
+                version=trainer.global_step,
+                first=first,
             )
 
         return make

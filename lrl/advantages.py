@@ -158,9 +158,8 @@ class ReinforcePlusPlus(Advantages):
         """Updates the running moments with a step's rewards."""
         if not len(rewards):
             return
-        exact = (
-            rewards.double()
-        )  # to float32's precision, sums in float64 do not depend on the order
+        # To float32's precision, sums in float64 do not depend on the order.
+        exact = rewards.double()
         mean, square = exact.mean().item(), exact.square().mean().item()
         old_mean, old_square = self._moments or (mean, square)
         share = 1 - self.decay

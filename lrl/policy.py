@@ -393,9 +393,8 @@ class PolicyModule(L.LightningModule):
         the policy.
         """
         reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
-        together = (
-            self.trainer.world_size // self.data_parallel_size
-        )  # these ranks have counted the same
+        # These ranks have counted the same.
+        together = self.trainer.world_size // self.data_parallel_size
         diagnostics.sums = reduce(
             diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum"
         )

@@ -100,15 +100,15 @@ def left_in_shared_memory(before: set[str]) -> set[str]:
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Body of a fixture: yields the mark that child processes carry, then waits until nothing of
     them is left."""
+    # Not under tmp_path, which is too long for vLLM's sockets.
     mark, scratch = (
         uuid.uuid4().hex,
         tempfile.mkdtemp(),
-    )  # not under tmp_path, which is too long for vLLM's sockets
+    )
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
-    monkeypatch.setattr(
-        tempfile, "tempdir", scratch
-    )  # of this process, which may have looked already
+    # Of this process, which may have looked already.
+    monkeypatch.setattr(tempfile, "tempdir", scratch)
     before = set(os.listdir(SHM))
     yield mark
     wait_for_none(lambda: living(mark), 60.0, "its processes")

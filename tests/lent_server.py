@@ -73,9 +73,8 @@ class Borrowing(lrl.AsyncSingleDevice):
             generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings
         )
         self.lent = servers
-        self.run_id = servers[
-            0
-        ].run_id  # should the tests be killed, the server's supervisor removes the weights' file
+        # Should the tests be killed, the server's supervisor removes the weights' file.
+        self.run_id = servers[0].run_id
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""

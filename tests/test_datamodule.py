@@ -50,9 +50,8 @@ def test_a_read_on_the_loop_sees_no_half_written_rollout() -> None:
     finally:
         fleet.stop()
     assert all(tokens == logprobs for tokens, logprobs in read) and read[-1] > read[0]
-    assert (
-        data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]
-    )  # behind the loop's end, too
+    # Behind the loop's end, too.
+    assert data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]
 
 
 def test_without_a_fleet_the_read_runs_on_the_calling_thread() -> None:

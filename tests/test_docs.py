@@ -26,9 +26,8 @@ TESTS = {name for file in FILES for name in re.findall(r"def (test_\w+)", Path(f
 def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
     named = set(re.findall(r"`([a-z0-9_/]+\.py)[:`]", text))
-    if (
-        page.name != "architecture.md"
-    ):  # elsewhere a name without a folder may be a file that the reader writes
+    # Elsewhere a name without a folder may be a file that the reader writes.
+    if page.name != "architecture.md":
         named = {file for file in named if "/" in file}
     assert {file for file in named if not any(path.endswith(f"/{file}") for path in FILES)} == set()
     assert set(re.findall(r"`(test_\w+)`", text)) - TESTS == set()

@@ -99,9 +99,8 @@ def test_the_interval_covers_the_truth_19_times_in_20_for_clustered_responses() 
 
 
 def test_other_rewards_get_the_interval_of_the_problems_means() -> None:
-    found = mean_interval(
-        [[0.5, 1.5], [2.0, 4.0], [-1.5, -0.5]]
-    )  # means 1, 3, -1: standard deviation 2
+    # Means 1, 3, -1: standard deviation 2.
+    found = mean_interval([[0.5, 1.5], [2.0, 4.0], [-1.5, -0.5]])
     half = 1.959964 * 2 / math.sqrt(3)
     assert found == pytest.approx((1, 1 - half, 1 + half))
     assert all(math.isnan(number) for number in mean_interval([[0.5]])[1:])

@@ -367,9 +367,10 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
         counts.add(len(batches))
         assert (gradient(policy, batches) - whole).norm() / whole.norm() < 1e-5
     assert len(counts) >= 3 and max(counts) >= (4 if objective.whole_groups else 7)
+    # Of two ranks.
     parts = [
         pack(part, 48, whole_groups=objective.whole_groups) for part in (groups[:1], groups[1:])
-    ]  # of two ranks
+    ]
     divisors = [denominator(policy.normalise_by, FakeStep(part)) for part in parts]
     summed = sum(
         gradient(policy, part) * divisor for part, divisor in zip(parts, divisors, strict=True)

@@ -19,9 +19,8 @@ def accuracy(folder: Path) -> float:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rows = held_out()
-    batch = tokenizer(
-        [row["prompt"] for row in rows], return_tensors="pt"
-    )  # all prompts are equally long
+    # All prompts are equally long.
+    batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt")
     greedy = GenerationConfig(
         max_new_tokens=ANSWER_TOKENS,
         do_sample=False,

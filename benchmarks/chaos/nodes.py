@@ -211,9 +211,8 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
     ) if fault == "cut for good" else None
     if isinstance(scene.beside, RayGenerators) and fault in OF_RAY:
         start_again(scene.beside, fault)
-    quiet = (
-        time.time() + SHORT_S + target_heartbeat(target)
-    )  # what a short fault does shows by then
+    # What a short fault does shows by then.
+    quiet = time.time() + SHORT_S + target_heartbeat(target)
     target.wait_for(
         lambda: time.time() > quiet and is_whole(target, lost, whole),
         WAIT_S,

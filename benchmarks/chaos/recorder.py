@@ -43,9 +43,8 @@ class StepRecorder(OnRankZero):
     def __init__(self, journal: Journal, stop_file: Path) -> None:
         self.journal = journal
         self.stop_file = stop_file
-        self._begun: dict[
-            int, list[list[int]]
-        ] = {}  # index of a group -> tokens of its half-written responses
+        # Index of a group -> tokens of its half-written responses.
+        self._begun: dict[int, list[list[int]]] = {}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

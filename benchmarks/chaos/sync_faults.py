@@ -267,9 +267,8 @@ class BreakingSync(WeightSync):
             for fault in self.left
             if fault.phase != INIT and (all_serve or not fault.takes_out)
         ]
-        fitting.sort(
-            key=lambda fault: not fault.takes_out
-        )  # those first: the others fill the wait for a replacement
+        # Those first: the others fill the wait for a replacement.
+        fitting.sort(key=lambda fault: not fault.takes_out)
         return (fitting[0], serving[version % len(serving)]) if fitting else None
 
     def _wait_if_nothing_suits(self, pool: GeneratorPool) -> None:

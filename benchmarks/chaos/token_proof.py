@@ -168,9 +168,8 @@ class TokenRecorder(L.Callback):
         for prompt, rollout in chosen:
             by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
         logprobs: dict[int, list[float]] = {}
-        for (
-            responses
-        ) in by_length.values():  # of one length: no padding, whatever the attention makes of it
+        # Of one length: no padding, whatever the attention makes of it.
+        for responses in by_length.values():
             for start in range(0, len(responses), BATCH):
                 logprobs |= recomputed(network, responses[start : start + BATCH], temperature)
         return logprobs

@@ -66,12 +66,10 @@ def plan_memory(config: LlamaConfig) -> MemoryPlan:
     logits."""
     layers, hidden, head_dim = config.num_hidden_layers, config.hidden_size, config.head_dim
     checkpoints = MICRO_BATCH_TOKENS * layers * hidden * 2
-    one_layer = (
-        MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2
-    )  # forward and backward
-    head = (
-        HEAD_CHUNK_TOKENS * config.vocab_size * 4 * 3
-    )  # logits, their log-softmax, their gradient
+    # Forward and backward.
+    one_layer = MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2
+    # logits, their log-softmax, their gradient.
+    head = HEAD_CHUNK_TOKENS * config.vocab_size * 4 * 3
     kv_per_token = 2 * layers * config.num_key_value_heads * head_dim * 2
     return MemoryPlan(
         weights=2 * num_parameters(config),

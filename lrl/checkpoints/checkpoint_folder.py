@@ -64,9 +64,8 @@ def save_parts(parts: dict[str, Any], folder: Path) -> None:
     try:
         with explain_broken_collective():
             dcp.save(parts, checkpoint_id=folder)
-    except (
-        CheckpointException
-    ) as error:  # no Exception by its class, and it is not of a class with what caused it
+    except CheckpointException as error:
+        # No Exception by its class, and it is not of a class with what caused it.
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if os_error(cause)), causes[0]) from error
 

@@ -68,9 +68,8 @@ def _folders(trainer: L.Trainer) -> tuple[list[Path], bool]:
         return [Path(folder) for folder in given if folder], True
     if not trainer.loggers:
         return [Path(trainer.default_root_dir) / "checkpoints"], True
-    version = getattr(
-        trainer.loggers[0], "_version", None
-    )  # reading `version` would begin a new one
+    # Reading `version` would begin a new one.
+    version = getattr(trainer.loggers[0], "_version", None)
     if version is not None:
         return [
             _runs(trainer)

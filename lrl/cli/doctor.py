@@ -91,7 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lrl.cli import doctor_cluster
 
     return doctor_cluster.main(
-        asked.cluster, asked.nodes, asked.node, asked.timeout_s, asked.folder
+        asked.cluster,
+        nodes=asked.nodes,
+        node=asked.node,
+        timeout_s=asked.timeout_s,
+        folder=asked.folder,
     )
 
 

@@ -191,9 +191,8 @@ def clock(call: Rendezvous, now: Callable[[], float] = time.time) -> Check:
                 continue
             before = now()
             store.set(asked, "")
-            store.wait(
-                [told], timedelta(seconds=CONNECTING_S * call.ranks)
-            )  # rank 0 answers one after the other
+            # Rank 0 answers one after the other.
+            store.wait([told], timedelta(seconds=CONNECTING_S * call.ranks))
             after = now()
             ahead.append((after - before, (before + after) / 2 - float(store.get(told))))
     if not ahead:

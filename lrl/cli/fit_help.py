@@ -175,9 +175,8 @@ def _callbacks() -> Iterator[Setting]:
 def _tree(module: str) -> ast.Module:
     """Returns the syntax tree of a module."""
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(
-        top
-    )  # of the whole name, it would import the packages on the way
+    # Of the whole name, it would import the packages on the way.
+    spec = importlib.util.find_spec(top)
     assert spec is not None and spec.submodule_search_locations
     path = Path(spec.submodule_search_locations[0], *inner)
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")

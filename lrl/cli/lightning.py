@@ -191,9 +191,8 @@ class LrlCLI(LightningCLI):
         """Builds the trainer; if that fails, reports the faults of policy and data with it and
         starts no rank."""
         given = self.config_init[self.subcommand].trainer
-        if (
-            given.enable_progress_bar is False and given.callbacks
-        ):  # Lightning would refuse it beside `Progress`
+        # Lightning would refuse it beside `Progress`.
+        if given.enable_progress_bar is False and given.callbacks:
             kwargs["callbacks"] = [
                 callback for callback in given.callbacks if not isinstance(callback, Progress)
             ]
@@ -232,6 +231,5 @@ class LrlCLI(LightningCLI):
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
         asked = sys.argv[1] if sys.argv[1:] else ""
-        return (
-            {asked: skip} if asked in verbs else verbs
-        )  # the parser of a verb takes a tenth of the start
+        # The parser of a verb takes a tenth of the start.
+        return {asked: skip} if asked in verbs else verbs

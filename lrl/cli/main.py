@@ -107,9 +107,8 @@ def bad_input(what: str) -> int:
 def run_lightning(words: Sequence[str]) -> int:
     """Runs fit or validate: LightningCLI parses the settings and builds trainer, policy and
     data."""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "passive"
-    )  # before torch is imported; see lrl.system.cpu_affinity
+    # Before torch is imported; see lrl.system.cpu_affinity.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with quick_imports():
         from lrl.cli.interpolation import from_the_root
         from lrl.cli.lightning import LrlCLI
@@ -117,10 +116,11 @@ def run_lightning(words: Sequence[str]) -> int:
         from lrl.system.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
+    # LightningCLI reads it, and other ranks start with it.
     sys.argv = [
         sys.argv[0],
         *from_the_root(words, words[0]),
-    ]  # LightningCLI reads it, and other ranks start with it
+    ]
     try:
         with config_errors.collected():
             LrlCLI()

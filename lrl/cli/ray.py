@@ -190,10 +190,11 @@ def read_settings(words: Sequence[str]) -> Any:
             return
 
     with_current_folder()
+    # LightningCLI reads it.
     before, sys.argv = (
         sys.argv,
         [sys.argv[0], *from_the_root(words, words[0])],
-    )  # LightningCLI reads it
+    )
     try:
         return Reading().config[words[0]].trainer
     finally:

@@ -63,9 +63,8 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
     """Runs `command`; returns its exit status as a shell gives it (128 + signal)."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, []
-    )  # Ray blocks SIGINT in its processes, and children inherit that
+    # Ray blocks SIGINT in its processes, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

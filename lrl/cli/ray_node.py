@@ -105,9 +105,8 @@ class RayNode:
         if self._status is None and self._guard is not None:
             try:
                 said = self._guard.recv(64)
-                self._status = (
-                    int(said) if said else 137
-                )  # its guard was killed, and the kernel has killed it
+                # Its guard was killed, and the kernel has killed it.
+                self._status = int(said) if said else 137
             except BlockingIOError:
                 pass
             except OSError:

@@ -395,9 +395,8 @@ class RunMonitor:
         """Returns the run's status: rank 0's, unless only another node has seen a fault."""
         lost = any(node.lost for node in self.nodes)
         if (lost or self._asked) and not self.received:
-            return (
-                1 if lost else self._failure
-            )  # rank 0's own is that of the signal by which this program has ended it
+            # Rank 0's own is that of the signal by which this program has ended it.
+            return 1 if lost else self._failure
         return next((node.status for node in self.nodes if node.status), 0)
 
 

@@ -49,9 +49,8 @@ def _widen_prompts(given: Namespace, owner: type) -> None:
 
 def _widen_rewards(given: Namespace) -> None:
     rewards = given.get("rewards")
-    last = (
-        rewards[-1] if rewards and isinstance(rewards, list) else rewards
-    )  # settings that follow belong to it
+    # Settings that follow belong to it.
+    last = rewards[-1] if rewards and isinstance(rewards, list) else rewards
     if not last or _has_settings(last):
         return
     widened = _class("lrl.rewards.Function", function=last)

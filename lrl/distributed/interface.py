@@ -89,10 +89,11 @@ def with_address(address: str) -> Interface | None:
 
 def tell_libraries(found: Interface) -> None:
     """Has gloo and NCCL take this interface, where the user has not set another one."""
+    # Without the sign eth1 would also be eth10.
     for variable, value in (
         (GLOO, found.name),
         (NCCL, f"={found.name}"),
-    ):  # without the sign eth1 would also be eth10
+    ):
         os.environ[variable] = os.environ.get(variable) or value
 
 

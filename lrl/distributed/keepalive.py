@@ -25,13 +25,11 @@ def close_silent_connections(silence_s: float) -> None:
     for connection in psutil.Process().net_connections("tcp"):
         if connection.status != psutil.CONN_ESTABLISHED:
             continue
-        with socket.socket(
-            fileno=os.dup(connection.fd)
-        ) as end:  # the same connection, whose owner is a library
+        # The same connection, whose owner is a library.
+        with socket.socket(fileno=os.dup(connection.fd)) as end:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
-            end.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence_s * 1000)
-            )  # for what was sent
+            # For what was sent.
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence_s * 1000))

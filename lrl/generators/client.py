@@ -111,7 +111,8 @@ class GeneratorClient:
         except (
             ValueError,
             EOFError,
-        ) as error:  # MalformedResponse, no JSON, or a frame that breaks off
+        ) as error:
+            # MalformedResponse, no JSON, or a frame that breaks off.
             raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
         finally:
             self._tell(name, None)

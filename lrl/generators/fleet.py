@@ -47,9 +47,8 @@ class Fleet:
         split = len(self.generators) - reserved
         self.rollouts = GeneratorPool(self.generators[:split])
         self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
-        self._clients = [
-            one.client for one in self.generators
-        ]  # lost ones' too: a sync may still use one
+        # Lost ones' too: a sync may still use one.
+        self._clients = [one.client for one in self.generators]
         self.loop = LoopThread()
         self._pinning = CpuPinning(cores, self.loop.thread)
         self.loop.long_wait = self._pinning.unpinned

@@ -113,9 +113,8 @@ class Generator(Slots):
         self.stats = GeneratorStats()
         """Counts of its work."""
         self._requests: dict[asyncio.Task[None], Sequence[Rollout]] = {}
-        self._leaving: set[asyncio.Task[Any]] = (
-            set()
-        )  # requests that end at the mark of the next flush
+        # Requests that end at the mark of the next flush.
+        self._leaving: set[asyncio.Task[Any]] = set()
         self._flushes: set[asyncio.Task[None]] = set()
         self._lengths_at_resume: list[tuple[Rollout, int]] = []
         self._verified = asyncio.Event()
@@ -261,9 +260,8 @@ class Generator(Slots):
         await self.client.post(
             f"/pause?mode=keep&clear_cache={str(clears).lower()}", deadline_s=deadline_s
         )
-        return (
-            self.stats.cached_tokens if clears and wrote else 0
-        )  # a second pause finds nothing to drop
+        # A second pause finds nothing to drop.
+        return self.stats.cached_tokens if clears and wrote else 0
 
     async def confirm(
         self, route: str, expected: dict[str, Any], deadline_s: float = CONTROL_DEADLINE_S

@@ -110,7 +110,13 @@ class GeneratorPool:
                 if generator.serving:  # a sync may have drained it since it was chosen
                     ended = partial(self.requests.release, generator, request)
                     await self._write(
-                        generator, prompt, unfinished, sampling, priority, deadline_s, ended
+                        generator,
+                        prompt,
+                        unfinished,
+                        sampling,
+                        priority=priority,
+                        deadline_s=deadline_s,
+                        ended=ended,
                     )
             finally:
                 target = self.requests.leave(generator, request)
@@ -132,7 +138,14 @@ class GeneratorPool:
                 while self.syncing or not self.serving:
                     await self._changed.wait()
             generator = min(self.serving, key=lambda generator: generator.in_flight)
-            await self._write(generator, prompt, unfinished, sampling, priority, deadline_s)
+            await self._write(
+                generator,
+                prompt,
+                unfinished,
+                sampling,
+                priority=priority,
+                deadline_s=deadline_s,
+            )
 
     async def _write(
         self,
@@ -140,6 +153,7 @@ class GeneratorPool:
         prompt: Prompt,
         rollouts: list[Rollout],
         sampling: Sampling,
+        *,
         priority: int,
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,

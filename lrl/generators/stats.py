@@ -39,15 +39,13 @@ class GeneratorStats:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._writing: dict[
-            int, tuple[int, Rollout]
-        ] = {}  # id -> tokens of its prompt, and the response
+        # Id -> tokens of its prompt, and the response.
+        self._writing: dict[int, tuple[int, Rollout]] = {}
         self._written = 0  # tokens of responses that left, less what all had when they came
         self._read = 0
         self._unread: dict[int, Prefill] = {}  # by the id of the first response
-        self._lengths: dict[
-            int, int
-        ] = {}  # of the responses being written, at the last snapshot, by id
+        # Of the responses being written, at the last snapshot, by id.
+        self._lengths: dict[int, int] = {}
 
     @property
     def rollouts(self) -> list[Rollout]:

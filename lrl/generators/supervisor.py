@@ -183,9 +183,8 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             return End.EXITED
         if stop_signals:
             return End.STOPPED
-        if (
-            os.getppid() != owner
-        ):  # a fork of the trainer holds a copy of the pipe and would keep it open
+        # A fork of the trainer holds a copy of the pipe and would keep it open.
+        if os.getppid() != owner:
             return End.OWNER_GONE
         if select.select([sys.stdin], [], [], TICK_S)[0]:
             return End.STOPPED if os.read(sys.stdin.fileno(), 1) else End.OWNER_GONE

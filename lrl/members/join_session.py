@@ -184,9 +184,8 @@ class JoinSession(ABC):
     def _interrupt(self, signum: int, frame: FrameType | None) -> None:
         self._interrupted = True
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(
-                each, signal.SIG_DFL
-            )  # the second signal needs no Python to end the process
+            # The second signal needs no Python to end the process.
+            signal.signal(each, signal.SIG_DFL)
 
 
 def status_line(member: Member) -> str:

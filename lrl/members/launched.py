@@ -133,9 +133,8 @@ class _LaunchedSlot(Slot):
         """See `Slot.condition`."""
         assert self._job is not None, "it was started"
         member = None
-        with contextlib.suppress(
-            OSError, NotRunning
-        ):  # on another node: the run is gone, or does not answer now
+        # On another node: the run is gone, or does not answer now.
+        with contextlib.suppress(OSError, NotRunning):
             member = self.roster.view(self.kind, self._number)
         if member is not None and member.status.over:
             if member.status is Status.ENDED or (

@@ -161,9 +161,8 @@ def _token_here(run: Path) -> str:
 def _typed_token(run: str) -> str:
     shown = "on its machine, `lrl prompt FOLDER` shows it as OPENAI_API_KEY"
     token = os.environ.pop(TOKEN_VARIABLE, "")
-    with contextlib.suppress(
-        EOFError
-    ):  # a batch job has no keyboard; the error below gives the remedy
+    # A batch job has no keyboard; the error below gives the remedy.
+    with contextlib.suppress(EOFError):
         token = token or getpass.getpass(f"The run's token ({shown}): ")
     if not token:
         raise NotRunning(

@@ -41,9 +41,8 @@ class Tokens(NamedTuple):
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
         """Selects the trained tokens of `micro`, with log-probs [R, L] of a policy that has done
         `version` steps."""
-        mask = (
-            micro.mask
-        )  # tokens are selected, not multiplied by it: 0 * NaN would reach the gradient
+        # Tokens are selected, not multiplied by it: 0 * NaN would reach the gradient.
+        mask = micro.mask
         reference = micro.reference_logprobs
         return cls(
             logprobs=logprobs[mask].float(),

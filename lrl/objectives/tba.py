@@ -48,9 +48,8 @@ class TBA(Objective):
         assert tokens.reference_logprobs is not None, (
             "PolicyModule gives one to every objective that needs it"
         )
-        excess = tokens.sums(
-            tokens.logprobs - tokens.reference_logprobs
-        )  # log pi(y) - log pi_ref(y): [S]
+        # Log pi(y) - log pi_ref(y): [S].
+        excess = tokens.sums(tokens.logprobs - tokens.reference_logprobs)
         group = tokens.means(tokens.groups.float()).round().long()  # [S]
         # An advantage is the reward minus a number that its group shares, and the mean below
         # removes shared numbers. It is over the trained responses alone; with `data.mask_truncated`

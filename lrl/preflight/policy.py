@@ -95,9 +95,8 @@ def check_context(folder: str, shape: Shape, needed: int) -> None:
     """Checks that prompt and response fit the model's positions."""
     longest = getattr(shape.config, "max_position_embeddings", None)
     rope = getattr(shape.config, "rope_parameters", None) or {}
-    scaled = any(
-        "factor" in str(name) for name in _keys(rope)
-    )  # vLLM knows how far scaled positions reach
+    # vLLM knows how far scaled positions reach.
+    scaled = any("factor" in str(name) for name in _keys(rope))
     if isinstance(longest, int) and needed > longest and not scaled:
         fault(
             f"data.max_prompt_tokens and data.max_response_tokens add up to {needed}, and "
@@ -114,9 +113,8 @@ def _keys(rope: Any) -> Iterator[Any]:
 
 def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBase) -> None:
     """Checks that every token has a row in the embedding, and that responses can end."""
-    tokens = (
-        tokenizer.vocab_size
-    )  # without added tokens: no text may need those; see `check_prompt_tokens`
+    # Without added tokens: no text may need those; see `check_prompt_tokens`.
+    tokens = tokenizer.vocab_size
     if tokens > shape.vocabulary:
         fault(
             f"model.model={folder!r}: the tokenizer has {tokens} tokens, the embedding "

@@ -176,12 +176,13 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
         yield "val_check_interval", interval, (1.0,), remedy
         yield "check_val_every_n_epoch", trainer.check_val_every_n_epoch, (1,), remedy
         remedy += "; the first one is at step 0"
+        # 2 is Lightning's default.
         yield (
             "num_sanity_val_steps",
             trainer.num_sanity_val_steps,
             (0, 2),
             remedy,
-        )  # 2 is Lightning's default
+        )
     if not trainer.overfit_batches:  # which sets it
         remedy = (
             "a batch of Lightning's would be a whole evaluation. Remove it and set `limit` of the "

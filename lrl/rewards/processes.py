@@ -61,9 +61,8 @@ class Processes:
         self._job_states = self._context.RawArray(JobState, _JOB_STATES)
         self._numbers = itertools.count(1)
         self._pool: ProcessPool | None = None
-        self._lock = (
-            threading.RLock()
-        )  # close() comes from another thread, maybe while a lost pool is being replaced
+        # close() comes from another thread, maybe while a lost pool is being replaced.
+        self._lock = threading.RLock()
         self._in_flight: dict[int, Future[Any]] = {}
         self._dead: set[int] = set()
 
@@ -114,9 +113,8 @@ class Processes:
             pool.stop()
             pool.join()
         for future in list(self._in_flight.values()):
-            with suppress(
-                InvalidStateError
-            ):  # done already; pebble leaves the others waiting for ever
+            # Done already; pebble leaves the others waiting for ever.
+            with suppress(InvalidStateError):
                 future.set_exception(BrokenProcessPool("the reward pool was closed"))
 
     async def outcomes(self, job: Job) -> list[Outcome]:

@@ -37,9 +37,8 @@ _NOT_THE_USERS = (
 """Where the files of lrl and of libraries are."""
 
 _rewards: list[Reward] | str = "no rewards were loaded"
-_job_states: Sequence[
-    JobState
-] = ()  # shared with the trainer; job n uses number n modulo their length
+# Shared with the trainer; job n uses number n modulo their length.
+_job_states: Sequence[JobState] = ()
 # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a factory
 # it is not also the thread's current loop, which a plain reward may use as its own.
 _runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -147,9 +146,8 @@ def _call(
             # not see that.
             value = reward(*texts, **copy.deepcopy(columns))
             values.append(value if inspect.isawaitable(value) else _found(reward, value))
-        except (
-            BaseException
-        ) as error:  # the trainer would raise CancelledError or KeyboardInterrupt again
+        except BaseException as error:
+            # The trainer would raise CancelledError or KeyboardInterrupt again.
             for value in filter(inspect.iscoroutine, values):
                 value.close()
             return _failure(state, reward, error)
@@ -262,9 +260,8 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
 
 
 def _number(part: str, value: Any) -> float:
-    if getattr(value, "shape", None) == () and hasattr(
-        value, "item"
-    ):  # one number, wrapped by numpy or torch
+    # One number, wrapped by numpy or torch.
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     given = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0

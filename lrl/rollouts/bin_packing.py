@@ -140,9 +140,8 @@ def _best_fit(ordered: list[P], max_rows: int) -> tuple[Rows[P], list[P]]:
     longest."""
     length = len(ordered[0])
     rows: Rows[P] = []
-    free: list[
-        tuple[int, int]
-    ] = []  # (free tokens, row), sorted: the first that is large enough fits best
+    # (free tokens, row), sorted: the first that is large enough fits best.
+    free: list[tuple[int, int]] = []
     left = []
     for sequence in ordered:
         best = bisect_left(free, (len(sequence), 0))

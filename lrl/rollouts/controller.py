@@ -107,9 +107,8 @@ class Controller:
         self._version = 0  # of the generators
         self._skips_left = 0  # under that version
         self._warned = False
-        self._resuming: list[
-            Group
-        ] = []  # groups that ran in the checkpoint, until the first version
+        # Groups that ran in the checkpoint, until the first version.
+        self._resuming: list[Group] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._failure: BaseException | None = None

@@ -51,16 +51,14 @@ class Ledger:
         self.finished: dict[int, Group] = {}  # in order of arrival
         self.given_up: dict[int, int] = {}  # index -> prompt id
         self.skipped: dict[int, int] = {}  # index -> prompt id
-        self._ready: dict[
-            int, dict[int, Group]
-        ] = {}  # version at admission -> its finished groups, in that order
+        # Version at admission -> its finished groups, in that order.
+        self._ready: dict[int, dict[int, Group]] = {}
         self._handed: dict[int, Group] = {}  # groups of the newest step
         self._handed_to = 0
         self._started = 0  # groups running, finished, skipped, handed out or trained
         self._done_through = 0  # every group before this one is trained or skipped
-        self._steps: dict[
-            int, int
-        ] = {}  # index -> its step, for the groups handed out from there on; DONE without one
+        # Index -> its step, for the groups handed out from there on; DONE without one.
+        self._steps: dict[int, int] = {}
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
     def admit(self, generator_version: int, open_group: Callable[[int], Group]) -> list[Group]:

@@ -275,9 +275,8 @@ class Prompts:
         self._whole_forms.clear()
         prompts, wrong = [], []
         few = len(self.rows) <= LONG
-        bar = tqdm(
-            self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None
-        )  # None: no terminal
+        # None: no terminal.
+        bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
         for row_id, row in enumerate(bar):
             try:
                 prompts.append(self._prompt(row_id, row, tokenizer, chat))
@@ -348,9 +347,8 @@ class Prompts:
                     "out."
                 )
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        tools = (
-            [] if TOOLS in self._fields else tools_of(row, where)
-        )  # `template` has rendered them
+        # `template` has rendered them.
+        tools = [] if TOOLS in self._fields else tools_of(row, where)
         chat = Chat(messages, tools, variables_of(row, where))
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:

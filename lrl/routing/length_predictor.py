@@ -57,14 +57,12 @@ class LengthPredictor:
         self.seen_prompts = seen_prompts
         self.ranker = ranker or NgramRanker()
         self._level: float | None = None  # moving average of the mean log length of a step
-        self._seen: dict[
-            int, float
-        ] = {}  # prompt id -> log length less the level, least recently seen first
+        # Prompt id -> log length less the level, least recently seen first.
+        self._seen: dict[int, float] = {}
         self._recent = np.empty(0)  # tokens of single responses, ascending, replaced as a whole
         self._responses = deque[int](maxlen=RECENT_RESPONSES)  # the same in order of arrival
-        self._guesses = deque[tuple[float, float]](
-            maxlen=RECENT_GROUPS
-        )  # (expected, found) of groups, log tokens
+        # (expected, found) of groups, log tokens.
+        self._guesses = deque[tuple[float, float]](maxlen=RECENT_GROUPS)
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
         """Returns the expected tokens of a whole response, more than `written`; 1 more before
@@ -171,12 +169,10 @@ class LengthPredictor:
         """Restores the state that `state_dict` returned."""
         self._level = state["level"]
         seen = list(zip(state["seen_ids"].tolist(), state["seen"].tolist(), strict=True))
-        self._seen = dict(
-            seen[-self.seen_prompts :]
-        )  # the run that saved them may have remembered more
-        if (
-            learnt := state["rankers"].get(type(self.ranker).__name__)
-        ) is not None:  # else it begins anew
+        # The run that saved them may have remembered more.
+        self._seen = dict(seen[-self.seen_prompts :])
+        # Else it begins anew.
+        if (learnt := state["rankers"].get(type(self.ranker).__name__)) is not None:
             self.ranker.load_state_dict(learnt)
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
         self._recent = np.sort(self._responses)

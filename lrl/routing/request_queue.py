@@ -97,9 +97,8 @@ class RequestQueue(Generic[G]):
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
-        self._moved_at: dict[
-            Request, int
-        ] = {}  # the version at which a request moved to its generator
+        # The version at which a request moved to its generator.
+        self._moved_at: dict[Request, int] = {}
 
     def use(
         self, dispatch: DispatchPolicy, migration: Migration | None, lengths: ExpectedLengths | None

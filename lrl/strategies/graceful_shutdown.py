@@ -71,8 +71,7 @@ class GracefulShutdown(Strategy):
         """Restores the signal handlers; this is the last hook."""
         self.signals.raises = False
         super().teardown()
-        if (
-            self.attached_trainer is not None
-        ):  # else Lightning would install ours again, as those it found
+        # Else Lightning would install ours again, as those it found.
+        if self.attached_trainer is not None:
             self.attached_trainer._signal_connector.teardown()
         self.signals.put_back()

@@ -94,9 +94,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         meeting_timeout_s: float = 600.0,
         **kwargs: Any,
     ) -> None:
-        if rank_0 := os.environ.pop(
-            STARTED_BY, None
-        ):  # removed: the children of this rank must not inherit it
+        # removed: the children of this rank must not inherit it.
+        if rank_0 := os.environ.pop(STARTED_BY, None):
             die_with(int(rank_0))
         super().__init__(timeout=timeout, **kwargs)
         above(0, "strategy", meeting_timeout_s=meeting_timeout_s)
@@ -216,9 +215,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
                 checks_s = (
                     self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
                 )
-                self._rendezvous.wait_all(
-                    "ready", None, checks_s
-                )  # rank 0 comes last, from its checks
+                # Rank 0 comes last, from its checks.
+                self._rendezvous.wait_all("ready", None, checks_s)
             with self.signals.at_once():
                 yield
             if self._rendezvous is not None:
@@ -298,10 +296,11 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
+        # Wherever Lightning or torch calls one.
         with (
             self._rendezvous(),
             explain_broken_collective(),
-        ):  # wherever Lightning or torch calls one
+        ):
             return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:

@@ -230,9 +230,8 @@ def own_address_towards(url: str) -> str:
         address.hostname, address.port, type=socket.SOCK_DGRAM
     )[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(
-            target
-        )  # sends nothing; the kernel only chooses the address it would send from
+        # Sends nothing; the kernel only chooses the address it would send from.
+        probe.connect(target)
         own = str(probe.getsockname()[0])
     return LOOPBACK if is_loopback(own) or own == target[0] else own
 

@@ -70,9 +70,8 @@ def whole_folder(model: str) -> Path:
         return folder
     reach()
     try:
-        return Path(
-            snapshot_download(model, ignore_patterns=["*/*"])
-        )  # some have the weights once more, in a folder
+        # Some have the weights once more, in a folder.
+        return Path(snapshot_download(model, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model={model!r}: there is no such folder, and as a name on the hub: "

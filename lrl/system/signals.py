@@ -90,8 +90,7 @@ class Signals:
             f"\n{signal.Signals(signum).name}: the run {what}. A second signal ends it at once.\n"
         )
         with contextlib.suppress(OSError):  # the terminal may be gone
-            os.write(
-                2, line.encode()
-            )  # print and logging are not safe here: the signal may have come within one
+            # Print and logging are not safe here: the signal may have come within one.
+            os.write(2, line.encode())
         if self.raises:
             self.check()

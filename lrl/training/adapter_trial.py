@@ -73,17 +73,15 @@ def _read_past(network: PreTrainedModel, layers: Layers) -> list[str]:
     with _gradients_of_weights(layers, expected), torch.enable_grad():
         with _named(network, layers):
             logprobs = _logprobs(network)
-        if (
-            not logprobs.requires_grad
-        ):  # Reformer computes its layers without autograd unless its input has a gradient
+        # Reformer computes its layers without autograd unless its input has a gradient.
+        if not logprobs.requires_grad:
             _refuse(network, {}, list(layers), "gets no gradient if the embedding has none")
         (torch.linspace(-1, 1, len(logprobs), device=logprobs.device) * logprobs).sum().backward()
     bad = []
     for name, layer in layers.items():
         up = layer.lora_B[NAME].weight
-        nothing = torch.zeros_like(
-            up
-        )  # the tokens have not reached the layer, an expert for example
+        # The tokens have not reached the layer, an expert for example.
+        nothing = torch.zeros_like(up)
         found, wanted = nothing if up.grad is None else up.grad, expected.get(name, nothing)
         limit = ROUNDING[layer.get_base_layer().weight.dtype] * max(found.norm(), wanted.norm())
         if not (found - wanted).norm() <= limit:  # NaN, too

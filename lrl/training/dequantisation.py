@@ -166,9 +166,8 @@ def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     experts, rows, groups, half = blocks.shape
     numbers, factors = torch.tensor(E2M1), scales.view(torch.float8_e8m0fnu)
     whole = torch.empty(experts, 2 * groups * half, rows, dtype=dtype)
-    for expert, (block, factor) in enumerate(
-        zip(blocks, factors, strict=True)
-    ):  # one at a time: float32 is large
+    # One at a time: float32 is large.
+    for expert, (block, factor) in enumerate(zip(blocks, factors, strict=True)):
         pairs = torch.stack((block & 0xF, block >> 4), dim=-1).flatten(-2)
         found = numbers[pairs.int()] * factor.float()[..., None]
         whole[expert] = found.reshape(rows, -1).T

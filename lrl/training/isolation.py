@@ -134,9 +134,8 @@ class _Trial:
         self._network = network
         self._layer = _first_layer(network)
         ends = network.get_input_embeddings(), network.get_output_embeddings()
-        vocabulary = min(
-            len(end.weight) for end in ends
-        )  # some models have tokens that they only read
+        # Some models have tokens that they only read.
+        vocabulary = min(len(end.weight) for end in ends)
         self._sequences = _sequences(
             vocabulary, getattr(network.config.get_text_config(), "pad_token_id", None)
         )

@@ -38,9 +38,8 @@ class LogitTransform:
         """Reads the transform from a Hugging Face text config, under all names in use."""
 
         def named(*names: str) -> Iterator[float]:
-            return (
-                value for name in names if (value := getattr(config, name, None))
-            )  # neither null nor 0
+            # Neither null nor 0.
+            return (value for name in names if (value := getattr(config, name, None)))
 
         scale = math.prod(named("logit_scale")) / math.prod(
             named("logits_scaling", "logits_mup_width_multiplier")
@@ -95,9 +94,8 @@ def token_logprobs(
         float32 [N], nats.
     """
     device = hidden.device.type
-    if torch.is_autocast_enabled(
-        device
-    ):  # it does not apply to the products below, which have `out`
+    # It does not apply to the products below, which have `out`.
+    if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         hidden, weight, bias = (
             hidden.to(dtype),
@@ -129,9 +127,8 @@ class _Softmax:
         the log-probs."""
         for rows in _blocks(logits):
             transformed = self.transform(logits[rows].float())
-            gradient = (
-                (transformed / self.temperature).softmax(-1).neg_()
-            )  # one at the label minus the probability
+            # One at the label minus the probability.
+            gradient = (transformed / self.temperature).softmax(-1).neg_()
             gradient.scatter_add_(-1, labels[rows, None], torch.ones_like(gradient[:, :1]))
             gradient *= upstream[rows, None] / self.temperature
             gradient *= self.transform.slope(transformed)

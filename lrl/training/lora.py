@@ -69,9 +69,8 @@ class LoRA:
             ConfigError: `target_modules` names no linear layer, or none of the network's.
         """
         config: Any = self._peft_config([])
-        for name in self.layers(
-            network
-        ):  # peft's own way puts those of a mixture's dense layers on its experts
+        # peft's own way puts those of a mixture's dense layers on its experts.
+        for name in self.layers(network):
             parent, _, child = name.rpartition(".")
             layer = Linear(
                 network.get_submodule(name),

@@ -18,9 +18,8 @@ from torch import Tensor
 
 def merge(name: str, weight: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns W + B A in `dtype` on the device of A; see `lrl.weights.adapters`."""
-    with torch.autocast(
-        down.device.type, enabled=False
-    ):  # within a step of the trainer it may be on
+    # Within a step of the trainer it may be on.
+    with torch.autocast(down.device.type, enabled=False):
         whole = weight.to(down.device).float() + up.float() @ down.float()
     return rounded(whole, dtype, seed=zlib.crc32(name.encode()))
 
@@ -33,9 +32,8 @@ def rounded(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """
     if dtype == torch.float32:
         return weight
-    dropped = 23 + round(
-        math.log2(torch.finfo(dtype).eps)
-    )  # of the 23 bits behind a float32's point
+    # Of the 23 bits behind a float32's point.
+    dropped = 23 + round(math.log2(torch.finfo(dtype).eps))
     draw = torch.Generator(weight.device).manual_seed(seed)
     bits = torch.randint(
         1 << dropped, weight.shape, dtype=torch.int32, device=weight.device, generator=draw

@@ -135,9 +135,8 @@ def quiet_config(folder: str) -> Any:
     config = open_config(folder)
     text_config = config.get_text_config()
     for name, value in vars(text_config).items():
-        if isinstance(value, float) and (
-            "drop" in name or "jitter" in name
-        ):  # noise the generator does not have
+        # Noise the generator does not have.
+        if isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(text_config, name, 0.0)
     return config
 

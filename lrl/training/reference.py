@@ -166,9 +166,8 @@ class Reference:
         gets its own pass. `logprobs` has all ranks compute them
         (`lrl.PolicyModule.reference_logprobs`).
         """
-        if (
-            group.reference_version == self.version
-        ):  # from a replay, and the reference is still the same
+        # From a replay, and the reference is still the same.
+        if group.reference_version == self.version:
             return
         batches = list(_batches(group, micro_batch_tokens))
         micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
@@ -194,9 +193,8 @@ class Reference:
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
         """Copies the policy's weights in after every `refresh_every_n_steps` steps."""
         if self.refresh_every_n_steps and steps_done % self.refresh_every_n_steps == 0:
-            self.network.load_state_dict(
-                dict(unique_tensors(network)), strict=False
-            )  # a tied head is there once
+            # A tied head is there once.
+            self.network.load_state_dict(dict(unique_tensors(network)), strict=False)
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:

@@ -103,9 +103,8 @@ class Sharding:
         )
         network.tie_weights()
         weights = {} if whole is None else whole.state_dict()
-        tied = (
-            network.config.get_text_config().tie_word_embeddings
-        )  # the head then has no weight of its own
+        # The head then has no weight of its own.
+        tied = network.config.get_text_config().tie_word_embeddings
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not tied)
         with explain_broken_collective():
             set_model_state_dict(network, weights, options=options)
@@ -194,9 +193,8 @@ def whole_on_rank_0(weight: Tensor) -> Tensor:
     """
     if not isinstance(weight, DTensor):
         return weight
-    if (
-        sum(not placement.is_replicate() for placement in weight.placements) > 1
-    ):  # by tensor parallelism, too
+    # By tensor parallelism, too.
+    if sum(not placement.is_replicate() for placement in weight.placements) > 1:
         return on_rank_0(weight.full_tensor())
     group, part = weight.device_mesh.get_group(weight.device_mesh.ndim - 1), weight.to_local()
     ranks = dist.get_process_group_ranks(group)

@@ -84,9 +84,8 @@ class NcclEngine(NCCLWeightTransferEngine):
             if not str(error).startswith(NCCL_ERROR):
                 raise
             log.warning("%s. The trainer will end this transfer.", error)
-            while (
-                not self._mark.exists()
-            ):  # at its deadline at the latest; without a trainer no generator lives
+            # At its deadline at the latest; without a trainer no generator lives.
+            while not self._mark.exists():
                 time.sleep(LOOK_S)
         if self._mark.exists():
             log.warning(

@@ -37,9 +37,8 @@ class WriteRoute:
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._streams: dict[str, Send] = {}  # that have begun, by the request's id
-        self._ended = deque[str](
-            maxlen=1024
-        )  # the last requests; what they sent may still be on its way
+        # The last requests; what they sent may still be on its way.
+        self._ended = deque[str](maxlen=1024)
         self._flushes = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -192,9 +192,8 @@ class Control:
         except BaseException:  # a signal: the end of the run ends the generators, too
             abort()
             raise
-        self._settle(
-            phase, short=False
-        )  # no errors: only whose eviction came at this moment is left out
+        # No errors: only whose eviction came at this moment is left out.
+        self._settle(phase, short=False)
         return own.result()
 
     def _wait_for_both(self, phase: Phase, own: Future[Any]) -> None:

@@ -25,6 +25,5 @@ class FileServer(TokenServer):
             return web.json_response(
                 {"error": "there is no such version any more"}, status=http.HTTPStatus.NOT_FOUND
             )
-        return web.FileResponse(
-            path, chunk_size=2**20
-        )  # by the kernel alone without TLS, else in such pieces
+        # By the kernel alone without TLS, else in such pieces.
+        return web.FileResponse(path, chunk_size=2**20)

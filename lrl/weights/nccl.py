@@ -136,9 +136,8 @@ class Nccl(Transport):
         """
         control.release_engines()
         settings = [generator.server.settings for generator in control.taking_part]
-        self._wire = Wire(
-            weights, getattr(torch, settings[0].dtype)
-        )  # the generators of a pool have one format
+        # The generators of a pool have one format.
+        self._wire = Wire(weights, getattr(torch, settings[0].dtype))
         unique_id = communicator.new_unique_id()
         encoded = base64.b64encode(unique_id).decode()
         self._name = communicator.transfer_name(encoded)
@@ -151,9 +150,8 @@ class Nccl(Transport):
         )
 
         def give_up() -> None:
-            joined.add_done_callback(
-                _abort_late
-            )  # NCCL gives no handle by which to end the call itself
+            # NCCL gives no handle by which to end the call itself.
+            joined.add_done_callback(_abort_late)
 
         self._communicator = control.join(joining, joined, self._name, give_up)
 
@@ -227,9 +225,8 @@ class Nccl(Transport):
                     stream.synchronize()
             if found is None:
                 return
-            if (
-                stream is not None
-            ):  # it is packed on the present stream, and may be freed before that has happened
+            # It is packed on the present stream, and may be freed before that has happened.
+            if stream is not None:
                 found[1].record_stream(torch.cuda.current_stream())
             if not group.disabled:
                 yield found

@@ -115,9 +115,8 @@ class Pull(Transport):
             file.close()
             raise
         staged = Staged.of(file, name, found)
-        if self._staged is not None and _same(
-            staged, self._staged
-        ):  # another attempt at one version
+        # Another attempt at one version.
+        if self._staged is not None and _same(staged, self._staged):
             file.close()
             return
         _remove(self._older, self._delta)

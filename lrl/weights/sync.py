@@ -190,9 +190,8 @@ class PoolSync:
         if self._delivery is not None:
             futures.wait([self._delivery], ENDS_S)
             error = self._delivery.exception() if self._delivery.done() else None
-            if isinstance(error, Exception) and not isinstance(
-                error, RunEnded
-            ):  # a signal is a SystemExit
+            # A signal is a SystemExit.
+            if isinstance(error, Exception) and not isinstance(error, RunEnded):
                 log.warning("The last sync failed: %s", error)
         for one in self._verifications:
             one.cancel()

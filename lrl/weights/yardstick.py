@@ -50,10 +50,11 @@ class Yardstick:
         self._largest = LARGEST[dtype]
         self._least = LEAST[dtype]
         self._measured: list[float] = []  # the policy's log-probs then
+        # Both log-probs when the policy had last moved.
         self._before: tuple[list[float], list[float]] = (
             [],
             [],
-        )  # both log-probs when the policy had last moved
+        )
 
     @property
     def limit(self) -> float:

@@ -224,9 +224,8 @@ def test_trls_side_imports_nothing_that_trls_environment_lacks() -> None:
                 ("lrl.", "benchmarks.")
             ):
                 ours.add(node.module)
-    ours.discard(
-        "benchmarks.against_trl.trl_side"
-    )  # it is among those read, and imports TRL itself
+    # It is among those read, and imports TRL itself.
+    ours.discard("benchmarks.against_trl.trl_side")
     assert {"lrl.training.schedule", "lrl.quickstart.task"} <= ours
     block = (
         "import sys; sys.modules.update(dict.fromkeys(['lightning', 'vllm', 'peft', "

@@ -34,9 +34,8 @@ PROMPTS = 4
 
 
 def step(number: int, launched: int, indices: list[int], **more: Any) -> dict[str, Any]:
-    prompts = [
-        (index * 3 + index // PROMPTS) % PROMPTS for index in indices
-    ]  # another order in each epoch
+    # Another order in each epoch.
+    prompts = [(index * 3 + index // PROMPTS) % PROMPTS for index in indices]
     return {
         "event": "step",
         "step": number,

@@ -47,9 +47,8 @@ def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path)
     for row in rows:
         assert forecast_report.error(row) == pytest.approx(0, abs=0.02)
         parts = sum(row["fact"][part] for part in forecast_report.SHOWN)
-        assert parts == pytest.approx(
-            row["fact"]["seconds"], rel=0.25
-        )  # medians of parts do not add up exactly
+        # Medians of parts do not add up exactly.
+        assert parts == pytest.approx(row["fact"]["seconds"], rel=0.25)
     forecast_report.draw(rows, tmp_path / "forecast.png")
     assert (tmp_path / "forecast.png").stat().st_size > 10_000
     lines = forecast_report.table(rows).splitlines()

@@ -110,9 +110,8 @@ def test_a_policy_that_does_not_fit_is_refused_with_both_sides_sizes() -> None:
 
 
 def test_the_memory_plan_includes_keys_and_values_of_all_responses() -> None:
-    assert (
-        plan_memory(random_policy.llama("8b")).kv_cache == 128 * 1024 * 128 * 1024
-    )  # 128 KiB a token, as Llama-3.1
+    # 128 KiB a token, as Llama-3.1.
+    assert plan_memory(random_policy.llama("8b")).kv_cache == 128 * 1024 * 128 * 1024
 
 
 def test_every_token_a_random_policy_draws_can_be_decoded(texts: list[str]) -> None:

@@ -183,9 +183,8 @@ def test_on_one_device_both_sides_share_its_memory(qwen: str, tmp_path: Path) ->
     planned = yaml.safe_load(out.read_text())
     strategy = planned["trainer"]["strategy"]["init_args"]
     assert planned["trainer"]["devices"] == 1 and strategy["generator_devices"] == 0
-    assert (
-        0 < strategy["server"]["gpu_memory_utilization"] < 0.7
-    )  # the trainer's state is beside it
+    # The trainer's state is beside it.
+    assert 0 < strategy["server"]["gpu_memory_utilization"] < 0.7
     assert planned["data"]["init_args"]["max_lag"] == 0
 
 

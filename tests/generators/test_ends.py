@@ -110,9 +110,8 @@ def seen(mark: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     """Fails a test that leaves a process, shared memory or a temporary file."""
     scratch = tempfile.mkdtemp()  # not under tmp_path, which is too long for vLLM's sockets
     monkeypatch.setenv("TMPDIR", scratch)
-    monkeypatch.setattr(
-        tempfile, "tempdir", scratch
-    )  # of this process, which may have looked already
+    # Of this process, which may have looked already.
+    monkeypatch.setattr(tempfile, "tempdir", scratch)
     seen = Seen()
     yield seen
     wait_for(

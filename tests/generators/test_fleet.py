@@ -126,9 +126,8 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
         server.alive = False
     until(lambda: not made.rollouts.generators)
     made.outage_limit.check_outage(made.rollouts)
-    assert (
-        "No generator serves" not in caplog.text
-    )  # it never served: its first sync is still to come
+    # It never served: its first sync is still to come.
+    assert "No generator serves" not in caplog.text
     made.rollouts.has_served = True
     made.outage_limit.check_outage(made.rollouts)
     assert "No generator serves; waiting" in caplog.text

@@ -77,9 +77,8 @@ def test_after_a_flush_no_token_that_was_written_is_on_its_way(lent_server: Lent
             await writing.task
             if max(at_the_flush) < SAMPLING.max_tokens:
                 return at_the_flush, writing
-            await call(
-                client, "/update_weight_version", {"new_version": "0"}
-            )  # all had ended: again
+            # All had ended: again.
+            await call(client, "/update_weight_version", {"new_version": "0"})
 
     at_the_flush, writing = with_client(lent_server, scene)
     assert [rollout.versions.count(0) for rollout in writing.rollouts] == at_the_flush
@@ -162,7 +161,7 @@ def test_a_request_that_vllm_refuses_is_rejected_with_its_words(lent_server: Len
         how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": 60.0}
         await client.write([5] * 2000, [Rollout()], Sampling(max_tokens=5), **how)
 
-    with pytest.raises(RequestRejected, match="answered 400: .*512"):
+    with pytest.raises(RequestRejected, match="answered 400: .*1024"):
         with_client(lent_server, too_long)
 
 

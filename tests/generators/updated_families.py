@@ -170,9 +170,8 @@ def measure(family: str, folder: Path) -> dict[str, Any]:
     (make(family).bfloat16() if family.endswith("-bf16") else model).save_pretrained(
         folder / family
     )
-    loaded, *updates = islice(
-        versions(model), 3
-    )  # before vLLM, which changes some of transformers' classes
+    # Before vLLM, which changes some of transformers' classes.
+    loaded, *updates = islice(versions(model), 3)
     adapters = adapted(make(family))
     engine = LLM(
         str(folder / family),

@@ -157,9 +157,8 @@ def test_on_the_runs_machine_no_token_is_typed(
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     with pytest.raises(NotRunning, match="none of them is running here"):
         find_run(str(tmp_path))
-    monkeypatch.setenv(
-        "LRL_TOKEN", TOKEN
-    )  # a run whose generators are all elsewhere was started with it
+    # A run whose generators are all elsewhere was started with it.
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
     assert find_run(str(tmp_path)).spec() == spec_of()
 
 

@@ -64,9 +64,8 @@ def run(
             word.replace("{in}", str(inputs)).replace("{tmp}", str(tmp_path)) for word in words
         ]
         capfd.readouterr()
-        monkeypatch.setenv(
-            "LRL_TOKEN", "of-this-test-and-long-enough"
-        )  # a run takes it out of the environment
+        # A run takes it out of the environment.
+        monkeypatch.setenv("LRL_TOKEN", "of-this-test-and-long-enough")
         try:
             status = main(given)
         except SystemExit as end:

@@ -45,9 +45,8 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     monkeypatch.setattr(of_the_script, "__module__", "__main__")
     monkeypatch.setattr(sys.modules["__main__"], "of_the_script", of_the_script, raising=False)
-    monkeypatch.setattr(
-        sys.modules["__main__"], "__file__", __file__, raising=False
-    )  # a worker of xdist has none
+    # A worker of xdist has none.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     with pytest.raises(
         ConfigError,
         match="'of_the_script', which is defined in the script that runs.*on each of them",

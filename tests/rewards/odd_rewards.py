@@ -30,9 +30,8 @@ def obey(prompt, response, **columns):
             time.sleep(float(value))
             return 1.0
         case "loop":
-            return float(
-                re.match(r"(a+)+$", "a" * 64 + "b") is not None
-            )  # never ends, and holds Python's lock
+            # Never ends, and holds Python's lock.
+            return float(re.match(r"(a+)+$", "a" * 64 + "b") is not None)
         case "deaf":
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)
@@ -42,9 +41,8 @@ def obey(prompt, response, **columns):
             os._exit(int(value or 3))
         case "hog":
             while True:
-                hoard.append(
-                    bytes(2**24)
-                )  # stays: the next response would find no memory in this worker
+                # stays: the next response would find no memory in this worker.
+                hoard.append(bytes(2**24))
         case "take":
             return float(len(bytes(int(float(value) * 2**30))) > 0)
         case "reserve":

@@ -101,9 +101,8 @@ def test_a_worker_that_stops_is_replaced(monkeypatch):
     (rollout,) = scored(pool, "pid")
     os.kill(int(rollout.reward), signal.SIGSTOP)
     monkeypatch.setattr("lrl.rewards.job.START_S", 0.5)
-    monkeypatch.setattr(
-        "pebble.common.CONSTS.term_timeout", 0.1
-    )  # a stopped process ignores SIGTERM; SIGKILL follows
+    # A stopped process ignores SIGTERM; SIGKILL follows.
+    monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)
     assert scored(pool, "give 1")[0].reward == 1.0
     pool.close()
 

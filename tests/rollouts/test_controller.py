@@ -246,9 +246,8 @@ def test_the_fleets_failure_reaches_the_trainer_itself_and_soon(wait: bool) -> N
     with pytest.raises(ConnectionError) as caught:
         run(train(controller, fleet, 1, lambda: 10.0))
     assert caught.value is fleet.error
-    assert (
-        fleet.version <= 1
-    )  # the run did not live on the other groups until the missing one was due
+    # The run did not live on the other groups until the missing one was due.
+    assert fleet.version <= 1
 
 
 @pytest.mark.parametrize(("wait", "held"), [(True, True), (False, False)])

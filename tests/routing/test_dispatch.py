@@ -316,9 +316,8 @@ def test_an_idle_generator_helps_the_other_part() -> None:
     generators, dispatch = [Model(2), Model(2)], with_oracle(SkewnessAware())
     for priority in range(5):
         dispatch.add(request(10, priority=priority))
-    assert (
-        len(send_all(dispatch, generators)) == 3
-    )  # one is long, so its generator has room, and is not idle
+    # One is long, so its generator has room, and is not idle.
+    assert len(send_all(dispatch, generators)) == 3
     generators[0].has.clear()
     assert [position for _, position in send_all(dispatch, generators)] == [0]
 
@@ -340,11 +339,12 @@ def test_long_requests_of_several_steps_go_together() -> None:
         dispatch.add(request(10, due=due))
         assert [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, generators)] == [10]
     dispatch.add(request(90, responses=2, due=5))
+    # Enough to fill a generator.
     assert [sent.due for sent, _ in send_all(dispatch, generators)] == [
         3,
         4,
         5,
-    ]  # enough to fill a generator
+    ]
 
 
 @pytest.mark.parametrize(("steps_ahead", "version"), [(0, 5), (1, 4), (3, 2)])

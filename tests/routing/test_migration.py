@@ -41,12 +41,13 @@ def test_an_idle_generator_continues_half_written_responses_after_their_tokens()
         (1, 3),
         (1, 3),
     ]
+    # The longest moved, and one was enough.
     assert [priority for _, _, priority, _ in second.asked] == [
         1,
         3,
         0,
         0,
-    ]  # the longest moved, and one was enough
+    ]
     assert pool.requests.moved == 2 and pool.reissued == 0
     assert (
         not pool.requests._targets

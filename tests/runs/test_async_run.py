@@ -225,9 +225,8 @@ def test_a_ranker_sees_every_prompt_before_it_starts_except_those_of_the_first_v
     )
     assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
     assert pupil.told.count("learn") == STEPS
-    assert (
-        len(pupil.unforeseen) == 2 * GROUPS
-    )  # the first version admits max_lag + 1 steps' prompts
+    # The first version admits max_lag + 1 steps' prompts.
+    assert len(pupil.unforeseen) == 2 * GROUPS
 
 
 class Frozen(L.Callback):
@@ -295,9 +294,8 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
         assert set(step.trainer) <= set(TRAINER) and set(step.generators) <= set(GENERATOR)
         assert step.wait > 0 and step.train > 0 and step.sync > 0
     assert any("writing" in step.generators for step in times.steps)
-    assert any(
-        "paused" in step.generators for step in times.steps
-    )  # what is beside a step is in the next one
+    # What is beside a step is in the next one.
+    assert any("paused" in step.generators for step in times.steps)
 
 
 def check_timeline(path: Path, witness: Witness, times: list[StepTimes]) -> None:

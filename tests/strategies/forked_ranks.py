@@ -167,9 +167,8 @@ def be_program(
     try:
         program(*arguments)
     except Exception as error:
-        sys.excepthook(
-            type(error), error, error.__traceback__
-        )  # as an uncaught error of a script is shown
+        # As an uncaught error of a script is shown.
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
         raise SystemExit(1) from None
 

@@ -78,9 +78,8 @@ def test_loopback_needs_neither(host: str) -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         ServerSettings(host=host).endpoint.warn()
-    assert not [
-        one for one in said if one.category is UserWarning
-    ]  # a socket that another test left warns, too
+    # A socket that another test left warns, too.
+    assert not [one for one in said if one.category is UserWarning]
 
 
 @pytest.mark.parametrize(

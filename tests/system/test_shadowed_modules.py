@@ -40,9 +40,8 @@ def folder(tmp_path: Path) -> Path:
 def start_workers(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(folder.parent / "bin" / "program.py")]
     folders = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, folders))
-    }  # an empty one is the current one
+    # An empty one is the current one.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )

@@ -176,9 +176,8 @@ def test_no_table_of_tokens_by_vocabulary_and_one_gradient_of_the_head_are_alloc
     with Watch([hidden, weight, labels]) as watch:
         token_logprobs(hidden, weight, labels, chunk_tokens=4).sum().backward()
     largest, *others = watch.allocated()
-    assert (
-        largest == VOCABULARY * WIDTH
-    )  # the head's gradient, once; the logits of all tokens are 40 * VOCABULARY
+    # The head's gradient, once; the logits of all tokens are 40 * VOCABULARY.
+    assert largest == VOCABULARY * WIDTH
     assert max(others) == 40 * WIDTH  # the hidden states'
     assert 4 * VOCABULARY in others  # a chunk of logits
 

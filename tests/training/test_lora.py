@@ -182,9 +182,8 @@ def test_adapters_of_another_model_are_no_update(folder: str) -> None:
 
 
 def test_layers_that_compute_more_than_a_product_get_no_adapter(tmp_path: Path) -> None:
-    folder = save_model(
-        tmp_path, PhimoeConfig(**SIZES, num_local_experts=4)
-    )  # its router derives from nn.Linear
+    # Its router derives from nn.Linear.
+    folder = save_model(tmp_path, PhimoeConfig(**SIZES, num_local_experts=4))
     policy = opened(folder, lora=LoRA(rank=4))
     assert {name.rpartition(".")[2] for name, _ in adapted_layers(policy.network)} == set(ATTENTION)
     with pytest.raises(
@@ -321,9 +320,8 @@ def test_layers_that_the_model_does_not_have_are_refused_before_its_weights_are_
         ConfigError, match="model.lora is set, and GPT2LMHeadModel has no linear layers"
     ):
         LoRA().add_to(gpt2)
-    with pytest.raises(
-        ValueError, match="'lm_head'"
-    ):  # lrl computes log-probs with the head's weight itself
+    # Lrl computes log-probs with the head's weight itself.
+    with pytest.raises(ValueError, match="'lm_head'"):
         shape_of(folder, None, LoRA(target_modules=["lm_head"]))
     with pytest.raises(
         ValueError, match="refresh_every_n_steps is 2, and model.lora trains adapters"

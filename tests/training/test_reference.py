@@ -233,9 +233,8 @@ def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
     replay, resumed = Replay(1, 10), Replay(1, 10)
     replay.add(0, [group])
     resumed.load_state_dict(through_a_file(replay.state_dict()), lambda index: group.prompt)
-    theirs = opened(
-        folder, reference=Reference(model=other_folder)
-    )  # as new as the first one: version 0
+    # As new as the first one: version 0.
+    theirs = opened(folder, reference=Reference(model=other_folder))
     (expected, *_) = prepared(theirs)
     (replayed,) = resumed.draw(1)
     theirs.prepare(replayed, 1.0, 10_000)

@@ -194,9 +194,8 @@ def install(folder: Path | None = None, replace: Callable[[Any, str, Any], None]
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         finish(self)
-        for layer in (
-            self.model.modules()
-        ):  # what vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine
+        # What vLLM's CPU build packs once only: lrl.vllm_plugin.shared_memory_engine.
+        for layer in self.model.modules():
             if isinstance(layer, ParallelLMHead):
                 layer.quant_method.process_weights_after_loading(layer)
 
@@ -219,11 +218,12 @@ class GlooServer(Server):
         plugin = _plugin(self.log_path.parent)
         repository = Path(__file__).parents[2]
         before = os.environ.get("PYTHONPATH")
+        # An empty one is the current folder.
         folders = [
             str(plugin),
             str(repository),
             *([before] if before else []),
-        ]  # an empty one is the current folder
+        ]
         return super().environment() | {
             KILL: str(self.told),
             "PYTHONPATH": os.pathsep.join(folders),

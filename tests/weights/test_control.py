@@ -139,9 +139,8 @@ def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> N
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.slow = True
-    control = control_of(
-        [generator], loop, 3, deadline_s=-4.9
-    )  # the loop adds 5 s to what the client is given
+    # The loop adds 5 s to what the client is given.
+    control = control_of([generator], loop, 3, deadline_s=-4.9)
     with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
         control.update_weights({})
 

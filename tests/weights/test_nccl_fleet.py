@@ -165,9 +165,8 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_broadcast_costs_only_its_gen
 ) -> None:
     one, two = scene.join(servers["one"], servers["two"])
     assert scene.sync() == [] and holds(one, 1) and holds(two, 1)
-    servers["two"].told.write_text(
-        "3"
-    )  # ranks: the trainer, the worker of `one`, both workers of `two`
+    # ranks: the trainer, the worker of `one`, both workers of `two`.
+    servers["two"].told.write_text("3")
     assert scene.sync() == [two] and holds(one, 2) and two.eviction is not None
     assert not servers["two"].told.exists(), "it died in the broadcast"
     wait_for(lambda: not broadcasts(), 60.0, "the end of the thread that sent")

@@ -94,11 +94,12 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
     assert posted(failing)[-9:] == ([*AGAIN, *RESUME] if opened else [phase, *PHASES, *RESUME])
+    # The other's failure costs it nothing.
     assert posted(healthy) == [
         "/init_weight_transfer_engine",
         *PHASES,
         *RESUME,
-    ]  # the other's failure costs it nothing
+    ]
     assert sync._transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
     assert failing.serving and failing.version == 3
 

@@ -35,10 +35,11 @@ class Calls:
 
 def weights_of(value: float) -> Weights:
     def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        # A view, as parameters may be.
         yield (
             "body",
             torch.full((4, 6), value, requires_grad=True).t(),
-        )  # a view, as parameters may be
+        )
         yield "head", torch.full((3,), value, dtype=torch.bfloat16)
 
     return weights
@@ -105,9 +106,8 @@ def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(
-        resource.RLIMIT_FSIZE, (8, limits[1])
-    )  # the write itself fails, behind the look at the free space
+    # The write itself fails, behind the look at the free space.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))
     try:
         with pytest.raises(OSError, match="could not be written.*File too large"):
             transport.stage(weights_of(2.0), False)

@@ -63,9 +63,8 @@ def print_plans(
 ) -> None:
     """Prints a table of all plans, or several tables if the terminal is too narrow for one."""
     numbered = list(enumerate(plans, start=1))
-    room = (
-        console.width if console.is_terminal else sys.maxsize
-    )  # a pipe or a file takes lines of any length
+    # A pipe or a file takes lines of any length.
+    room = console.width if console.is_terminal else sys.maxsize
     while numbered:
         some = numbered
         while len(some) > 1 and _width(table(some, cluster, workload, price), console) > room:

@@ -183,9 +183,8 @@ class ModelGenerator(Slots):
     def _wake(self) -> None:
         """Reacts to a change: at once if idle, else after the current decode step."""
         if self._timer is None:
-            self._at(
-                self._loop.time(), self._idled
-            )  # in the loop's next turn: requests of this turn share a prefill
+            # In the loop's next turn: requests of this turn share a prefill.
+            self._at(self._loop.time(), self._idled)
         else:
             self._cut_short()
 

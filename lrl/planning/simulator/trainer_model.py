@@ -55,9 +55,8 @@ class ModelTrainer:
     """Called with the record of every step, group and micro-batch."""
 
     def __post_init__(self) -> None:
-        self._done = [0.0] * len(
-            self.cuts.squares
-        )  # end of each rank's last micro-batch, on the loop's clock
+        # End of each rank's last micro-batch, on the loop's clock.
+        self._done = [0.0] * len(self.cuts.squares)
         self._delivery: asyncio.Task[float] | None = (
             None  # the last sync's pause, if it overlaps the next step
         )

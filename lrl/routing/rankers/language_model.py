@@ -46,9 +46,8 @@ class Ensemble:
     """Weighted sum of two guesses; the second one may be missing."""
 
     def __init__(self) -> None:
-        self._judged = deque[tuple[float, float, float]](
-            maxlen=MAX_GUESSES
-        )  # both guesses and the true number
+        # Both guesses and the true number.
+        self._judged = deque[tuple[float, float, float]](maxlen=MAX_GUESSES)
         self._weights: NDArray[np.float64] | None = None  # of both guesses, and a constant
 
     def __call__(self, first: float, second: float | None) -> float:
@@ -211,9 +210,8 @@ class LanguageModelRanker(Ranker):
     def start(self) -> None:
         """Starts the process, which opens the model while the generators start."""
         on_cpu = self.device.type == "cpu"
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # as for reward workers: a fork would inherit open pipes
+        # As for reward workers: a fork would inherit open pipes.
+        context = multiprocessing.get_context("spawn")
         self._pool = ProcessPool(
             1, initializer=finetuning.begin, initargs=(os.getpid(), on_cpu), context=context
         )

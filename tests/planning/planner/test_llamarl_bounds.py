@@ -53,9 +53,8 @@ def test_asynchronous_is_never_slower_and_strictly_faster_if_memory_binds() -> N
         assert apart <= together
         if together < inf:
             feasible += 1
-            assert apart < together * (
-                1 - 1e-6
-            )  # tau falls strictly everywhere, so the constraint binds
+            # Tau falls strictly everywhere, so the constraint binds.
+            assert apart < together * (1 - 1e-6)
     assert feasible > INSTANCES * 0.5
 
 

@@ -65,9 +65,8 @@ def test_a_generator_across_nodes_pays_for_the_network() -> None:
         shape=shape(LLAMA_8B), cluster=parse_cluster("16xH100", devices_per_node=16), tp=16
     )
     more = within.decode_s(1, 0) - one_node.decode_s(1, 0)
-    assert (
-        more > 2 * 32 * within.constants.network_latency_s
-    )  # two all-reduces in each of 32 layers
+    # Two all-reduces in each of 32 layers.
+    assert more > 2 * 32 * within.constants.network_latency_s
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])

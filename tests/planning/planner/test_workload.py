@@ -179,9 +179,8 @@ def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
     longest = parse_lengths(LOGNORMAL).of(work.samples)[-1]
     alone, crowded = 8e-3 * longest, (8e-3 + 1e-3 * 1.5 * work.samples / 2) * longest
     assert alone < spans[0] < spans[1] < spans[2]  # more lag, larger batches
-    assert (
-        spans[0] < crowded / 2
-    )  # with every response that pacing admits, the longest would end too late
+    # With every response that pacing admits, the longest would end too late.
+    assert spans[0] < crowded / 2
 
 
 def test_training_ends_after_its_work_and_after_its_last_group() -> None:
@@ -192,9 +191,8 @@ def test_training_ends_after_its_work_and_after_its_last_group() -> None:
     assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
     assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
     of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, responses=1), 2)
-    assert (
-        writing.group_ends_s[16] > of_one.group_ends_s[16]
-    )  # a group waits for the longest of its four
+    # A group waits for the longest of its four.
+    assert writing.group_ends_s[16] > of_one.group_ends_s[16]
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses", "prompt_tokens"])

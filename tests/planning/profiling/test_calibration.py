@@ -65,9 +65,8 @@ def test_a_fit_to_a_simulated_run_returns_its_costs(
     generator, trainer = fit_generator(records, kv_tokens=50_000), fit_trainer(records)
     for found, known in ((generator, GENERATOR), (trainer, simulated)):
         for name in known.__slots__:
-            rel = (
-                0.05 if name == "pause_s" else 1e-4
-            )  # two busy generators do not pause at the same moment
+            # Two busy generators do not pause at the same moment.
+            rel = 0.05 if name == "pause_s" else 1e-4
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 

@@ -93,9 +93,8 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(
 ) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out
-    asked = config(
-        generator_devices=1, server={"max_num_seqs": 16}
-    )  # as if one of the two had been lost
+    # As if one of the two had been lost.
+    asked = config(generator_devices=1, server={"max_num_seqs": 16})
     (run / "config.yaml").write_text(yaml.safe_dump(asked))
     assert main(["plan", f"--compare={run}"]) == 0
     slow = capsys.readouterr().out

@@ -70,11 +70,12 @@ def write(
 
 def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
     """Returns the end of each response, if nothing stops the generator and all fit."""
+    # batch: [place in work, tokens so far].
     now, batch, ends = (
         0.0,
         list[list[int]](),
         [0.0] * len(work),
-    )  # batch: [place in work, tokens so far]
+    )
     coming = sorted(range(len(work)), key=lambda place: work[place].at)
     while coming or batch:
         joining = [place for place in coming if work[place].at <= now]

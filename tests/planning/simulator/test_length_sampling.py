@@ -17,9 +17,8 @@ def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
         Lognormal(100, 1.0, 10_000, seed=3).of(n, n, 4) for n in (5, 2, 5)
     ]
     assert lengths.of(5, 5, 4) != Lognormal(100, 1.0, 10_000, seed=4).of(5, 5, 4)
-    assert lengths.of(5, 5, 4) != lengths.of(
-        5, 6, 4
-    )  # another epoch's responses to the same prompt
+    # Another epoch's responses to the same prompt.
+    assert lengths.of(5, 5, 4) != lengths.of(5, 6, 4)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])

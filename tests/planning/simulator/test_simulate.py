@@ -313,9 +313,8 @@ class Client:
 def test_the_model_dispatches_like_the_real_pool(
     generators: int, responses: int, groups: int, seed: int
 ) -> None:
-    lengths = Lognormal(
-        9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed
-    )  # so fine that no two end together
+    # So fine that no two end together.
+    lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)
     costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
 
     def real(dispatch: Journal) -> GeneratorPool:

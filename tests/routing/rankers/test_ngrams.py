@@ -9,9 +9,8 @@ from lrl.routing.rankers.ngrams import BUCKETS, NEWEST, features
 
 def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() -> None:
     (places, values), (others, _) = features([5, 6, 7, 8]), features([5, 6, 7, 9])
-    assert (
-        len(places) == 8 and len(set(places) & set(others)) == 6
-    )  # three words, two pairs, the length
+    # Three words, two pairs, the length.
+    assert len(places) == 8 and len(set(places) & set(others)) == 6
     assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
     assert len(features(list(range(10 * NEWEST)))[0]) <= 2 * NEWEST and len(features([])[0]) == 1
 

@@ -5,7 +5,6 @@ Lightning looks into one folder, for names that begin with `last`, and trains fr
 is none. A new run has a new folder, so it would nearly always do so.
 """
 
-import pickle
 import re
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.system.config_errors import fault
 
@@ -96,5 +96,5 @@ def steps_done(path: Path) -> int:
         return int(
             torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"]
         )
-    except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError):
+    except READ_ERRORS:
         return -1

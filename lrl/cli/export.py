@@ -8,13 +8,13 @@ it, or for a run that has ended in the middle.
 from __future__ import annotations
 
 import argparse
-import pickle
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.rollouts import prompt_form
 from lrl.system.quick_imports import quick_imports
 
@@ -157,15 +157,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         }
         if not policy:
             raise KeyError(f"{PREFIX}*")
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        pickle.UnpicklingError,
-    ) as error:
+    except READ_ERRORS as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"{checkpoint} is no checkpoint of an lrl run ({reason:.200}): give another."

@@ -4,13 +4,13 @@ these steps."""
 from __future__ import annotations
 
 import logging
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, shapes
+from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.rollouts.ledger import Ledger
 from lrl.system.config_errors import fault, noting
 
@@ -80,15 +80,7 @@ def check_checkpoint_contents(
             else {name: weight.shape for name, weight in state["state_dict"].items()}
         )
         found = {name.removeprefix("network."): tuple(size) for name, size in sizes.items()}
-    except (
-        RuntimeError,
-        OSError,
-        EOFError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        pickle.UnpicklingError,
-    ) as error:
+    except READ_ERRORS as error:
         reason = " ".join(str(error).split())
         fault(
             f"--ckpt_path {ckpt_path!r} is no checkpoint that can be read ({reason:.200}): give "

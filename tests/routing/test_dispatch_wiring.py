@@ -23,7 +23,10 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
 def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data, fleet = data_module(dispatch=RoundRobin(), migration=Migration()), Fleet([], capacity=1)
     trainer: Any = SimpleNamespace(
-        strategy=SimpleNamespace(fleet=fleet), max_steps=3, global_step=0
+        strategy=SimpleNamespace(fleet=fleet),
+        lightning_module=SimpleNamespace(stop_tokens=(0,)),
+        max_steps=3,
+        global_step=0,
     )
     data.prompts._prompts = [make_prompt(0), make_prompt(1)]
     data.trainer = trainer

@@ -89,7 +89,7 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
 
 
 def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
-    """Puts a follower behind each row of rank 0's callbacks; on the other ranks, in place of the
+    """Puts a follower after each row of rank 0's callbacks; on the other ranks, in place of the
     row."""
     # Not one for all: a user's callback in between may call a collective, and must find all ranks
     # there.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST = 1_000_000_000
-"""Priority of an evaluation's requests: behind every rollout of a run."""
+"""Priority of an evaluation's requests: after every rollout of a run."""
 
 
 class Evaluation(OnRankZero):

@@ -142,8 +142,8 @@ def check_state(trainer: L.Trainer) -> None:
 
 
 def extra_states(module: Module) -> dict[str, Any]:
-    """Returns what parts of a module add to its `state_dict` beside tensors, by their keys in
-    it."""
+    """Returns the state besides tensors that parts of a module add to its `state_dict`, by its
+    keys."""
     parts = module.named_modules()
     own = {
         name: part

@@ -21,7 +21,7 @@ from lrl.system.config_errors import at_least
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 USUAL_COLUMNS = 80
 LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
-"""Loggers with handlers of their own: their lines would stand behind the bar and not above it."""
+"""Loggers with their own handlers: their lines would stand after the bar and not above it."""
 
 
 class Progress(ProgressBar):
@@ -108,7 +108,7 @@ class Progress(ProgressBar):
 
 
 def facts(trainer: L.Trainer) -> Iterator[str]:
-    """Yields what is shown of the step that has just ended, the most important first."""
+    """Yields the texts about the step that has just ended, the most important first."""
     for name, tag, form in (("reward", "reward/mean", ".3f"), ("lag", "policy/lag_mean", ".1f")):
         value = float(trainer.callback_metrics.get(tag, float("nan")))
         if isfinite(value):
@@ -124,7 +124,7 @@ def facts(trainer: L.Trainer) -> Iterator[str]:
 
 
 def fitting(bar: "tqdm[Any]", shown: Iterator[str]) -> str:
-    """Returns as many of the facts as have room in the bar's line, beside a short bar."""
+    """Returns as many of the facts as have room in the bar's line, next to a short bar."""
     look = bar.format_dict
     room = look["ncols"] or USUAL_COLUMNS
     taken = len(tqdm.format_meter(**look | {"ncols": None, "postfix": None}))

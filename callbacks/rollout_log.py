@@ -120,7 +120,7 @@ def _boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
 
 
 def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
-    """Returns what the run found in its checkpoint, at its first step only."""
+    """Returns the counts of resumed work, at the run's first step only."""
     if resumed is None or resumed.step != step:
         return {}
     return {

@@ -31,7 +31,7 @@ never leave the file that raises them stand there.
 
 
 class LrlError(Exception):
-    """What lrl raises by itself."""
+    """Base of all errors that lrl raises itself."""
 
     shown_alone = False
     """Whether its message is complete without a traceback."""
@@ -86,7 +86,8 @@ class RankLostError(LrlError, RuntimeError):
 
 
 class RendezvousError(LrlError, RuntimeError):
-    """The ranks did not meet: names who is missing, or who has ended and why."""
+    """The ranks did not meet; the message names the missing ranks, or the ended ones with their
+    reasons."""
 
     shown_alone = True
 
@@ -137,4 +138,5 @@ class UntrustedFile(LrlError, PermissionError):
 
 
 class RayRunError(LrlError, RuntimeError):
-    """The run cannot be placed or started: says what is missing and what to do."""
+    """The run cannot be placed or started; the message names the missing resource and the
+    remedy."""

@@ -45,8 +45,8 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One trajectory behind a prompt: turns of the policy, and between them tokens of an
-    environment (none today).
+    """One trajectory after a prompt: turns of the policy, and between them tokens of an environment
+    (none today).
 
     The three lists are equally long, and grow together while it is being written.
     """

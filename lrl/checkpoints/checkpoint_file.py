@@ -99,7 +99,7 @@ class CheckpointFile(TorchCheckpointIO):
 
 
 def readable_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint without what could not be read again, which the log names."""
+    """Returns a checkpoint without its unreadable parts, which the log names."""
     whole, faults = readable(checkpoint)
     if faults:
         log.error(

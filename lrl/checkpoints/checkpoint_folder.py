@@ -59,8 +59,7 @@ class CheckpointFolder(CheckpointFile):
 
 
 def save_parts(parts: dict[str, Any], folder: Path) -> None:
-    """Writes the parts of all ranks; raises on all of them what one of them raised, an OSError
-    first."""
+    """Writes the parts of all ranks; raises one rank's error on all ranks, an OSError first."""
     try:
         with explain_broken_collective():
             dcp.save(parts, checkpoint_id=folder)

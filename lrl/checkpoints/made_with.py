@@ -21,7 +21,7 @@ UNPRINTED: Any = object.__repr__
 
 
 def changes(saved: Settings | None, own: Settings) -> str:
-    """Says for the log what has changed since `saved`; empty if nothing has."""
+    """Returns the changes since `saved` in words for the log; empty if there are none."""
     if saved is None:
         return "the checkpoint does not say what they were made with"
     names = [name for name in saved | own if saved.get(name) != own.get(name)]

@@ -1,4 +1,4 @@
-"""What `torch.load` and a look into its result raise for a file that is no checkpoint."""
+"""Errors of `torch.load`, and of a look into its result, for a file that is no checkpoint."""
 
 import pickle
 

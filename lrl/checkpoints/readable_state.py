@@ -1,4 +1,4 @@
-"""What of a checkpoint can be read again.
+"""Splits a checkpoint into parts that can be read again and parts that cannot.
 
 Lightning and lrl read checkpoints by `torch.load` with `weights_only=True`, which refuses objects
 that are neither plain nor tensors. It refuses the whole file, and says so when the file is needed.
@@ -47,8 +47,7 @@ def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
 
 
 def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unreadable]]:
-    """Returns a checkpoint without the parts that could not be read again, and what is wrong with
-    them.
+    """Returns a checkpoint without its unreadable parts, and the faults of these parts.
 
     A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one
     part of the data module. Half of it would be restored as if it were whole.
@@ -64,8 +63,8 @@ def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unread
 
 
 def _comes_back(value: Any) -> bool:
-    """Tries it: users may have allowed classes of their own
-    (`torch.serialization.add_safe_globals`)."""
+    """Returns whether a value can be read again, by trying: users may have allowed classes of their
+    own (`torch.serialization.add_safe_globals`)."""
     file = io.BytesIO()
     try:
         torch.save(value, file)

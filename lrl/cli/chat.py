@@ -152,8 +152,8 @@ def respond(
 
 
 def _stream(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextStreamer:
-    """Returns what writes a response to stdout as rewards see it: special tokens too, but no
-    end."""
+    """Returns the streamer that writes a response to stdout as rewards see it: special tokens too,
+    but no end."""
     import torch
     from transformers import TextStreamer
 

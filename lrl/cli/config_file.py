@@ -54,7 +54,7 @@ def check_files(words: Sequence[str]) -> None:
 
 
 def read(path: Path) -> tuple[str, str]:
-    """Returns the text of a YAML file, and the fault of the file, to be read behind its name."""
+    """Returns the text of a YAML file, and the fault of the file as words after its name."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -73,7 +73,7 @@ def read(path: Path) -> tuple[str, str]:
 
 
 def fault_of(text: str) -> str:
-    """Returns what is wrong with YAML, to be read behind its name; empty if nothing is."""
+    """Returns the fault of YAML, as words after its name; empty if there is none."""
     try:
         node = yaml.compose(text)
     except yaml.reader.ReaderError as error:
@@ -88,7 +88,7 @@ def fault_of(text: str) -> str:
 
 
 def unlike_settings(text: str) -> str:
-    """Returns why YAML is no config, to be read behind its name; empty if it is one."""
+    """Returns why YAML is no config, as words after its name; empty if it is one."""
     node = yaml.compose(text)
     if isinstance(node, yaml.MappingNode):
         return ""

@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def add_member(parser: argparse.ArgumentParser, number: str) -> None:
-    """Adds the words by which a command names a run, and one of its members."""
+    """Adds the arguments that name a run and one of its members."""
     parser.add_argument(
         "run", metavar="RUN", help="the run's folder, or the address that it has printed"
     )
@@ -84,7 +84,7 @@ def add_member(parser: argparse.ArgumentParser, number: str) -> None:
 
 
 def indices(words: str) -> list[int]:
-    """Returns numbers from 0 up that commas separate; raises ArgumentTypeError for other words."""
+    """Parses numbers from 0 up, separated by commas; raises ArgumentTypeError for other text."""
     if not re.fullmatch(r"\d+(,\d+)*", words):
         raise argparse.ArgumentTypeError(
             f"{words!r} are no CUDA indices; give numbers with commas, like 0,1"
@@ -103,7 +103,7 @@ def wrong_options(args: argparse.Namespace) -> str:
 
 
 def wrong_run(args: argparse.Namespace) -> str:
-    """Returns the error about the words of `add_member`, empty if there is none."""
+    """Returns the error about the arguments of `add_member`, empty if there is none."""
     if args.number is not None and args.number < 0:
         return f"--number {args.number}: {args.kind}s are counted from 0"
     if args.run_cert and "://" not in args.run:

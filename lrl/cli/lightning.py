@@ -57,8 +57,8 @@ class ShortErrorParser(LightningArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
     ) -> Namespace:
-        """Parses words; of a class within another one a single word, over the settings that it has
-        so far."""
+        """Parses command-line words; for a nested class a single word, over its earlier
+        settings."""
         if args and namespace:
             changed = [
                 word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]
@@ -67,7 +67,7 @@ class ShortErrorParser(LightningArgumentParser):
         return super().parse_args(args, namespace, **settings)
 
     def parse_object(self, obj: Any, namespace: Any = None, **settings: Any) -> Namespace:
-        """Parses settings of a config, over those that earlier ones have given."""
+        """Parses the settings of a config, over the settings of earlier configs."""
         if namespace:
             namespace = short_forms.widen(namespace, self.owner, short_forms.changed_in(obj))
         return super().parse_object(obj, namespace, **settings)
@@ -93,8 +93,8 @@ def raised_by_lightning(error: Exception) -> bool:
 
 
 def settings_in(message: str, trainer: Namespace) -> str:
-    """Returns the settings of the trainer whose values a message of Lightning's has; else those of
-    its devices."""
+    """Returns the trainer's settings whose values stand in Lightning's message, else its device
+    settings."""
     named = [
         name
         for name, value in vars(trainer).items()
@@ -138,8 +138,8 @@ class LrlCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the words; turns wrong interpolations, class names and prompts into errors of the
-        config."""
+        """Parses the command line; turns wrong interpolations, class names and prompts into errors
+        of the config."""
         if misplaced := misread.group_file(sys.argv):
             parser.error(misplaced)
         try:
@@ -227,7 +227,8 @@ class LrlCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Returns the verb that is asked for, or all, with the arguments that are no settings."""
+        """Returns the requested verb, or all verbs, each with its arguments that are no
+        settings."""
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
         asked = sys.argv[1] if sys.argv[1:] else ""

@@ -38,7 +38,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 """
 LIGHTNINGS = ("fit", "validate")
 OTHERS = ("ray", "chat", "export", "dequantize", "prompt", "join", "leave", "plan", "doctor")
-"""Commands beside a run; each is the `main` of the module of its name."""
+"""The commands besides fit and validate; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 MEANT = {
     "train": "fit",
@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """Runs the command of these words; returns its exit status."""
+    """Runs one command line; returns its exit status."""
     if not words or words[0] in {"-h", "--help", "help"}:
         sys.stdout.write(USAGE.format(recipes=", ".join(sorted(recipes()))))
         return 0

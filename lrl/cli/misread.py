@@ -14,7 +14,7 @@ MEANT = {
     "--data": "Did you mean --data.prompts {}?",
     "--trainer": "Settings of several groups follow --config.",
 }
-"""What may be meant by a file or a folder behind the name of a group."""
+"""The setting that may be meant by a file or a folder after the name of a group."""
 
 
 def group_file(words: Sequence[str]) -> str:

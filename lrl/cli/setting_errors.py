@@ -185,7 +185,7 @@ def _no_option(found: Found) -> str:
 
 
 def _instead(name: str, own: list[str] | None, dashes: str = "") -> str:
-    """Returns what to write in the place of a setting's name; empty if that is not certain.
+    """Returns the replacement for a setting's name; empty if none is certain.
 
     Args:
         name: A name without dashes.
@@ -316,7 +316,8 @@ def _kinds(found: Found) -> list[str]:
 
 
 def _broken_yaml(value: str) -> str:
-    """Returns what is wrong with a list or a mapping in a value; empty if it is none, or right."""
+    """Returns the fault of a list or mapping in a value; empty if the value is neither, or has
+    none."""
     return config_file.fault_of(value) if value.startswith(("[", "{")) else ""
 
 
@@ -335,8 +336,8 @@ def _missing(found: Found) -> str:
 
 
 def _no_yaml(found: Found) -> str:
-    """Returns the fault of a YAML file that another one names; `check_files` has looked at those of
-    the command."""
+    """Returns the fault of a YAML file that a YAML file names; `check_files` has checked the
+    command's own files."""
     name, words = found.match[1], (word.rpartition("=")[2] for word in sys.argv[1:])
     folders = [Path(word).parent for word in words if word.endswith(config_file.SUFFIXES)]
     path = next(

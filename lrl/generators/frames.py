@@ -45,7 +45,7 @@ class Part(NamedTuple):
     logprobs: list[float]
     """In nats, one for each token."""
     finish_reason: str | None
-    """None if it goes on."""
+    """None if the response continues."""
     versions: list[Span] | None
     """Of the whole response so far; None if vLLM does not know them."""
 

@@ -14,7 +14,7 @@ SEED_VARIABLE = "PL_GLOBAL_SEED"
 
 
 def run_seed(steps_done: int) -> int:
-    """Returns the seed of the generators of a run that goes on after `steps_done` optimizer steps.
+    """Returns the generators' seed of a run that resumes after `steps_done` optimizer steps.
 
     A resumed run has another one: the same would draw the numbers of its first steps again.
     """

@@ -147,8 +147,7 @@ def make_scratch() -> str:
 
 
 def clear(scratch: str, own: str) -> None:
-    """Does what a supervisor that was killed has not done: ends vLLM, and removes the files that it
-    left.
+    """Cleans up after a killed supervisor: ends vLLM, and removes its leftover files.
 
     Fetched weights are among them, as large as the model. `scratch` and `own` are those of
     `supervise`.

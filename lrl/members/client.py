@@ -49,25 +49,26 @@ class RunClient:
     def register(
         self, kind: Kind, number: int, run_id: str, location: Location, workers: int = 0
     ) -> Member:
-        """Says that a member of this machine lives, and where; an empty URL says that it starts."""
+        """Registers a member of this machine under its URL, which is empty while the member
+        starts."""
         words = {"run": run_id, "location": asdict(location), "workers": workers}
         words["node"] = socket.gethostname()[:LONGEST_NODE]
         return Member.from_json(self._ask("PUT", _route(kind, number), words))
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """Says that the process of a member has ended, and why if it could not serve."""
+        """Reports the end of a member's process, with the reason if it could not serve."""
         self._ask("DELETE", _route(kind, number), why or None)
 
     def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
-        """Requests that a member leaves; see `view`, and `Registry.ask_to_leave`."""
+        """Requests a member's leave; see `view`, and `Registry.ask_to_leave`."""
         self._ask("POST", f"{_route(kind, number)}/leave", by_itself)
 
     def view(self, kind: Kind, number: int) -> Member:
-        """Returns what the run has made of a member."""
+        """Returns the run's record of a member."""
         return self._typed(_route(kind, number), Member.from_json)
 
     def joined(self, kind: Kind) -> list[int]:
-        """Returns the numbers of those of this kind that joined and are members of the run."""
+        """Returns the numbers of this kind's members that the run has admitted."""
         return list(self._ask("GET", f"{MEMBERS}/{kind}"))
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:

@@ -155,7 +155,8 @@ class JoinSession(ABC):
             self._requested = self._interrupted = False
 
     def _speak(self) -> Member:
-        """Returns what the run says of the member, or has said last.
+        """Renews the lease; returns the run's record of the member, the last one if the run does
+        not respond.
 
         Raises:
             JoinEnded: The run has ended.
@@ -189,7 +190,7 @@ class JoinSession(ABC):
 
 
 def status_line(member: Member) -> str:
-    """Returns what to print of a member's status; empty for nothing."""
+    """Returns the printed line for a member's status; empty for none."""
     how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
     lines = {
         Status.PENDING: "the run has reached it. It joins at the next sync",

@@ -1,4 +1,4 @@
-"""What a run asks of a member that joins it."""
+"""The requirements of a run for its joining members."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -23,7 +23,7 @@ POLL_S = 0.1
 
 
 class RunAddress(NamedTuple):
-    """Where and with what token a process of another machine joins a run."""
+    """The URL and the token with which a process of another machine joins a run."""
 
     location: Location
     token: str
@@ -41,13 +41,13 @@ class RunAddress(NamedTuple):
 
 
 class Roster(Protocol):
-    """Who has joined: the registry on rank 0, and its client elsewhere."""
+    """The joined members: the registry on rank 0, and its client elsewhere."""
 
     def claim(self, kind: Kind) -> int:
         """Returns a number that no member of this kind has had."""
 
     def view(self, kind: Kind, number: int) -> Member:
-        """Returns what is known of a member."""
+        """Returns the run's record of a member."""
 
 
 class LaunchedMembers:
@@ -77,20 +77,19 @@ class LaunchedMembers:
         self.supervisor.start()
 
     def stop(self) -> None:
-        """Ends all jobs that do not end by themselves, once the run has told them that it is
-        over."""
+        """Ends all jobs that do not end by themselves after the run has announced its end."""
         self.supervisor.stop()
 
     @property
     def last_words(self) -> str:
-        """What the last job that failed has said, or what one waits for."""
+        """The output of the job that failed last, or the resource that a job waits for."""
         return self.supervisor.last_failure or next(
             filter(None, (slot.tail() for slot in self.slots)), ""
         )
 
 
 class _LaunchedSlot(Slot):
-    """The place of one job of a launcher."""
+    """The slot of one job of a launcher."""
 
     def __init__(
         self,
@@ -162,6 +161,6 @@ class _LaunchedSlot(Slot):
         job.stop()
 
     def tail(self) -> str:
-        """Returns what the job has printed last, or waits for; empty without a job."""
+        """Returns the end of the job's output, or the reason of its wait; empty without a job."""
         job = self._job
         return "" if job is None else job.tail()

@@ -11,7 +11,7 @@ LEASE_S = 10.0
 
 
 class Kind(StrEnum):
-    """What a member does for the run."""
+    """The work of a member."""
 
     GENERATOR = "generator"
     SCORER = "scorer"

@@ -22,7 +22,7 @@ END_S = 2.0
 
 
 class Registry:
-    """The registry; `spec` says what a member must have."""
+    """The registry; `spec` has the requirements of a member."""
 
     def __init__(self, spec: JoinSpec) -> None:
         self.spec = spec
@@ -43,7 +43,7 @@ class Registry:
     def register(
         self, kind: Kind, number: int, location: Location, node: str = "", workers: int = 0
     ) -> Member:
-        """Renews the lease of a member; returns what the run has made of it.
+        """Renews the lease of a member; returns the run's record of it.
 
         Args:
             kind: The member's.
@@ -101,7 +101,7 @@ class Registry:
             self._change(kind, number, ask)
 
     def view(self, kind: Kind, number: int) -> Member:
-        """Returns what is known of a member."""
+        """Returns the run's record of a member."""
         with self._lock:
             return self._members.get((kind, number), Member(kind, number))
 
@@ -116,7 +116,7 @@ class Registry:
     # ---- for the run
 
     def members(self, kind: Kind) -> list[Member]:
-        """Returns all that have joined, also those that are over, in the order of their numbers."""
+        """Returns all members that have ever joined, in the order of their numbers."""
         first = self.spec.generators if kind is Kind.GENERATOR else 0
         with self._lock:
             found = [
@@ -136,14 +136,14 @@ class Registry:
         }
 
     def leaving(self, kind: Kind) -> list[int]:
-        """Returns the numbers of those that are asked to leave."""
+        """Returns the numbers of the members that must leave."""
         with self._lock:
             return [
                 each.number for each in self._members.values() if each.kind is kind and each.leaving
             ]
 
     def refusal(self, kind: Kind) -> str:
-        """Returns why the last member that was refused cannot serve; empty if there is none."""
+        """Returns the reason of the last refusal; empty without one."""
         found = [member.why for member in self.members(kind) if member.status is Status.REFUSED]
         return found[-1] if found else ""
 

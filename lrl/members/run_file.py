@@ -1,4 +1,4 @@
-"""How another process finds a run's registry and gets its token.
+"""The file with the address of a run's registry, and the run's token, for other processes.
 
 A run writes its address into `fleet/run.json` in its folder, for processes of the same user
 (`lrl.checkpoints.owner_only_files`): whoever posed as the run would be told its token. The token
@@ -47,8 +47,8 @@ class RunFile(Location):
 
 
 def token_of_run() -> str:
-    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or one of
-    its own.
+    """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
+    random one.
 
     Raises:
         ConfigError: It is easily guessed.
@@ -78,7 +78,7 @@ def url_elsewhere(server: RegistryServer) -> str:
 
 
 def write_run_file(run: Path, server: RegistryServer) -> None:
-    """Says in the run's folder where its registry is, and removes what an earlier run said; raises
+    """Writes the registry's address into the run's folder, replacing an older one; raises
     OSError."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.make()
@@ -86,7 +86,7 @@ def write_run_file(run: Path, server: RegistryServer) -> None:
 
 
 def remove_run_file(run: Path) -> None:
-    """Removes it; raises OSError if it stays."""
+    """Removes the file of `write_run_file`; raises OSError if it stays."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.clear()
     files.path.rmdir()

@@ -32,7 +32,7 @@ POLL_S = 0.1
 
 
 class RunMembers:
-    """Has others join a run, from `open` to `close`.
+    """Lets members join a run, from `open` to `close`.
 
     Args:
         fleet: Where generators go.
@@ -60,7 +60,7 @@ class RunMembers:
         self.launched: dict[Kind, LaunchedMembers] = {}
 
     def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
-        """Opens the registry, and has scorers start and join.
+        """Opens the registry, starts the scorers, and waits until they have joined.
 
         Args:
             spec: What members must share with the run.
@@ -85,7 +85,7 @@ class RunMembers:
         return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
-        """Admits generators from now on, and waits for the members that the run has asked for.
+        """Admits generators from now on, and waits for the requested members.
 
         Args:
             of_nodes: Generators that the nodes of other ranks start.
@@ -157,7 +157,7 @@ class RunMembers:
             raise self._no_member_error(kind, f"in {ATTEMPTS} attempts")
 
     def close(self) -> None:
-        """Tells all that the run is over, ends the launchers' jobs, and closes the registry."""
+        """Announces the end of the run, ends the launchers' jobs, and closes the registry."""
         if self.server is not None:
             if self.scorers is not None:
                 self.scorers.close()

@@ -1,4 +1,4 @@
-"""The HTTP side of a run's registry, on rank 0: what `lrl.members.client` asks.
+"""The HTTP routes of a run's registry, on rank 0, for `lrl.members.client`.
 
 GET    /run                           requirements of a member
 GET    /run/scoring                   the rewards and limits of a scorer
@@ -125,7 +125,7 @@ class RegistryServer(TokenServer):
 
 
 def _answering(find: Callable[[web.Request], Any]) -> Handler:
-    """Returns a handler that answers with what `find` returns, as JSON."""
+    """Returns a handler that responds with the result of `find`, as JSON."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response(find(request))

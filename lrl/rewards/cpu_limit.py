@@ -15,7 +15,7 @@ class OutOfTimeError(BaseException):
 
 
 def within(seconds: float, work: Callable[[], _Found]) -> _Found:
-    """Returns what `work` returns, if it takes no more CPU time of this process than `seconds`.
+    """Runs `work` within `seconds` of this process's CPU time, and returns its result.
 
     A signal ends the work. Python handles it between two bytecode instructions and inside a
     multiplication of large numbers, but not inside other C code. Python handles no signals outside

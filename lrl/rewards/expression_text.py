@@ -102,7 +102,7 @@ def _has_letters(text: str) -> bool:
 
 
 def is_readable(text: str) -> bool:
-    """Returns whether the parser reads what the text means."""
+    """Returns whether the parser reads the text as it is meant."""
     return _SIDE_BY_SIDE.search(text) is None
 
 

@@ -64,7 +64,8 @@ class _Piece(NamedTuple):
 
 
 def marked_answers(text: str) -> list[str]:
-    r"""Returns the content of the last box or answer tag, and then that of a list that it ends.
+    r"""Returns the content of the last box or answer tag, then the contents of the list that ends
+    with it.
 
     `\boxed{1} and \boxed{2}` gives `["2", "1,2"]`. Empty if no box and no tag has a content.
     """
@@ -83,7 +84,7 @@ def final_answers(text: str) -> list[str]:
 
 
 def _stated_answers(text: str) -> list[str]:
-    """Returns the same for the forms without a mark."""
+    """Returns the final answer in a form without a mark, as `marked_answers` does."""
     *_, phrase = [None, *_PHRASE.finditer(text)]
     if phrase is not None and (found := _answers_of_sentence(text, phrase.end())):
         return found

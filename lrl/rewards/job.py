@@ -1,4 +1,4 @@
-"""A job of a reward worker, what the worker must know, and the outcomes; they travel to scorers.
+"""The job of a reward worker, its spec and its outcomes, as they travel to scorers.
 
 Rank 0 unpickles nothing: whoever has the run's token may send it anything, and only what is an
 outcome counts.
@@ -78,7 +78,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class ScoringTerms:
-    """What a scorer must know."""
+    """The rewards and limits of a scorer."""
 
     spec: WorkerSpec
     trial: Job | None

@@ -59,8 +59,7 @@ class JobState(ctypes.Structure):
         self.job = 0
 
     def begin_stretch(self) -> None:
-        """Records that the time of a deadline begins: that of a response, or of all responses that
-        are awaited."""
+        """Records the start of a deadline: of one response, or of all awaited responses."""
         self.stretch += 1
 
     def running(self, response: int, reward: int) -> None:

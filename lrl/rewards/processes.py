@@ -148,7 +148,8 @@ class Processes:
         )
 
     async def trial(self, job: Job) -> Outcome:
-        """Returns the outcome of a job of one response; if it fails, that of a second attempt."""
+        """Returns the outcome of a one-response job; if it fails, the outcome of a second
+        attempt."""
         (outcome,) = await self.outcomes(job)
         if isinstance(outcome, str):
             (outcome,) = await self.outcomes(job)

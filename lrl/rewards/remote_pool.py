@@ -172,16 +172,16 @@ class RemotePool:
         return [scorer for scorer in self.scorers if not scorer.lost]
 
     def terms(self) -> dict[str, Any]:
-        """Returns what a scorer must know, as JSON."""
+        """Returns the rewards and limits of a scorer, as JSON."""
         return ScoringTerms(self.spec, self.trial).to_json()
 
     def add(self, scorer: RemoteScorer) -> None:
-        """Has a scorer get jobs."""
+        """Adds a scorer, which gets jobs from now on."""
         with self._lock:
             self._scorers[scorer.number] = scorer
 
     def remove(self, number: int, why: str) -> bool:
-        """Takes a scorer out, whose jobs go to others; returns whether it was there."""
+        """Removes a scorer, whose jobs go to others; returns whether it was there."""
         with self._lock:
             scorer = self._scorers.pop(number, None)
         if scorer is not None:
@@ -189,7 +189,7 @@ class RemotePool:
         return scorer is not None
 
     def close(self) -> None:
-        """Takes all scorers out."""
+        """Removes all scorers."""
         for scorer in self.scorers:
             self.remove(scorer.number, "the run has ended")
 

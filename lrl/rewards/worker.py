@@ -136,8 +136,8 @@ def _call(
     texts: tuple[str, str],
     columns: dict[str, Any],
 ) -> list[Any] | str:
-    """Returns what the rewards return for a response, awaitables included; or why one has
-    failed."""
+    """Returns the results of the rewards for a response, awaitables included, or the failure of
+    one."""
     values: list[Any] = []
     for number, reward in enumerate(rewards):
         state.running(index, number)
@@ -158,7 +158,7 @@ def _call(
 async def _await_all(
     rewards: list[Reward], state: JobState, awaited: dict[int, list[Any]], budget_s: float
 ) -> dict[int, Outcome]:
-    """Returns the outcomes that were there after `budget_s`, by the index of the response."""
+    """Awaits for `budget_s` seconds; returns the finished outcomes by the index of the response."""
     clock = ResponseClock(os.getpid())
     tasks = {}
     for index, values in awaited.items():
@@ -191,7 +191,7 @@ async def _await_one(
 
 
 class _Found(NamedTuple):
-    """What a reward found for a response."""
+    """The result of one reward for a response."""
 
     parts: dict[str, float]
     gave_up: str
@@ -214,7 +214,7 @@ def _weighted_sum(rewards: list[Reward], found: list[_Found]) -> Outcome:
 
 
 def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
-    """Returns why a reward gave no number; ends the worker if its memory is full."""
+    """Returns the failure of a reward without a number; ends the worker if its memory is full."""
     if isinstance(error, MemoryError):
         state.out_of_memory = 1
         os._exit(OUT_OF_MEMORY)

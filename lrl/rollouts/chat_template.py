@@ -28,7 +28,7 @@ MARK = " (changed)"
 
 
 class Chat(NamedTuple):
-    """What a chat template renders."""
+    """The input of a chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]] = ()
@@ -120,8 +120,8 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> N
 
 
 def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
-    """Yields a part of the chat, what helps if it is left out, and the chat with another such part,
-    for each part."""
+    """Yields each part of the chat, the remedy if it is left out, and the chat with that part
+    changed."""
     for place, message in enumerate(chat.messages):
         remedy = "Change the message, or the chat template of the tokenizer."
         if message["role"] == "system":

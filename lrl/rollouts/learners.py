@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Dependencies:
-    """What the state of the learners depends on."""
+    """The settings on which the learners' state depends."""
 
     sampling: Sampling
     """Settings of the responses that they have learnt from."""
@@ -80,8 +80,7 @@ class Learners:
             self.length_predictor.end_step(groups)
 
     def begin_anew(self) -> None:
-        """Forgets what an earlier fit in this process has taught them, perhaps with another
-        policy."""
+        """Forgets an earlier fit in this process, perhaps of another policy."""
         if self._first_states is None:
             self._first_states = {
                 name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()
@@ -94,8 +93,8 @@ class Learners:
                 self._parts[name].load_state_dict(state)
 
     def state_dict(self, dependencies: Dependencies) -> dict[str, Any]:
-        """Returns what each part has learnt, in plain types and tensors, with the settings on which
-        it depends."""
+        """Returns the state of each part in plain types and tensors, with the settings on which it
+        depends."""
         return {
             name: {"made_with": self._made_with(name, dependencies), "state": part.state_dict()}
             for name, part in self._parts.items()
@@ -107,8 +106,7 @@ class Learners:
         dependencies: Dependencies,
         prompt_at: Callable[[int], Prompt] | None,
     ) -> None:
-        """Restores the parts that are in `saved` and were made with the settings of this run; logs
-        which were not.
+        """Restores the parts of `saved` that were made with this run's settings; logs the others.
 
         Args:
             saved: The result of `state_dict`; it may have more.

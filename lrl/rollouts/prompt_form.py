@@ -1,4 +1,4 @@
-"""How a run made prompts of its rows, in its policy's folder: `lrl chat` asks in the same way."""
+"""The form of a run's prompts, kept in the policy's folder for `lrl chat`."""
 
 import json
 from pathlib import Path

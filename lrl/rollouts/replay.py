@@ -93,8 +93,8 @@ class Replay:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffer in primitives and tensors; without the prompts, and what
-        `PolicyModule.prepare` adds."""
+        """Returns the buffer in primitives and tensors, without the prompts and the results of
+        `PolicyModule.prepare`."""
         return {"groups": [(at, save_group(group, scored=True)) for at, group in self._groups]}
 
     def load_state_dict(self, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:

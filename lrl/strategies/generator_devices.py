@@ -191,7 +191,7 @@ class GeneratorDevices(GracefulShutdown):
         return 0
 
     def start_on_other_nodes(self, server: RegistryServer) -> None:
-        """Has the nodes of other ranks start their generators, which join at `server`."""
+        """Starts the generators of other ranks' nodes, which join at `server`."""
 
     @property
     def gpus_of_each(self) -> int:
@@ -387,7 +387,7 @@ class GeneratorDevices(GracefulShutdown):
         gc.freeze()
 
     def teardown(self) -> None:
-        """Stops the generators, then releases what the base strategy holds."""
+        """Stops the generators, then tears down the base strategy."""
         gc.unfreeze()
         self.stop_generators()
         super().teardown()

@@ -52,8 +52,8 @@ def check_reads(ranks: Ranks, checkpoint: str) -> None:
 
 
 def described(path: Path) -> str | None:
-    """Returns what tells a checkpoint from others: its name and size in bytes; None if it is not
-    there."""
+    """Returns the name and the size in bytes of a checkpoint, which identify it; None if it is
+    missing."""
     if path.is_dir():
         return f"({path.name}, a folder)"
     return f"({path.name}, {path.stat().st_size} bytes)" if path.exists() else None
@@ -74,8 +74,8 @@ def marked(folders: list[Path]) -> Iterator[list[Path]]:
 
 
 def unseen(ranks: Ranks, marks: list[Path]) -> str:
-    """Returns, on all ranks, who does not see which of rank 0's files within `SEEN_S`; nothing if
-    all do."""
+    """Returns, on all ranks, the ranks that do not see rank 0's files within `SEEN_S`; empty if all
+    do."""
     end, missing = time.monotonic() + SEEN_S, list(marks)
     while (missing := [mark for mark in missing if not mark.exists()]) and time.monotonic() < end:
         time.sleep(0.2)

@@ -52,8 +52,8 @@ def offline() -> bool:
 
 
 def on_this_machine(model: str) -> Path | None:
-    """Returns the folder with a model's files: the folder itself, or that of a hub name in the
-    hub's cache."""
+    """Returns the local folder of a model: the folder itself, or a hub name's in the hub's
+    cache."""
     if (folder := Path(model)).is_dir():
         return folder
     try:

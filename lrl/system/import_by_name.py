@@ -147,7 +147,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _neighbours(name: str) -> list[str]:
-    """Returns the modules beside `name`: in its package, or in the current folder."""
+    """Returns the modules next to `name`: in its package, or in the current folder."""
     if package := name.rpartition(".")[0]:
         return [f"{package}.{other}" for other in public_names(_module(package))]
     return [file.stem for file in Path().glob("*.py")]

@@ -22,7 +22,7 @@ STABLE_S = 60.0
 
 
 class JobState(Enum):
-    """What a job does."""
+    """The activity of a job."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -33,14 +33,14 @@ class JobState(Enum):
 
 
 class Condition(NamedTuple):
-    """The state of a job, and why."""
+    """The state of a job, and its reason."""
 
     state: JobState
     why: str = ""
 
 
 class Slot(ABC):
-    """The place of one job. Its methods are called on one thread, which outlives the job."""
+    """The slot of one job. Its methods are called on one thread, which outlives the job."""
 
     name: str
     """Of the job, for the log."""
@@ -51,7 +51,7 @@ class Slot(ABC):
 
     @abstractmethod
     def condition(self) -> Condition:
-        """Returns what the job does; called between `start` and `end`."""
+        """Returns the state of the job; called between `start` and `end`."""
 
     @abstractmethod
     def end(self) -> None:
@@ -77,16 +77,16 @@ class JobSupervisor:
 
     @property
     def fewest_failures(self) -> int:
-        """How often the best of the slots has failed since it last served for long."""
+        """Failures of the best slot since it last served for long."""
         return min((watch.failures for watch in self.watches), default=0)
 
     @property
     def last_failure(self) -> str:
-        """Why a job has failed last; empty if none has."""
+        """The reason of the last failure; empty without one."""
         return max(self.watches, key=lambda watch: watch.failed_at).why if self.watches else ""
 
     def start(self) -> None:
-        """Begins to start jobs, and to watch those that run."""
+        """Begins to start and watch the jobs."""
         for thread in self._threads:
             thread.start()
 
@@ -112,7 +112,7 @@ class JobSupervisor:
 
 
 class _Watch:
-    """A slot, and how its jobs have fared."""
+    """A slot, and the record of its jobs."""
 
     def __init__(self, slot: Slot, running: bool) -> None:
         self.slot = slot

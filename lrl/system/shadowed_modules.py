@@ -1,4 +1,4 @@
-"""What a new process of a run would import in the place of lrl or of Python's own modules.
+"""Checks that no file shadows lrl or Python's own modules in a new process of a run.
 
 A process that is up has the right modules. A reward worker begins anew, with this one's `sys.path`,
 and until it has that, with the current folder in front.

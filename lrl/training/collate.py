@@ -10,7 +10,7 @@ from lrl.types import Group, MicroBatch, Rollout
 
 @dataclass(slots=True)
 class TrainingSample:
-    """One rollout behind its prompt, with the inputs of its loss."""
+    """One rollout after its prompt, with the inputs of its loss."""
 
     group: int
     """`Group.index`."""
@@ -30,7 +30,7 @@ class TrainingSample:
 
 
 def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
-    """Returns a text as a rollout behind a prompt of one token: every token but the first is a
+    """Returns a text as a rollout after a prompt of one token: every token but the first is a
     label."""
     first, *rest = token_ids
     rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))

@@ -39,7 +39,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 """The number of each half of a byte (MX 1.0, table 5)."""
 BLOCKS, SCALES = "_blocks", "_scales"
 FP8_SCALES = ("_scale_inv", "_scale")
-"""What the name of a tensor's scale has behind the tensor's; both are factors."""
+"""Endings of a scale's name, after its tensor's; both kinds are factors."""
 ACTIVATION_SCALES = ("input_scale", "activation_scale", "q_scale", "k_scale", "v_scale", "kv_scale")
 """The ends of names of scales that a model of whole numbers has no use for."""
 INDEX = ".safetensors.index.json"
@@ -298,7 +298,7 @@ def _tensor(file: Path, name: str) -> Tensor:
 
 
 def _parts(planned: list[Whole], dtype: Dtype) -> Iterator[list[Whole]]:
-    """Yields what goes into each file."""
+    """Yields the tensors of each file."""
     part: list[Whole] = []
     for one in planned:
         if part and sum(_bytes(each, dtype) for each in part) + _bytes(one, dtype) > FILE_BYTES:

@@ -121,7 +121,8 @@ def with_dtype(config: dict[str, Any], dtype: str, without: tuple[str, ...] = ()
 
 @contextmanager
 def _savable(network: PreTrainedModel) -> Iterator[None]:
-    """Takes out of the network's configs what transformers has read and refuses to write."""
+    """Removes the entries from the network's configs that transformers reads and refuses to
+    write."""
     config, generation = network.config, network.generation_config
     network.config = copy.deepcopy(config)
     network.generation_config = GenerationConfig()
@@ -135,8 +136,8 @@ def _savable(network: PreTrainedModel) -> Iterator[None]:
 
 
 def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
-    """Writes the first version's config.json with what has changed: the dtype, and what a user's
-    code has set."""
+    """Writes the first version's config.json with the changes: the dtype, and the entries of a
+    user's code."""
     before = quiet_config(str(place))
     if type(before) is not type(network.config):
         return  # the policy is the text part of a larger model, and transformers has written that part's config

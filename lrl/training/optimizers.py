@@ -1,5 +1,4 @@
-"""What a user's `configure_optimizers` gives: whether a run can use it, and the steps of its
-schedulers."""
+"""Checks the result of a user's `configure_optimizers`, and steps its schedulers."""
 
 from typing import Any
 

@@ -93,7 +93,7 @@ class Reference:
 
     @property
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
-        """What the KL penalty in the rewards depends on; empty if there is none in them."""
+        """The settings on which the rewards' KL penalty depends; empty without one."""
         return () if self.place != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:

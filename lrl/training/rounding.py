@@ -1,4 +1,4 @@
-"""What the rounding of a number format does to a model's log-probs, measured on that model.
+"""Measures the effect of a number format's rounding on a model's log-probs.
 
 Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the
 model: by 0.0006 nats a token for a tiny random one, by 0.05 for one that was trained. So a limit

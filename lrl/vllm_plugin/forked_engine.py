@@ -1,5 +1,4 @@
-"""On a CPU vLLM's engine can be a fork of its API server: it need not import anew what that has
-imported.
+"""Forks vLLM's engine from its API server on a CPU, which saves the imports.
 
 vLLM's CPU build spawns engine and workers whatever `VLLM_WORKER_MULTIPROC_METHOD` says, so that
 each worker can have its own threads and libraries. The engine of one device (a tensor-parallel size
@@ -14,7 +13,7 @@ METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def install() -> None:
-    """Has `METHOD` hold for an engine that is its own worker; may be called twice."""
+    """Makes `METHOD` hold for an engine that is its own worker; may be called twice."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Has the groups made from now on in this process share it; may be called twice."""
+    """Makes the process groups of this process share it from now on; may be called twice."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     make: Any = ProcessGroupGloo.__init__

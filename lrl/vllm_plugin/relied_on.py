@@ -12,7 +12,7 @@ TRANSFER = "vllm.distributed.weight_transfer"
 
 
 class Members(NamedTuple):
-    """What a class must have; `alternatives` are for releases that differ, one of them is
+    """The required members of a class; `alternatives` are for releases that differ, one of them is
     enough."""
 
     by: str
@@ -24,8 +24,7 @@ class Members(NamedTuple):
 
 
 class Call(NamedTuple):
-    """How lrl calls a function or method, or how it is called where lrl puts its own in the
-    place."""
+    """A call of lrl's to a function or method of vLLM, or vLLM's call to lrl's replacement."""
 
     by: str
     module: str

@@ -14,7 +14,7 @@ from lrl.generators.frames import OWN
 
 
 def install() -> None:
-    """Has vLLM tell the versions with every output of lrl's requests; may be called twice."""
+    """Makes vLLM report the versions with every output of lrl's requests; may be called twice."""
     from vllm.v1.engine.output_processor import RequestState
 
     at_the_end = RequestState._new_completion_output

@@ -26,7 +26,7 @@ class Job(ABC):
 
     @abstractmethod
     def tail(self) -> str:
-        """Returns the end of what it has printed, or what it waits for; for an error."""
+        """Returns the end of its output, or the reason of its wait, for an error."""
 
 
 class ProcessJob(Job):

@@ -186,7 +186,7 @@ class _Driver:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Returns the end of what Ray has printed."""
+        """Returns the end of Ray's output."""
         return "\n".join(self._said[-5:]) or "nothing"
 
     def _read(self) -> None:

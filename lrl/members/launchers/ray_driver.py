@@ -43,7 +43,7 @@ PLACING_S = 20.0
 
 
 def serve(words: Sequence[str], variables: dict[str, str]) -> str:
-    """Runs `lrl` with these words on a node; returns what it has printed last.
+    """Runs `lrl` with these arguments on a node; returns the end of its output.
 
     It ends with the task's process, whatever ends that: the kernel kills it, and its own supervisor
     then ends vLLM. Behind a lost raylet Ray kills the children of its tasks, but nothing below
@@ -108,7 +108,7 @@ class Driver:
             self._ends.setdefault(name, time.monotonic() + END_S)
 
     def look(self) -> None:
-        """Reports tasks that have ended and what the others wait for."""
+        """Reports the ended tasks, and the resources that the others wait for."""
         for name, (_, future) in list(self._tasks.items()):
             if ray.wait([future], timeout=0)[0]:
                 self._ended(name, said(future))
@@ -186,7 +186,7 @@ def named(resources: dict[str, float]) -> str:
 
 
 def said(future: Any) -> str:
-    """Returns what a task has printed, or why it has ended."""
+    """Returns the output of a task, or the reason of its end."""
     try:
         return str(ray.get(future))
     except (ray.exceptions.RayError, KeyboardInterrupt) as error:

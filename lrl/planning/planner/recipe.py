@@ -53,7 +53,8 @@ def write_recipe(
 
 
 def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:
-    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, behind the `Throughput` that it needs."""
+    """Returns a recipe's callbacks with a `Timeline` that knows the forecast, after its
+    `Throughput`."""
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
     if not any(callback["class_path"] == THROUGHPUT for callback in others):
         others.append({"class_path": THROUGHPUT})

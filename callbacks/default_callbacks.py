@@ -81,10 +81,10 @@ def put_in_order(callbacks: list[L.Callback]) -> None:
     """
     ordered: list[L.Callback] = []
     for callback in callbacks:
-        behind = (
-            place for place, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0
+        later = (
+            index for index, other in enumerate(ordered) if _rank(other) > _rank(callback) >= 0
         )
-        ordered.insert(next(behind, len(ordered)), callback)
+        ordered.insert(next(later, len(ordered)), callback)
     callbacks[:] = ordered
 
 

@@ -126,14 +126,14 @@ class Elastic(OnRankZero):
         if self.max_generators is not None and generators >= self.max_generators:
             return
         command = (self.command or JOIN).replace(RUN, shlex.quote(str(run)))
-        what = (
+        advice = (
             f"One more generator would help: of {times.step:.1f} s a step the trainer waited "
             f"{times.wait:.1f} s"
         )
         if self.command is None:
-            log.warning("%s, and %d cannot write faster. Type: %s", what, generators, command)
+            log.warning("%s, and %d cannot write faster. Type: %s", advice, generators, command)
         elif not self._is_one_coming(fleet):
-            log.warning("%s, and %d cannot write faster. Starting: %s", what, generators, command)
+            log.warning("%s, and %d cannot write faster. Starting: %s", advice, generators, command)
             self._joined_before = fleet.joined
             try:
                 self._started.append(subprocess.Popen(shlex.split(command), start_new_session=True))

@@ -145,13 +145,14 @@ def extra_states(module: Module) -> dict[str, Any]:
     """Returns the state besides tensors that parts of a module add to its `state_dict`, by its
     keys."""
     parts = module.named_modules()
-    own = {
+    stateful = {
         name: part
         for name, part in parts
         if type(part).get_extra_state is not Module.get_extra_state
     }
     return {
-        f"{name}._extra_state".lstrip("."): part.get_extra_state() for name, part in own.items()
+        f"{name}._extra_state".lstrip("."): part.get_extra_state()
+        for name, part in stateful.items()
     }
 
 
@@ -199,8 +200,8 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
 def save(trainer: L.Trainer) -> str | None:
     """Saves into the run's folder, or else into the temporary one; returns the path, or None if
     both fail."""
-    given = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
-    folder = next((Path(path) for path in given if path), run_folder(trainer) / "checkpoints")
+    configured = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
+    folder = next((Path(path) for path in configured if path), run_folder(trainer) / "checkpoints")
     path = folder / f"last-step={trainer.global_step}.ckpt"
     write(trainer, path)
     io = trainer.strategy.checkpoint_io

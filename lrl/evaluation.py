@@ -94,7 +94,9 @@ class Report:
             f"problems: {self.n})"
         )
         lacks = {"without a reward": self.failures, "cut at the token limit": self.truncated}
-        return ", ".join([line, *(f"{what}: {count}" for what, count in lacks.items() if count)])
+        return ", ".join(
+            [line, *(f"{problem}: {count}" for problem, count in lacks.items() if count)]
+        )
 
     def as_table(self) -> str:
         """Returns the report as lines of text."""

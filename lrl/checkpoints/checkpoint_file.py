@@ -58,13 +58,7 @@ class CheckpointFile(TorchCheckpointIO):
                 raise
             last = f"The last good one is {self.newest}." if self.newest else "There is none yet."
             warn = rank_zero_only(log.warning)  # all ranks come here if each writes a part
-            warn(
-                "The checkpoint of step %d cannot be written to %s: %s. %s",
-                step,
-                path,
-                reason,
-                last,
-            )
+            warn(f"The checkpoint of step {step} cannot be written to {path}: {reason}. {last}")
             return
         self.refused = None
         self.newest = str(path)
@@ -85,15 +79,15 @@ class CheckpointFile(TorchCheckpointIO):
         if not isinstance(url_to_fs(str(path))[0], LocalFileSystem):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        place = Path(LocalFileSystem._strip_protocol(str(path)))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = place.with_name(place.name + UNFINISHED)
+        target = Path(LocalFileSystem._strip_protocol(str(path)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(target.name + UNFINISHED)
         try:
             with unfinished.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
-            unfinished.replace(place)
+            unfinished.replace(target)
         finally:
             unfinished.unlink(missing_ok=True)
 

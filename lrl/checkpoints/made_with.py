@@ -20,12 +20,12 @@ UNPRINTED: Any = object.__repr__
 """Of an object whose class does not say how it is printed."""
 
 
-def changes(saved: Settings | None, own: Settings) -> str:
+def changes(saved: Settings | None, current: Settings) -> str:
     """Returns the changes since `saved` in words for the log; empty if there are none."""
     if saved is None:
         return "the checkpoint does not say what they were made with"
-    names = [name for name in saved | own if saved.get(name) != own.get(name)]
-    return ", ".join(_change(name, saved.get(name), own.get(name)) for name in names)
+    names = [name for name in saved | current if saved.get(name) != current.get(name)]
+    return ", ".join(_change(name, saved.get(name), current.get(name)) for name in names)
 
 
 def _change(name: str, before: float | str | None, after: float | str | None) -> str:

@@ -30,10 +30,10 @@ def newest_checkpoint(trainer: L.Trainer) -> str | None:
     folders, named = _folders(trainer)
     runs = [paths for folder in folders if (paths := list(folder.glob("*.ckpt")))]
     if not runs:
-        beside = (
+        other_versions = (
             sorted(_runs(trainer).glob("*/checkpoints/*.ckpt")) if named and trainer.loggers else []
         )
-        names = list(dict.fromkeys(path.parent.parent.name for path in beside))
+        names = list(dict.fromkeys(path.parent.parent.name for path in other_versions))
         more = " ..." if names[SHOWN:] else ""
         there = f" Versions with checkpoints: {', '.join(names[:SHOWN])}{more}." if names else ""
         fault(
@@ -59,13 +59,13 @@ def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
 def _folders(trainer: L.Trainer) -> tuple[list[Path], bool]:
     """Returns the run's checkpoint folders and True; or, if no setting names the run, one folder
     per run and False."""
-    given = [
+    configured = [
         callback.dirpath
         for callback in trainer.checkpoint_callbacks
         if isinstance(callback, ModelCheckpoint)
     ]
-    if any(given):
-        return [Path(folder) for folder in given if folder], True
+    if any(configured):
+        return [Path(folder) for folder in configured if folder], True
     if not trainer.loggers:
         return [Path(trainer.default_root_dir) / "checkpoints"], True
     # Reading `version` would begin a new one.

@@ -40,8 +40,8 @@ def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
             yield from unreadable(key, (*path, key))
             yield from unreadable(value, (*path, key))
     elif kind in SEQUENCES:
-        for place, value in enumerate(state):
-            yield from unreadable(value, (*path, place))
+        for index, value in enumerate(state):
+            yield from unreadable(value, (*path, index))
     elif not _comes_back(state):
         yield Unreadable(path, kind)
 

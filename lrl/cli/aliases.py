@@ -122,7 +122,7 @@ SETTINGS = {
     "kl_loss_coef": REFERENCE,
     "init_kl_coef": REFERENCE,
     "use_kl_loss": REFERENCE,
-    "use_kl_in_reward": "model.reference.place reward, with --model.reference lrl.Reference",
+    "use_kl_in_reward": "model.reference.penalty_in reward, with --model.reference lrl.Reference",
     "kl_loss_type": "model.reference.estimator, with --model.reference lrl.Reference",
     "kl_penalty": "model.reference.estimator, with --model.reference lrl.Reference",
     "ref_model": "model.reference.model, with --model.reference lrl.Reference",

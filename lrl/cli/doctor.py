@@ -80,22 +80,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--timeout_s", type=float, default=120.0, help="longest wait for the other nodes (120)"
     )
-    asked = parser.parse_args(argv)
-    if asked.cluster is None:
-        return show(checks(asked.folder or Path("runs")))
-    if asked.cluster and not asked.cluster.rpartition(":")[2].isdecimal():
+    args = parser.parse_args(argv)
+    if args.cluster is None:
+        return show(checks(args.folder or Path("runs")))
+    if args.cluster and not args.cluster.rpartition(":")[2].isdecimal():
         parser.error(
-            f"--cluster is {asked.cluster!r}: give HOST:PORT of the first node, or nothing under "
+            f"--cluster is {args.cluster!r}: give HOST:PORT of the first node, or nothing under "
             "torchrun or srun. A folder stands before it: lrl doctor FOLDER --cluster"
         )
     from lrl.cli import doctor_cluster
 
     return doctor_cluster.main(
-        asked.cluster,
-        nodes=asked.nodes,
-        node=asked.node,
-        timeout_s=asked.timeout_s,
-        folder=asked.folder,
+        args.cluster,
+        nodes=args.nodes,
+        node=args.node,
+        timeout_s=args.timeout_s,
+        folder=args.folder,
     )
 
 

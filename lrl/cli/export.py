@@ -121,14 +121,14 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     return int(state["global_step"])
 
 
-def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], said: str) -> None:
-    """Raises ValueError, which begins with `said`, if a weight is missing or of another shape than
-    expected."""
+def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], prefix: str) -> None:
+    """Raises ValueError, which begins with `prefix`, if a weight is missing or of another shape
+    than expected."""
     for name, weight in expected.items():
         if name not in found or found[name].shape != weight.shape:
             shape = list(found[name].shape) if name in found else "none"
             raise ValueError(
-                f"{said}: {name} is {shape} in it and {list(weight.shape)} there. Give its "
+                f"{prefix}: {name} is {shape} in it and {list(weight.shape)} there. Give its "
                 "model.model as --model."
             )
 

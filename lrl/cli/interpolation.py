@@ -21,16 +21,16 @@ def from_the_root(words: Iterable[str], verb: str) -> list[str]:
 
 def explain(error: Exception) -> str:
     """Returns the text for OmegaConf's error about a `${...}`."""
-    said = str(error)
-    key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", said)
+    message = str(error)
+    key = re.search(r"full_key: (?:fit\.|validate\.)?(\S+)", message)
     where = f"{key[1]}: " if key else ""
-    if broken := re.search(r"at input '(.+?)'", said):
+    if broken := re.search(r"at input '(.+?)'", message):
         example = "${data.init_args.max_lag}"
         return f"{where}{broken[1]!r} is no interpolation; one looks like {example}."
-    wanted = re.search(WANTED, said)
-    if wanted is None:
-        return said
-    path = re.sub(r"^(fit|validate)\.", "", wanted[1] or wanted[2])
+    match = re.search(WANTED, message)
+    if match is None:
+        return message
+    path = re.sub(r"^(fit|validate)\.", "", match[1] or match[2])
     known = re.sub(r"^(model|data|trainer\.strategy)\.", r"\1.init_args.", path)
     remedy = "Write the whole path, as --print_config shows it."
     if path in fit_help.all_settings() and known != path:

@@ -38,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = 0
     if args.kind == Kind.SCORER:
         workers = usable_cores() if args.workers is None else args.workers
-    own = LocalOverrides(
+    overrides = LocalOverrides(
         args.devices, workers, endpoint=endpoint, run_cert=args.run_cert, number=args.number
     )
     try:
-        return join(args.run, Kind(args.kind), own)
+        return join(args.run, Kind(args.kind), overrides)
     except (NotRunning, ValueError, RuntimeError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2 if isinstance(error, NotRunning | ValueError) else 1
@@ -60,11 +60,13 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})"
     )
-    own = parser.add_argument_group("its address", "as in the run, if it is on this machine")
-    own.add_argument("--host", help="address it listens on, which the run's machine reaches")
-    own.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
-    own.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
-    own.add_argument("--insecure", action="store_true", help="plain HTTP, which others can read")
+    endpoint = parser.add_argument_group("its address", "as in the run, if it is on this machine")
+    endpoint.add_argument("--host", help="address it listens on, which the run's machine reaches")
+    endpoint.add_argument("--tls_cert", metavar="FILE", help="its certificate, PEM")
+    endpoint.add_argument("--tls_key", metavar="FILE", help="the certificate's key, PEM")
+    endpoint.add_argument(
+        "--insecure", action="store_true", help="plain HTTP, which others can read"
+    )
     return parser
 
 

@@ -190,16 +190,16 @@ class LrlCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Builds the trainer; if that fails, reports the faults of policy and data with it and
         starts no rank."""
-        given = self.config_init[self.subcommand].trainer
+        settings = self.config_init[self.subcommand].trainer
         # Lightning would refuse it beside `Progress`.
-        if given.enable_progress_bar is False and given.callbacks:
+        if settings.enable_progress_bar is False and settings.callbacks:
             kwargs["callbacks"] = [
-                callback for callback in given.callbacks if not isinstance(callback, Progress)
+                callback for callback in settings.callbacks if not isinstance(callback, Progress)
             ]
         try:
-            check_devices(given.devices)
-            if given.strategy in StrategyRegistry.available_strategies():
-                raise config_errors.ConfigError(preflight.without_generators(given.strategy))
+            check_devices(settings.devices)
+            if settings.strategy in StrategyRegistry.available_strategies():
+                raise config_errors.ConfigError(preflight.without_generators(settings.strategy))
             trainer = super().instantiate_trainer(**kwargs)
             preflight.check_strategy(trainer)
             return trainer
@@ -207,7 +207,7 @@ class LrlCLI(LightningCLI):
             if not isinstance(error, self.expected_errors) and not raised_by_lightning(error):
                 raise
             if raised_by_lightning(error):
-                error = config_errors.ConfigError(f"{error} ({settings_in(str(error), given)})")
+                error = config_errors.ConfigError(f"{error} ({settings_in(str(error), settings)})")
             config_errors.fault(str(error))
             preflight.check_without_trainer(self.model, self.datamodule)
             raise error
@@ -231,6 +231,6 @@ class LrlCLI(LightningCLI):
         settings."""
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
-        asked = sys.argv[1] if sys.argv[1:] else ""
+        verb = sys.argv[1] if sys.argv[1:] else ""
         # The parser of a verb takes a tenth of the start.
-        return {asked: skip} if asked in verbs else verbs
+        return {verb: skip} if verb in verbs else verbs

@@ -37,14 +37,14 @@ def _within(value: Any, name: str) -> Iterator[str]:
 def _of_class(kind: Any, settings: Namespace, name: str) -> Iterator[str]:
     parameters = _parameters(kind)
     for setting, value in vars(settings).items():
-        given = parameters.get(setting)
+        parameter = parameters.get(setting)
         if isinstance(value, Namespace) and "class_path" not in value:  # of a dataclass
-            for inner in filter(is_dataclass, get_args(given.annotation) if given else ()):
+            for inner in filter(is_dataclass, get_args(parameter.annotation) if parameter else ()):
                 yield from _of_class(inner, value, f"{name}.{setting}")
         else:
             yield from _within(value, f"{name}.{setting}")
-        if value is None and given is not None and not _may_be_null(given):
-            remedy = f"give a value, or leave it out for its default, {given.default!r}"
+        if value is None and parameter is not None and not _may_be_null(parameter):
+            remedy = f"give a value, or leave it out for its default, {parameter.default!r}"
             yield f"{name}.{setting} is null: {remedy}."
 
 

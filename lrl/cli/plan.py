@@ -32,20 +32,20 @@ PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `lrl plan` with these words; returns the exit status: 2 for bad input, if nothing fits,
-    or if a recipe was asked for and lrl can run none of the plans."""
+    """Runs `lrl plan` with these arguments; returns the exit status: 2 for bad input, if nothing
+    fits, or if a recipe was requested and lrl can run none of the plans."""
     words = list(sys.argv[1:] if argv is None else argv)
     comparing = any(word.partition("=")[0] == "--compare" for word in words)
-    asked = (compare_parser() if comparing else parser()).parse_args(words)
+    args = (compare_parser() if comparing else parser()).parse_args(words)
     console = Console(highlight=False, markup=False)
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     try:
         if comparing:
             from lrl.planning.simulator import compare  # the simulator needs torch; a plan does not
 
-            print_whole(console, compare.table(compare.read_run(asked.compare)))
+            print_whole(console, compare.table(compare.read_run(args.compare)))
         else:
-            plan(asked, console)
+            plan(args, console)
     except (ValueError, FileNotFoundError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
@@ -113,100 +113,101 @@ def parser() -> argparse.ArgumentParser:
     return words
 
 
-def check(asked: argparse.Namespace) -> None:
+def check(args: argparse.Namespace) -> None:
     """Raises ValueError if a setting is outside its range."""
     for name, least in {"max_lag": 0, "top": 1, "simulate": 0}.items():
-        if getattr(asked, name) < least:
+        if getattr(args, name) < least:
             raise ValueError(
-                f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least "
-                f"{least}."
+                f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be at least {least}."
             )
-    if not asked.link > 0:
-        raise ValueError(f"--link is {asked.link:g} Gb/s; it must be above 0.")
-    if asked.simulate and asked.generators is not None:
+    if not args.link > 0:
+        raise ValueError(f"--link is {args.link:g} Gb/s; it must be above 0.")
+    if args.simulate and args.generators is not None:
         raise ValueError(
-            f"--simulate is {asked.simulate}, and the simulator knows one cluster: leave out "
-            f"--generators {asked.generators}, or --simulate."
+            f"--simulate is {args.simulate}, and the simulator knows one cluster: leave out "
+            f"--generators {args.generators}, or --simulate."
         )
-    if asked.price is not None and not asked.price >= 0:
-        raise ValueError(f"--price is {asked.price:g}; it must be at least 0.")
-    if asked.out is not None and (asked.out.is_dir() or not asked.out.parent.is_dir()):
+    if args.price is not None and not args.price >= 0:
+        raise ValueError(f"--price is {args.price:g}; it must be at least 0.")
+    if args.out is not None and (args.out.is_dir() or not args.out.parent.is_dir()):
         why = (
             "is a folder"
-            if asked.out.is_dir()
-            else f"lies in no folder ({asked.out.parent} is not there)"
+            if args.out.is_dir()
+            else f"lies in no folder ({args.out.parent} is not there)"
         )
         raise ValueError(
-            f"--out is {str(asked.out)!r}, which {why}. Give a file in a folder that is there."
+            f"--out is {str(args.out)!r}, which {why}. Give a file in a folder that is there."
         )
 
 
-def plan(asked: argparse.Namespace, console: Console) -> None:
+def plan(args: argparse.Namespace, console: Console) -> None:
     """Searches, prints, simulates and writes.
 
     Raises:
         ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
         FileNotFoundError: A file is missing.
     """
-    check(asked)
-    base = base_recipe(asked.base)
-    cluster = parse_cluster(asked.cluster, devices_per_node=asked.devices_per_node)
-    lengths = parse_lengths(asked.lengths)
+    check(args)
+    base = base_recipe(args.base)
+    cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
+    lengths = parse_lengths(args.lengths)
     workload = Workload(
-        prompts=asked.prompts,
-        responses=asked.responses,
-        prompt_tokens=asked.prompt_tokens,
+        prompts=args.prompts,
+        responses=args.responses,
+        prompt_tokens=args.prompt_tokens,
         lengths=lengths,
     )
-    layouts = Layouts(read_shape(asked.model), workload, PRECISIONS[asked.precision])
-    today = list(plans_today(layouts, cluster, asked.max_lag)) if asked.generators is None else []
-    later = [plan for plan in search(asked, layouts, cluster) if not runs_today(plan, cluster)]
-    plans = today_first(today, later, asked.top)
+    layouts = Layouts(read_shape(args.model), workload, PRECISIONS[args.precision])
+    today = list(plans_today(layouts, cluster, args.max_lag)) if args.generators is None else []
+    later = [plan for plan in search(args, layouts, cluster) if not runs_today(plan, cluster)]
+    plans = today_first(today, later, args.top)
     if not plans:
         raise ValueError(nothing_fits(layouts, cluster))
-    console.print(assumed(vars(asked), parser().get_default, layouts, cluster))
-    why_not = why_no_recipe(asked, layouts, cluster, today)
+    console.print(assumed(vars(args), parser().get_default, layouts, cluster))
+    why_not = why_no_recipe(args, layouts, cluster, today)
     if why_not:
         console.print(why_not)
-    print_plans(console, plans, cluster=cluster, workload=workload, price=asked.price)
+    print_plans(console, plans, cluster=cluster, workload=workload, price=args.price)
     console.print(f"Plan 1. {bottleneck(plans[0], workload)}")
-    if asked.generators is None:
+    if args.generators is None:
         problem = llamarl_problem(layouts, cluster)
         console.print(
             "LlamaRL's two problems, without longest responses, syncs and whole devices, with one "
             f"layout for both sides when they take turns: {problem.synchronous_s():.3g} s "
             f"synchronous, {problem.asynchronous_s():.3g} s asynchronous."
         )
-    if asked.simulate:
-        simulate(plans[: asked.simulate], workload, console)
-    if asked.out is not None:
+    if args.simulate:
+        simulate(plans[: args.simulate], workload, console)
+    if args.out is not None:
         if why_not:
-            raise ValueError(f"--out is {str(asked.out)!r}, and nothing was written. {why_not}")
-        write(asked, best(today, 1)[0], workload, cluster, base, console)
+            raise ValueError(f"--out is {str(args.out)!r}, and nothing was written. {why_not}")
+        write(
+            args, best(today, 1)[0], workload=workload, cluster=cluster, base=base, console=console
+        )
 
 
 def why_no_recipe(
-    asked: argparse.Namespace, layouts: Layouts, cluster: Cluster, today: list[Plan]
+    args: argparse.Namespace, layouts: Layouts, cluster: Cluster, today: list[Plan]
 ) -> str:
     """Returns why none of the plans can be a recipe; empty if one can."""
-    if asked.generators is not None:
-        flag = f"--generators {asked.generators}"
+    if args.generators is not None:
+        flag = f"--generators {args.generators}"
         return (
             f"{flag}: lrl writes no recipe for two clusters, and has run none. Leave it out for "
             "one."
         )
-    return "" if today else why_none(layouts, cluster, asked.max_lag)
+    return "" if today else why_none(layouts, cluster, args.max_lag)
 
 
-def search(asked: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
+def search(args: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
     """Yields all plans that fit."""
-    if asked.generators is None:
-        yield from asynchronous(layouts, cluster, asked.max_lag)
+    if args.generators is None:
+        yield from asynchronous(layouts, cluster, args.max_lag)
         yield from synchronous(layouts, cluster)
         return
-    writers = parse_cluster(asked.generators, "--generators", asked.devices_per_node)
-    for lag in range(asked.max_lag + 1):
-        if one := across(layouts, cluster, writers=writers, lag=lag, link=asked.link * GIGABIT):
+    writers = parse_cluster(args.generators, "--generators", args.devices_per_node)
+    for lag in range(args.max_lag + 1):
+        if one := across(layouts, cluster, writers=writers, lag=lag, link=args.link * GIGABIT):
             yield one
 
 
@@ -234,7 +235,7 @@ def simulate(plans: Sequence[Plan], workload: Workload, console: Console) -> Non
 
 
 def write(
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
     plan: Plan,
     workload: Workload,
     cluster: Cluster,
@@ -247,26 +248,26 @@ def write(
         ValueError: The file cannot be written.
     """
     dispatch = None
-    if asked.simulate:
+    if args.simulate:
         from lrl.planning.simulator import simulated_plan
 
         dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(plan, workload))
     try:
         write_recipe(
-            asked.out,
+            args.out,
             plan,
             workload=workload,
             cluster=cluster,
             base=base,
-            model=asked.model,
+            model=args.model,
             dispatch=dispatch,
         )
     except OSError as error:
         raise ValueError(
-            f"--out is {str(asked.out)!r}, which cannot be written: {error}."
+            f"--out is {str(args.out)!r}, which cannot be written: {error}."
         ) from error
-    console.print(f"{asked.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
-    console.print(f"lrl fit --config {shlex.quote(str(asked.out))}", soft_wrap=True)
+    console.print(f"{args.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
+    console.print(f"lrl fit --config {shlex.quote(str(args.out))}", soft_wrap=True)
 
 
 def base_recipe(name: str) -> Path:

@@ -40,10 +40,10 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
         return str(known[name])
 
     expanded = list(words)
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word.startswith("--config="):
-            expanded[place] = f"--config={path(word.removeprefix('--config='))}"
-        elif place and words[place - 1] in {"--config", "-c"}:
-            expanded[place] = path(word)
+            expanded[index] = f"--config={path(word.removeprefix('--config='))}"
+        elif index and words[index - 1] in {"--config", "-c"}:
+            expanded[index] = path(word)
     check_files(expanded)
     return expanded

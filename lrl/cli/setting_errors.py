@@ -78,8 +78,8 @@ class Found(NamedTuple):
     def value(self) -> str:
         """The setting's value, as far as the message has it."""
         pattern = r"(?:Got|Given) value: (?:NestedArg\(.*val='?(.*?)'?\)$|(.*))"
-        behind = re.findall(pattern, self.message[self.start :], re.MULTILINE)
-        found = next((part for part in behind[0] if part), "") if behind else ""
+        values = re.findall(pattern, self.message[self.start :], re.MULTILINE)
+        found = next((part for part in values[0] if part), "") if values else ""
         return YAML_WORDS.get(found, found)
 
     @property
@@ -101,8 +101,8 @@ class Found(NamedTuple):
 def explain(message: str) -> str:
     """Returns the text of one error for a parser's message."""
     for pattern, reason in REASONS:
-        places = [_place(match, message) for match in re.finditer(pattern, message)]
-        for one in sorted(places, key=lambda place: -place.depth):
+        found = [_found_setting(match, message) for match in re.finditer(pattern, message)]
+        for one in sorted(found, key=lambda one: -one.depth):
             if text := reason.format(found=one) if isinstance(reason, str) else reason(one):
                 return text
     return without_noise(message)
@@ -122,9 +122,9 @@ def explain_constructor(message: str) -> str:
     setting might have."""
     if NOISE[0] not in message:
         return message
-    said = [line.strip(" -") for line in without_noise(message).splitlines()]
-    own = [line for line in dict.fromkeys(said) if not line.startswith(OTHER_TYPES)]
-    return "\n".join(own or said)
+    lines = [line.strip(" -") for line in without_noise(message).splitlines()]
+    setting_lines = [line for line in dict.fromkeys(lines) if not line.startswith(OTHER_TYPES)]
+    return "\n".join(setting_lines or lines)
 
 
 def explain_prompt_row(words: Iterable[str]) -> str:
@@ -143,12 +143,12 @@ def settings_of(class_path: str) -> set[str]:
     constructors."""
     module, _, name = class_path.rpartition(".")
     bases = inspect.getmro(getattr(import_module(module), name))
-    own: list[Any] = [base for base in bases if "__init__" in vars(base)]
-    taken = (inspect.signature(base.__init__).parameters for base in own)
+    with_constructor: list[Any] = [base for base in bases if "__init__" in vars(base)]
+    taken = (inspect.signature(base.__init__).parameters for base in with_constructor)
     return {name for parameters in taken for name in parameters} - {"self", "args", "kwargs"}
 
 
-def _place(match: re.Match[str], message: str) -> Found:
+def _found_setting(match: re.Match[str], message: str) -> Found:
     """Returns a match with the setting that its line is about: the keys and classes of the lines
     around it."""
     start = message.rfind("\n", 0, match.start()) + 1
@@ -157,8 +157,8 @@ def _place(match: re.Match[str], message: str) -> Found:
     classes: list[str] = []
     indent = len(line)
     for above in filter(str.strip, reversed([*message[:start].splitlines(), line])):
-        if (own := len(above) - len(above.lstrip())) < indent:
-            indent = own
+        if (depth := len(above) - len(above.lstrip())) < indent:
+            indent = depth
             keys += re.findall(r'Parser key "([^"]+)"', above)
             classes += re.findall(r"Problem with given class_path '([^']+)'", above)
     return Found(
@@ -184,12 +184,13 @@ def _no_option(found: Found) -> str:
     return f"{dashes}{name}: there is no such setting.{_instead(name, None, '--')}"
 
 
-def _instead(name: str, own: list[str] | None, dashes: str = "") -> str:
+def _instead(name: str, of_class: list[str] | None, dashes: str = "") -> str:
     """Returns the replacement for a setting's name; empty if none is certain.
 
     Args:
         name: A name without dashes.
-        own: Names of the settings of the class that it was meant for; None if it names no class.
+        of_class: Names of the settings of the class that it was meant for; None if it names no
+            class.
         dashes: What a setting begins with, as the name that was written did.
     """
     if meant := aliases.setting(name):
@@ -197,9 +198,9 @@ def _instead(name: str, own: list[str] | None, dashes: str = "") -> str:
     last = name.rpartition(".")[2]
     others = fit_help.all_settings()
     same = [one for one in others if one.rpartition(".")[2] == last]
-    words = {one.rpartition(".")[2]: one for one in (others if own is None else own)}
+    words = {one.rpartition(".")[2]: one for one in (others if of_class is None else of_class)}
     near = words.get(import_by_name.nearest(last, words) or "")
-    if same and (near is None or own is None):
+    if same and (near is None or of_class is None):
         near = f" or {dashes}".join(same)
     return f" Did you mean {dashes}{near}?" if near else ""
 
@@ -311,7 +312,9 @@ def _wrong_type(found: Found) -> str:
 def _kinds(found: Found) -> list[str]:
     """Returns the plain types that the setting may have, in words."""
     lines = re.finditer(r"Expected a <class '(\w+)'>", found.message)
-    kinds = [line[1] for line in lines if _place(line, found.message).setting == found.setting]
+    kinds = [
+        line[1] for line in lines if _found_setting(line, found.message).setting == found.setting
+    ]
     return list(dict.fromkeys(TYPES[kind] for kind in kinds if kind in TYPES))
 
 

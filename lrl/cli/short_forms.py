@@ -13,15 +13,15 @@ from jsonargparse import Namespace
 from lrl.callbacks import Evaluation
 
 
-def widen(given: Namespace, owner: type, changed: Collection[str]) -> Namespace:
+def widen(settings: Namespace, owner: type, changed: Collection[str]) -> Namespace:
     """Returns the settings of a class, those in `changed` as classes where they have a short form.
 
     Args:
-        given: The settings so far; they stay as they are.
+        settings: The settings so far; they stay as they are.
         owner: The class whose constructor takes them.
         changed: Names of the settings of which one of their own settings is given now.
     """
-    widened = given.clone() if {"prompts", "rewards"} & set(changed) else given
+    widened = settings.clone() if {"prompts", "rewards"} & set(changed) else settings
     if "prompts" in changed:
         _widen_prompts(widened, owner)
     if "rewards" in changed:
@@ -38,23 +38,23 @@ def changed_in(config: dict[str, Any] | Namespace) -> list[str]:
     ]
 
 
-def _widen_prompts(given: Namespace, owner: type) -> None:
-    source = given.get("prompts")
+def _widen_prompts(settings: Namespace, owner: type) -> None:
+    source = settings.get("prompts")
     if not source or _has_settings(source):
         return
     # What `Prompts.coerce` makes of a source; an evaluation's is the test split.
     split = {"split": "test"} if issubclass(owner, Evaluation) else {}
-    given.prompts = _class("lrl.Prompts", source=source, **split)
+    settings.prompts = _class("lrl.Prompts", source=source, **split)
 
 
-def _widen_rewards(given: Namespace) -> None:
-    rewards = given.get("rewards")
+def _widen_rewards(settings: Namespace) -> None:
+    rewards = settings.get("rewards")
     # Settings that follow belong to it.
     last = rewards[-1] if rewards and isinstance(rewards, list) else rewards
     if not last or _has_settings(last):
         return
     widened = _class("lrl.rewards.Function", function=last)
-    given.rewards = [*rewards[:-1], widened] if isinstance(rewards, list) else widened
+    settings.rewards = [*rewards[:-1], widened] if isinstance(rewards, list) else widened
 
 
 def _has_settings(value: Any) -> bool:

@@ -49,8 +49,9 @@ def flags(settings: ServerSettings) -> dict[str, Any]:
     }
 
 
-def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]:
-    """Returns environment variables; a value of the user's in `own` overrides each but the last."""
+def environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str, str]:
+    """Returns environment variables; a value of the user's in `overrides` overrides each but the
+    last."""
     defaults = {
         # vLLM's own choice pins a worker to all cores but the last: on a small machine all
         # generators to one core.
@@ -67,6 +68,6 @@ def environment(settings: ServerSettings, own: dict[str, str]) -> dict[str, str]
     }
     # Without the last one vLLM insists on a separate worker, so that it can set the worker's
     # threads.
-    return {name: own.get(name, value) for name, value in defaults.items()} | {
+    return {name: overrides.get(name, value) for name, value in defaults.items()} | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
     }

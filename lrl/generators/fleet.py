@@ -63,8 +63,8 @@ class Fleet:
         """Generators that have served and are not replaced: removed ones, and lost ones of other
         processes."""
         self._slots = [
-            _ServerSlot(self, self.pools[place >= split], generator, server)
-            for place, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
+            _ServerSlot(self, self.pools[index >= split], generator, server)
+            for index, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
         ]
         self._supervisor = JobSupervisor(self._slots, running=True)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,9 +149,9 @@ class Fleet:
         if slot is not None:
             await asyncio.to_thread(slot.end)
 
-    def call(self, work: Any, what: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
+    def call(self, work: Any, purpose: str, deadline_s: float = CONTROL_DEADLINE_S) -> Any:
         """Runs a coroutine on the fleet's loop and waits for it, from the trainer's thread."""
-        return self.loop.wait(work, deadline_s, what)
+        return self.loop.wait(work, deadline_s, purpose)
 
     async def _begin(self) -> None:
         await asyncio.gather(*(_warm_up(generator) for generator in self.generators))

@@ -140,9 +140,19 @@ class Server:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = cpu_backend.command_prefix() if self._on_cpu else []
         self._scratch = supervisor.make_scratch()
-        own = ["-P", supervisor.__file__, "--owner", str(os.getpid()), "--scratch", self._scratch]
-        own += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
-        command, environment = [*prefix, sys.executable, *own, *self.command()], self.environment()
+        program = [
+            "-P",
+            supervisor.__file__,
+            "--owner",
+            str(os.getpid()),
+            "--scratch",
+            self._scratch,
+        ]
+        program += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
+        command, environment = (
+            [*prefix, sys.executable, *program, *self.command()],
+            self.environment(),
+        )
         self._starts += 1
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
@@ -285,25 +295,25 @@ class Server:
             "CUDA_VISIBLE_DEVICES": self._visible,
         }
 
-    def _error(self, what: str) -> ServerError:
+    def _error(self, event: str) -> ServerError:
         if found := cause(self._log()):
             return ServerError(
-                f"{self.name.capitalize()} {what}:\n{found}\nIts whole log is {self.log_path}."
+                f"{self.name.capitalize()} {event}:\n{found}\nIts whole log is {self.log_path}."
             )
         return ServerError(
-            f"{self.name.capitalize()} {what}. The end of {self.log_path}:\n{self.log_tail()}"
+            f"{self.name.capitalize()} {event}. The end of {self.log_path}:\n{self.log_tail()}"
         )
 
 
 def _visible_devices(devices: list[int]) -> str:
     """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own
     CUDA_VISIBLE_DEVICES."""
-    if (own := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return ",".join(map(str, devices))
-    names = own.split(",")
+    names = visible.split(",")
     if beyond := [index for index in devices if index >= len(names)]:
         raise ConfigError(
-            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={own!r}: give fewer "
+            f"Generator devices {beyond} are not among CUDA_VISIBLE_DEVICES={visible!r}: give fewer "
             "devices."
         )
     return ",".join(names[index] for index in devices)

@@ -124,9 +124,9 @@ class ServerSettings:
                 f"{', '.join(QUANTIZATIONS)}. Those that need a quantised model cannot take new "
                 "weights."
             )
-        own = {dashed(name) for name in vars(self)}
+        setting_names = {dashed(name) for name in vars(self)}
         for name in self.extra_args:
-            _check_flag(name, own)
+            _check_flag(name, setting_names)
         _check_speculation(self.extra_args)
         with noting():
             self.endpoint.check()
@@ -148,7 +148,7 @@ def speculates(extra_args: dict[str, Any]) -> bool:
     return any(_switch(name) in SPECULATION for name in extra_args)
 
 
-def _check_flag(name: str, own: set[str]) -> None:
+def _check_flag(name: str, setting_names: set[str]) -> None:
     """Refuses a flag that lrl sets, in each spelling that vLLM reads as that flag."""
     where = f"strategy.server.extra_args: {name!r}"
     if not FLAG.fullmatch(name):
@@ -159,9 +159,9 @@ def _check_flag(name: str, own: set[str]) -> None:
         return
     flag = _switch(name)
     # argparse takes the beginning of a flag's name for the flag.
-    if taken := sorted(one for one in own if one.startswith(flag)):
+    if taken := sorted(one for one in setting_names if one.startswith(flag)):
         setting = f"strategy.server.{taken[0].replace('-', '_')}"
-        fault(f"{where} is a setting of its own beside extra_args, {setting}; set it there.")
+        fault(f"{where} is a setting besides extra_args, {setting}; set it there.")
     elif taken := sorted(one for one in OWNED if _switch(one).startswith(flag)):
         fault(f"{where} is set by lrl: {OWNED[taken[0]]}. Leave it out.")
 

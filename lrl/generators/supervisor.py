@@ -146,11 +146,11 @@ def make_scratch() -> str:
     return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 
 
-def clear(scratch: str, own: str) -> None:
+def clear(scratch: str, generator_prefix: str) -> None:
     """Cleans up after a killed supervisor: ends vLLM, and removes its leftover files.
 
-    Fetched weights are among them, as large as the model. `scratch` and `own` are those of
-    `supervise`.
+    Fetched weights are among them, as large as the model. `scratch` and `generator_prefix` are
+    those of `supervise`.
     """
     shared: set[int] = set()
 
@@ -162,7 +162,7 @@ def clear(scratch: str, own: str) -> None:
         return living
 
     wait_or_kill(scan, End.STOPPED.value)  # vLLM has got its SIGTERM with the supervisor's end
-    remove_shared((own,), shared - mapped(psutil.pids()))
+    remove_shared((generator_prefix,), shared - mapped(psutil.pids()))
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -192,14 +192,16 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
             scanned_at = time.monotonic()
 
 
-def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: str) -> int:
+def supervise(
+    command: list[str], owner: int, run_prefix: str, generator_prefix: str, scratch: str
+) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes the files it
     left.
 
     Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process
-    id of the trainer; the run's own files in /dev/shm, those with `prefix`, are removed only when
-    it is gone; those with `own`, which only this generator uses, and the folder `scratch` for its
-    temporary files at every end.
+    id of the trainer; the run's own files in /dev/shm, those with `run_prefix`, are removed only
+    when it is gone; those with `generator_prefix`, which only this generator uses, and the folder
+    `scratch` for its temporary files at every end.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
@@ -225,7 +227,10 @@ def supervise(command: list[str], owner: int, prefix: str, own: str, scratch: st
         )
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
-        remove_shared((own, prefix) if run_is_over else (own,), tree.shared - mapped(psutil.pids()))
+        remove_shared(
+            (generator_prefix, run_prefix) if run_is_over else (generator_prefix,),
+            tree.shared - mapped(psutil.pids()),
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
@@ -251,8 +256,8 @@ def main() -> int:
     return supervise(
         arguments.command,
         arguments.owner,
-        prefix=arguments.prefix,
-        own=arguments.own,
+        run_prefix=arguments.prefix,
+        generator_prefix=arguments.own,
         scratch=arguments.scratch,
     )
 

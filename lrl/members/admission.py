@@ -151,7 +151,11 @@ class GeneratorAdmission:
         if status is before or before.over:
             return
         self.registry.set_status(
-            Kind.GENERATOR, number, status, generator.version, generator.eviction or ""
+            Kind.GENERATOR,
+            number,
+            status,
+            version=generator.version,
+            why=generator.eviction or "",
         )
         self.fleet.joined += status is Status.SERVING
 
@@ -228,12 +232,13 @@ class ScorerAdmission:
             )
             await scorer.check()
         except (OSError, ValueError) as error:
-            place = (
+            fault_of_address = (
                 f"{member.name.capitalize()} on {member.node} cannot be reached at "
                 f"{member.location.url}"
             )
             why = (
-                f"{place}: {error}. It needs an address that this machine reaches: give it by `lrl "
+                f"{fault_of_address}: {error}. It needs an address that this machine reaches: give "
+                "it by `lrl "
                 "join --host`"
             )
             log.warning("%s.", why)

@@ -114,9 +114,9 @@ class RunClient:
                         f"{self.location.url}: the token is not the run's (LRL_TOKEN)."
                     )
                 if response.status != http.client.OK:
-                    said = response.read().decode(errors="replace")
+                    text = response.read().decode(errors="replace")
                     raise NotRunning(
-                        f"{self.location.url} responded {response.status} on {route}: {said}"
+                        f"{self.location.url} responded {response.status} on {route}: {text}"
                     )
                 yield response
             except http.client.HTTPException as error:

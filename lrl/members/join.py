@@ -15,7 +15,7 @@ ANSWER_S = 120.0
 """Seconds that a run may take to answer a request to leave: a sync goes before."""
 
 
-def join(run: str, kind: Kind, own: LocalOverrides) -> int:
+def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
     """Has a member join the run in the folder or at the URL `run`, and serve until its end.
 
     Returns:
@@ -26,10 +26,10 @@ def join(run: str, kind: Kind, own: LocalOverrides) -> int:
         ValueError: A member on this machine cannot meet the run's requirements.
         RuntimeError: The server did not start, or has ended.
     """
-    client = find_run(run, own.run_cert)
+    client = find_run(run, overrides.run_cert)
     spec = ask(client, client.spec)
     joining = JoiningGenerator if kind is Kind.GENERATOR else JoiningScorer
-    return joining(run, client, spec, own).run()
+    return joining(run, client, spec, overrides).run()
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
@@ -47,15 +47,15 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
     client = find_run(run, run_cert)
     if number is None:
         if not (joined := ask(client, lambda: client.joined(kind))):
-            own = (
+            hint = (
                 " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
             )
-            raise NotRunning(f"{run}: no {kind} has joined.{own}")
+            raise NotRunning(f"{run}: no {kind} has joined.{hint}")
         number = max(joined)
-    asked = number
-    ask(client, lambda: client.ask_to_leave(kind, asked))
+    leaver = number
+    ask(client, lambda: client.ask_to_leave(kind, leaver))
     deadline = time.monotonic() + ANSWER_S
-    while (member := ask(client, lambda: client.view(kind, asked))).leaving:
+    while (member := ask(client, lambda: client.view(kind, leaver))).leaving:
         if time.monotonic() > deadline:
             raise NotRunning(
                 f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves."

@@ -64,7 +64,7 @@ class JoinSession(ABC):
         run: The run, as its user gave it.
         client: The run.
         spec: Its requirements.
-        own: What does not come from the run.
+        overrides: Settings that do not come from the run.
 
     Raises:
         ValueError: A member on this machine cannot meet the requirements.
@@ -72,10 +72,12 @@ class JoinSession(ABC):
 
     kind: ClassVar[Kind]
 
-    def __init__(self, run: str, client: RunClient, spec: JoinSpec, own: LocalOverrides) -> None:
+    def __init__(
+        self, run: str, client: RunClient, spec: JoinSpec, overrides: LocalOverrides
+    ) -> None:
         self.client = client
         self.spec = spec
-        self.own = own
+        self.overrides = overrides
         self.number = -1
         self._location = Location()
         self._heard = time.monotonic()
@@ -97,9 +99,9 @@ class JoinSession(ABC):
             NotRunning: The run does not answer at its start.
             RuntimeError: The server did not start, or has ended.
         """
-        given = self.own.number
+        number = self.overrides.number
         self.number = (
-            ask(self.client, lambda: self.client.claim(self.kind)) if given is None else given
+            ask(self.client, lambda: self.client.claim(self.kind)) if number is None else number
         )
         ask(self.client, self._register)
         before = {
@@ -147,8 +149,10 @@ class JoinSession(ABC):
             self._raise_if_interrupted()
         if self._interrupted and not self._requested:
             self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
-            who = self.kind, self.number
-            ask(self.client, lambda: self.client.ask_to_leave(*who, by_itself=True))
+            ask(
+                self.client,
+                lambda: self.client.ask_to_leave(self.kind, self.number, by_itself=True),
+            )
             self._requested = True
         elif self._requested and not member.leaving and member.leave_refusal:
             self.say(f"stays: {member.leave_refusal}")
@@ -174,8 +178,13 @@ class JoinSession(ABC):
         return member
 
     def _register(self) -> Member:
-        own = (self.kind, self.number, self.spec.run_id)
-        return self.client.register(*own, self._location, self.own.workers)
+        return self.client.register(
+            self.kind,
+            self.number,
+            self.spec.run_id,
+            location=self._location,
+            workers=self.overrides.workers,
+        )
 
     def _raise_if_interrupted(self) -> None:
         """Raises JoinEnded after a signal before the run knows the member."""

@@ -35,22 +35,22 @@ class JoinSpec:
         if isinstance(self.owner, dict):  # from JSON
             object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
-    def settings_here(self, own: dict[str, Any], url: str) -> ServerSettings:
+    def settings_here(self, overrides: dict[str, Any], url: str) -> ServerSettings:
         """Returns the run's settings, with this machine's address and TLS.
 
         A member on another machine than the run's listens on the address by which the run is
-        reached, unless `own` says where.
+        reached, unless `overrides` says where.
 
         Args:
-            own: The fields of `Endpoint` that were given for this machine.
+            overrides: The fields of `Endpoint` that were given for this machine.
             url: The run's.
 
         Raises:
             ValueError: They cannot work.
         """
         if self.owner.here:
-            return ServerSettings(**self.settings | own)
-        endpoint = {"host": own.get("host") or own_address_towards(url)} | own
+            return ServerSettings(**self.settings | overrides)
+        endpoint = {"host": overrides.get("host") or own_address_towards(url)} | overrides
         if is_loopback(host := endpoint["host"]) or host in ("0.0.0.0", "::"):
             raise ValueError(
                 f"--host {host}: the run is on another machine. Give the address by which it "

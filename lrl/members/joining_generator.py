@@ -21,9 +21,11 @@ class JoiningGenerator(JoinSession):
 
     kind = Kind.GENERATOR
 
-    def __init__(self, run: str, client: RunClient, spec: JoinSpec, own: LocalOverrides) -> None:
-        super().__init__(run, client, spec, own)
-        self.settings = generator_settings(run, spec, own, client.location.url)
+    def __init__(
+        self, run: str, client: RunClient, spec: JoinSpec, overrides: LocalOverrides
+    ) -> None:
+        super().__init__(run, client, spec, overrides)
+        self.settings = generator_settings(run, spec, overrides, client.location.url)
         self.folder = Path(f"join-{spec.run_id}" if "://" in run else run)
         """Where its log goes, and its model if the run gives it."""
         self.folder.mkdir(exist_ok=True)
@@ -50,7 +52,7 @@ class JoiningGenerator(JoinSession):
             model,
             self.settings,
             backend=spec.transport,
-            devices=self.own.devices,
+            devices=self.overrides.devices,
             folder=self.folder,
             number=number,
             # Another run id: this supervisor must not remove the files in /dev/shm that belong to
@@ -85,13 +87,15 @@ def raise_if_ended(server: Server) -> None:
         server.ready()
 
 
-def generator_settings(run: str, spec: JoinSpec, own: LocalOverrides, url: str) -> ServerSettings:
+def generator_settings(
+    run: str, spec: JoinSpec, overrides: LocalOverrides, url: str
+) -> ServerSettings:
     """Returns the settings of a generator on this machine; raises ValueError if it cannot join.
 
     Args:
         run: The run, as its user gave it.
         spec: Its requirements.
-        own: What does not come from the run.
+        overrides: Settings that do not come from the run.
         url: The run's.
     """
     transport, here = find_transport(spec.transport), spec.owner.here
@@ -100,21 +104,21 @@ def generator_settings(run: str, spec: JoinSpec, own: LocalOverrides, url: str) 
     ):
         raise ValueError(f"{run} {why}")
     check_environment(run, spec, os.environ)
-    if spec.on_cpu == bool(own.devices):
+    if spec.on_cpu == bool(overrides.devices):
         needed = (
             "are on the CPU: leave it out"
             if spec.on_cpu
             else "are on GPUs: give the indices of this one's"
         )
-        given = ",".join(map(str, own.devices)) or "(not given)"
-        raise ValueError(f"--devices {given}: the run's generators {needed}.")
-    return spec.settings_here(own.endpoint, url)
+        devices = ",".join(map(str, overrides.devices)) or "(not given)"
+        raise ValueError(f"--devices {devices}: the run's generators {needed}.")
+    return spec.settings_here(overrides.endpoint, url)
 
 
-def check_environment(run: str, spec: JoinSpec, own: Mapping[str, str]) -> None:
+def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) -> None:
     """Raises ValueError if a variable here contradicts the run's; one that is missing is no
     fault."""
-    for name, here in find_transport(spec.transport).common_environment(own).items():
+    for name, here in find_transport(spec.transport).common_environment(variables).items():
         there = spec.environment.get(name)
         if here != there:
             of_run = "is not set" if there is None else f"is {there!r}"

@@ -22,9 +22,11 @@ class JoiningScorer(JoinSession):
 
     kind = Kind.SCORER
 
-    def __init__(self, run: str, client: RunClient, spec: JoinSpec, own: LocalOverrides) -> None:
-        super().__init__(run, client, spec, own)
-        endpoint = spec.settings_here(own.endpoint, client.location.url).endpoint
+    def __init__(
+        self, run: str, client: RunClient, spec: JoinSpec, overrides: LocalOverrides
+    ) -> None:
+        super().__init__(run, client, spec, overrides)
+        endpoint = spec.settings_here(overrides.endpoint, client.location.url).endpoint
         fields = ask(client, client.scoring)
         try:
             terms = ScoringTerms.from_json(fields)
@@ -32,7 +34,7 @@ class JoiningScorer(JoinSession):
             raise NotRunning(
                 f"{run} is of another release of lrl ({error!r}): use the run's."
             ) from error
-        self.server = ScorerServer(terms, own.workers, endpoint, client.token)
+        self.server = ScorerServer(terms, overrides.workers, endpoint, client.token)
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[Served]:

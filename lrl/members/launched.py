@@ -36,8 +36,8 @@ class RunAddress(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a job that joins there; the token is in no word of a command."""
-        own = {TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
-        return {**os.environ, **own}
+        variables = {TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
+        return {**os.environ, **variables}
 
 
 class Roster(Protocol):
@@ -67,8 +67,8 @@ class LaunchedMembers:
         self.launcher = launcher
         self.kind = kind
         self.slots = [
-            _LaunchedSlot(self, roster, address, folder=folder, place=place)
-            for place in range(launcher.jobs)
+            _LaunchedSlot(self, roster, address, folder=folder, index=index)
+            for index in range(launcher.jobs)
         ]
         self.supervisor = JobSupervisor(self.slots)
 
@@ -97,23 +97,23 @@ class _LaunchedSlot(Slot):
         roster: Roster,
         address: RunAddress,
         folder: Path,
-        place: int,
+        index: int,
     ) -> None:
         self.launcher = members.launcher
         self.kind = members.kind
         self.roster = roster
         self.folder = folder
         self.words = ["join", address.location.url, "--kind", str(self.kind)]
-        self.words += self._own_words(place)
+        self.words += self._own_words(index)
         self.environment = address.environment
         self.name = str(self.kind)
         self._job: Job | None = None
         self._number = -1
 
-    def _own_words(self, place: int) -> list[str]:
+    def _own_words(self, index: int) -> list[str]:
         if self.kind is Kind.SCORER:
             return [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
-        devices = ",".join(map(str, self.launcher.devices(place)))
+        devices = ",".join(map(str, self.launcher.devices(index)))
         return ["--devices", devices] if devices else []
 
     def start(self) -> None:

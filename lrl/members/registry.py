@@ -170,14 +170,16 @@ class Registry:
     def end(self) -> None:
         """Tells all members that the run ends, and waits a moment until they know."""
         with self._lock:
-            said = time.monotonic()
+            announced_s = time.monotonic()
             for member in list(self._members.values()):
                 if not member.status.over:
                     self._members[member.kind, member.number] = replace(member, status=Status.ENDED)
-        while time.monotonic() - said < END_S:
+        while time.monotonic() - announced_s < END_S:
             with self._lock:
                 silent = [
-                    each for each in self._members.values() if said - LEASE_S < each.heard <= said
+                    each
+                    for each in self._members.values()
+                    if announced_s - LEASE_S < each.heard <= announced_s
                 ]
             if not silent:
                 return

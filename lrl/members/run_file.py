@@ -53,14 +53,14 @@ def token_of_run() -> str:
     Raises:
         ConfigError: It is easily guessed.
     """
-    given = os.environ.pop(TOKEN_VARIABLE, "")
-    if given and len(given) < SHORTEST_TOKEN:
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if token and len(token) < SHORTEST_TOKEN:
         fault(
-            f"{TOKEN_VARIABLE} has {len(given)} characters: whoever guesses it can stop the run "
+            f"{TOKEN_VARIABLE} has {len(token)} characters: whoever guesses it can stop the run "
             f"and replace its weights. Give {SHORTEST_TOKEN} or more: export "
             f"{TOKEN_VARIABLE}=$(openssl rand -hex 32)"
         )
-    return given or secrets.token_urlsafe(32)
+    return token or secrets.token_urlsafe(32)
 
 
 def url_elsewhere(server: RegistryServer) -> str:

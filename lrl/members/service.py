@@ -61,7 +61,7 @@ class RegistryServer(TokenServer):
             web.get(MODEL + "/{name}", self._file),
             web.get(KIND, _answering(lambda request: registry.joined(_kind(request)))),
             web.post(KIND, _answering(self._claim)),
-            web.get(ONE, _answering(lambda request: asdict(registry.view(*_who(request))))),
+            web.get(ONE, _answering(lambda request: asdict(registry.view(*_member_of(request))))),
             web.put(ONE, self._register),
             web.delete(ONE, self._withdraw),
             web.post(f"{ONE}/leave", self._leave),
@@ -100,18 +100,20 @@ class RegistryServer(TokenServer):
         if not node.isprintable() or len(node) > LONGEST_NODE:
             raise web.HTTPBadRequest(text="that is no name of a machine")
         try:
-            member = self.registry.register(*_who(request), location, node=node, workers=workers)
+            member = self.registry.register(
+                *_member_of(request), location, node=node, workers=workers
+            )
             return web.json_response(asdict(member))
         except LookupError as error:
             raise web.HTTPConflict(text=str(error)) from error
 
     async def _withdraw(self, request: web.Request) -> web.Response:
         text = await request.text()
-        self.registry.withdraw(*_who(request), why=str(json.loads(text)) if text else "")
+        self.registry.withdraw(*_member_of(request), why=str(json.loads(text)) if text else "")
         return web.json_response({})
 
     async def _leave(self, request: web.Request) -> web.Response:
-        self.registry.ask_to_leave(*_who(request), by_itself=await request.text() == "true")
+        self.registry.ask_to_leave(*_member_of(request), by_itself=await request.text() == "true")
         return web.json_response({})
 
     def _model_files(self) -> list[Path]:
@@ -137,5 +139,5 @@ def _kind(request: web.Request) -> Kind:
     return Kind(request.match_info["kind"])
 
 
-def _who(request: web.Request) -> tuple[Kind, int]:
+def _member_of(request: web.Request) -> tuple[Kind, int]:
     return _kind(request), int(request.match_info["number"])

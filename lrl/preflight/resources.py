@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-BESIDE = 3
-"""Numbers beside each one that is trained: its gradient and AdamW's two moments."""
+STATES_PER_WEIGHT = 3
+"""Numbers besides each trained one: its gradient and AdamW's two moments."""
 
 
 def check_resources(
@@ -53,28 +53,28 @@ def check_resources(
     trained = share if policy.lora is None else adapters // strategy.shards
     of_a_rank = (
         share
-        + (BESIDE * trained if fits else 0)
+        + (STATES_PER_WEIGHT * trained if fits else 0)
         + (share if fits and has_own_reference(policy) else 0)
     )
-    beside: dict[torch.device, int] = {}
+    rankers: dict[torch.device, int] = {}
     if (
         fits
         and data.length_predictor is not None
         and isinstance(data.length_predictor.ranker, LanguageModelRanker)
     ):
-        beside[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
+        rankers[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
         largest = (
             max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
         )
         check_gpus(
-            strategy, of_a_rank, copy=copy, beside=beside, buffers=_buffers(strategy, largest)
+            strategy, of_a_rank, copy=copy, rankers=rankers, buffers=_buffers(strategy, largest)
         )
     else:
         ranks, generators = len(strategy.parallel_devices or ()) or 1, strategy.generators_here
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
-        in_memory = beside.get(torch.device("cpu"), 0)
+        in_memory = rankers.get(torch.device("cpu"), 0)
         if generators:
             _check_library()
         _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
@@ -126,19 +126,22 @@ def _check_library() -> None:
 def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
     needed = trainer + generators + kv_cache + ranker
     here, free = memory_here(), psutil.virtual_memory().available
-    needs, has, left, *parts = in_gib(needed, here, free, trainer, generators, kv_cache)
-    said = (
+    sizes = (needed, here, free, trainer, generators, kv_cache)
+    needs, has, left, *parts = in_gib(*sizes)
+    breakdown = (
         f"trainer {parts[0]}, generators' weights {parts[1]}, their keys and values "
         f"{parts[2]}{_and_ranker(ranker)}"
     )
     if needed > here:
         fault(
-            f"Memory: at least {needs} GiB are needed ({said}), and there are {has}. Take a "
+            f"Memory: at least {needs} GiB are needed ({breakdown}), and there are {has}. Take a "
             "smaller model.model, model.dtype bfloat16, fewer strategy.generator_devices or a "
             "smaller strategy.server.kv_cache_gib."
         )
     elif needed > free:
-        log.warning("Memory: at least %s GiB are needed (%s), and %s are free.", needs, said, left)
+        log.warning(
+            "Memory: at least %s GiB are needed (%s), and %s are free.", needs, breakdown, left
+        )
 
 
 def _check_kv_cache(server: Any, shape: Shape, tokens: int, size: int) -> None:
@@ -177,16 +180,16 @@ def _buffers(strategy: Any, largest: int) -> int:
 
 
 def check_gpus(
-    strategy: Any, trainer: int, copy: int, beside: Mapping[torch.device, int], buffers: int = 0
+    strategy: Any, trainer: int, copy: int, rankers: Mapping[torch.device, int], buffers: int = 0
 ) -> None:
-    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `beside` of
+    """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `rankers` of
     a ranker, and `buffers` of the transport, which vLLM's share does not include."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
     generator = int(server.gpu_memory_utilization * total)
     for device in strategy.parallel_devices:
-        shared, ranker = strategy.shares_device and device == root, beside.get(device, 0)
+        shared, ranker = strategy.shares_device and device == root, rankers.get(device, 0)
         sends = buffers * (device == root)
         if trainer + ranker + shared * generator + sends > total:
             takes, has, share = in_gib(trainer, total, generator)
@@ -200,7 +203,7 @@ def check_gpus(
                 "Take a smaller model.model, model.dtype bfloat16 or a lower share."
             )
     for device in strategy.generator_devices:
-        ranker = beside.get(device, 0)
+        ranker = rankers.get(device, 0)
         if ranker + generator + buffers > total:
             share, has = in_gib(generator, total)
             parts = (

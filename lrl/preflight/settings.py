@@ -99,14 +99,14 @@ def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -
 def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
     """Checks that vLLM has kernels for matrices in that format."""
     server = strategy.server_settings
-    asked = f"strategy.server.quantization is {server.quantization}"
+    setting = f"strategy.server.quantization is {server.quantization}"
     if server.quantization not in QUANTIZATIONS:  # its class has noted an unknown one
         return
     if strategy.root_device.type != "cuda" and server.quantization != ON_CPU:
-        fault(f"{asked}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
+        fault(f"{setting}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
     if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
         fault(
-            f"{asked}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set "
+            f"{setting}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set "
             "that to bfloat16."
         )
 
@@ -246,10 +246,10 @@ def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> 
                 f"{name!r}, which would overwrite one another's results. Set the `name` of their "
                 "prompts."
             )
-    asked = sum(evaluation.concurrency for evaluation in evaluations)
-    if asked > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
+    concurrency = sum(evaluation.concurrency for evaluation in evaluations)
+    if concurrency > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
         log.warning(
             "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.",
-            asked,
+            concurrency,
             SPARE_SLOTS,
         )

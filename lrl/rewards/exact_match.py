@@ -38,6 +38,6 @@ class ExactMatch(Reward):
             ValueError: The row has no such column, or no text and no number in it.
         """
         right = reference_of(columns, self.column).strip()
-        given = response.strip()
+        response = response.strip()
         is_number = not isinstance(columns[self.column], str)
-        return float(given == right or (is_number and given == right.removesuffix(".0")))
+        return float(response == right or (is_number and response == right.removesuffix(".0")))

@@ -42,7 +42,7 @@ class WorkerSpec:
             pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib
         )
 
-    def patience_s(self, in_flight: int) -> float:
+    def limit_s(self, in_flight: int) -> float:
         """Returns the seconds in which workers with so many jobs must have done the last one."""
         return START_S + 4 * self.timeout_s * in_flight
 

@@ -6,6 +6,7 @@ or a decimal in scientific notation (`5 \times 10^2`, `5e2`). The exponent or in
 """
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
@@ -26,7 +27,7 @@ _NOT_ONE_NUMBER = re.compile(
     r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan)(?![a-zA-Z])|[!^]"
     r"|\b(?:half|dozen|hundred|thousand|million|billion|trillion)s?\b"
 )
-"""What makes another number of a number beside it."""
+"""What turns a number next to it into another number."""
 
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 # The look-ahead changes no result and makes a search nine times faster. A minus right after a word
@@ -50,6 +51,10 @@ _NUMBER = re.compile(
 )
 
 
+_NUMERATORS = ("above", "above_digit", "left", "mantissa", "decimal")
+_DENOMINATORS = ("below", "below_digit", "right")
+_POWERS_OF_TEN = ("power", "bare_power", "exponent")
+_WHOLES = ("whole", "units")
 _MOST_CHARACTERS = 1000
 """Of a number whose value is worked out: that takes long, and no reference is that long."""
 
@@ -66,16 +71,16 @@ class Number:
         """The exact value; None for a division by zero, or if it is too long."""
         if len(self.text) > _MOST_CHARACTERS:
             return None
-        numerator = self._first("above", "above_digit", "left", "mantissa", "decimal", default="1")
-        denominator = self._first("below", "below_digit", "right", default="1")
+        numerator = self._first(_NUMERATORS, default="1")
+        denominator = self._first(_DENOMINATORS, default="1")
         if denominator == 0:
             return None
-        power_of_ten = self._first("power", "bare_power", "exponent", default="0")
-        whole = self._first("whole", "units", default="0")
+        power_of_ten = self._first(_POWERS_OF_TEN, default="0")
+        whole = self._first(_WHOLES, default="0")
         value = whole + numerator / denominator * Fraction(10) ** int(power_of_ten)
         return -value if self._parts["sign"] else value
 
-    def _first(self, *names: str, default: str) -> Fraction:
+    def _first(self, names: Sequence[str], default: str) -> Fraction:
         written = next((self._parts[name] for name in names if self._parts[name]), default)
         return Fraction(Decimal(written.replace(",", "")))
 
@@ -99,8 +104,8 @@ def one_number(text: str, *, spaced: bool = False) -> Fraction | None:
         found = list(islice(_NUMBER.finditer(part), 2))
         if len(found) == 1:
             (match,) = found
-            beside = part[: match.start()] + " " + part[match.end() :]
-            return None if _NOT_ONE_NUMBER.search(beside) else Number(match).value
+            rest = part[: match.start()] + " " + part[match.end() :]
+            return None if _NOT_ONE_NUMBER.search(rest) else Number(match).value
     return None
 
 

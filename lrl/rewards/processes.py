@@ -156,7 +156,7 @@ class Processes:
         return outcome
 
     async def _result(self, number: int, future: Future[Any], pool: ProcessPool) -> Any:
-        lost_s = self.spec.patience_s(self.in_flight)
+        lost_s = self.spec.limit_s(self.in_flight)
         until = time.monotonic() + lost_s
         deadline = _Deadline(self._state(number), number, self.spec.timeout_s)
         waiting = asyncio.wrap_future(future)

@@ -78,7 +78,7 @@ class RemoteScorer:
         self._raise_if_lost()
         # Its workers have the deadlines of rank 0's. This one is for a scorer that does not answer,
         # and yet is alive.
-        deadline_s = 2 * self._pool.spec.patience_s(self.in_flight + 1)
+        deadline_s = 2 * self._pool.spec.limit_s(self.in_flight + 1)
         request = asyncio.create_task(self._score(job, deadline_s))
         self._jobs[request] = asyncio.get_running_loop()
         try:

@@ -114,7 +114,7 @@ def _score_all(
         if index > 0 and clock.seconds > budget_s:
             break
         state.begin_stretch()
-        values = _call(rewards, state, index, (prompt, text), columns)
+        values = _call(rewards, state, index=index, texts=(prompt, text), columns=columns)
         if isinstance(values, list) and any(map(inspect.isawaitable, values)):
             awaited[index] = values
         else:
@@ -263,21 +263,21 @@ def _number(part: str, value: Any) -> float:
     # One number, wrapped by numpy or torch.
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
-    given = f"{part} is {shortened(value)} ({type(value).__name__})"
+    shown = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
         if hasattr(value, "__len__") and not isinstance(value, str | bytes):
             raise BadValueError(
-                "wrong_shape", f"{given}; a reward is one number, or a dict of numbers by name"
+                "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
             )
         raise BadValueError(
-            "wrong_type", f"{given}; a reward is a float: write float(...) if that is what you mean"
+            "wrong_type", f"{shown}; a reward is a float: write float(...) if that is what you mean"
         )
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise BadValueError("nan", f"{given}; a reward is finite")
+        raise BadValueError("nan", f"{shown}; a reward is finite")
     return number
 
 
@@ -294,8 +294,8 @@ def _where_raised(error: BaseException) -> str:
     """Returns the last line of the user's code in the traceback, in brackets; empty if there is
     none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    return f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
 
 
 def _limit_memory(gib: float | None) -> None:

@@ -84,7 +84,7 @@ def with_beginning(added: list[int], alone: list[int]) -> list[int]:
     Raises:
         ValueError: The tokenizer puts special tokens into the text.
     """
-    starts = (place for place in range(len(added)) if added[place : place + len(alone)] == alone)
+    starts = (index for index in range(len(added)) if added[index : index + len(alone)] == alone)
     if (start := next(starts, None)) is None:
         raise ValueError(f"with special tokens it is {added}, which does not contain {alone}")
     beginning = added[:start]
@@ -122,12 +122,12 @@ def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> N
 def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
     """Yields each part of the chat, the remedy if it is left out, and the chat with that part
     changed."""
-    for place, message in enumerate(chat.messages):
+    for index, message in enumerate(chat.messages):
         remedy = "Change the message, or the chat template of the tokenizer."
         if message["role"] == "system":
             remedy = "Leave out `system_prompt` or the message, and put its words into `template`."
         for key, changed in _with_one_part_changed(message):
-            messages = [*chat.messages[:place], changed, *chat.messages[place + 1 :]]
+            messages = [*chat.messages[:index], changed, *chat.messages[index + 1 :]]
             yield (
                 f"the {key} of the {message['role']} message",
                 remedy,
@@ -185,10 +185,10 @@ def _unwritable(messages: Sequence[Message]) -> str:
     """Describes the first character that is not Unicode text: no tokenizer accepts JSON's
     \\ud800."""
     for message in messages:
-        for place, letter in enumerate(message.get("content", "")):
+        for index, letter in enumerate(message.get("content", "")):
             if "\ud800" <= letter <= "\udfff":
                 return (
-                    f"character {place} of the {message['role']} message is {letter!a}, half of a "
+                    f"character {index} of the {message['role']} message is {letter!a}, half of a "
                     "surrogate pair"
                 )
     return ""

@@ -230,8 +230,8 @@ class Ledger:
         self._open.update(group.admitted_by for group in [*finished, *running])
         self._started = done + len(finished) + len(running)
         self._restart_late_groups(trained)
-        for place, group in enumerate(self._in_order(), start=trained):
-            group.due = self.pacing.step_of(place)
+        for index, group in enumerate(self._in_order(), start=trained):
+            group.due = self.pacing.step_of(index)
         return unscored
 
     def _in_order(self) -> list[Group]:

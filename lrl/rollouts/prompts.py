@@ -316,25 +316,25 @@ class Prompts:
                 f"{where}: chat messages need a tokenizer with a chat template "
                 f"(`chat={self.chat}`)."
             )
-        asked = [message for message in messages if message["role"] == "user"][-1]
+        question = [message for message in messages if message["role"] == "user"][-1]
         if self.template is not None:
             if lacking := self._fields - row.keys():
                 raise ConfigError(
                     f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` "
                     "names."
                 )
-            asked["content"] = fill_template(
-                self.template, row | {self.prompt_column: asked["content"]}, where
+            question["content"] = fill_template(
+                self.template, row | {self.prompt_column: question["content"]}, where
             )
         if chat:
             token_ids = self._encode_chat(row, messages, tokenizer, f"Row {row_id} of {self.name}")
         else:
             self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
-            token_ids = encode_text(tokenizer, asked["content"], where)
+            token_ids = encode_text(tokenizer, question["content"], where)
         columns = {
             column: content for column, content in row.items() if column != self.prompt_column
         }
-        return Prompt(id=row_id, token_ids=token_ids, text=asked["content"], columns=columns)
+        return Prompt(id=row_id, token_ids=token_ids, text=question["content"], columns=columns)
 
     def _encode_chat(
         self, row: Row, messages: list[Message], tokenizer: PreTrainedTokenizerBase, where: str

@@ -82,14 +82,14 @@ class Replay:
         while left and len(drawn) < self.groups_per_step:
             newest = [index for index, (at, _) in enumerate(left) if at == step - 1]
             if newest and rng.random() < self.newest_share:
-                place = rng.choice(newest)
+                index = rng.choice(newest)
             else:
                 logits = [self.reward_weight * fmean(group.rewards) for _, group in left]
                 highest = max(logits)
-                place = rng.choices(
+                index = rng.choices(
                     range(len(left)), [math.exp(logit - highest) for logit in logits]
                 )[0]
-            drawn.append(left.pop(place)[1])
+            drawn.append(left.pop(index)[1])
         return drawn
 
     def state_dict(self) -> dict[str, Any]:

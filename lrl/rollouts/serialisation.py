@@ -119,19 +119,17 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
     lengths = saved["lengths"]
     token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
-    judgements = saved["judgements"] if scored else [{} for _ in lengths]
-    rollouts = [
-        Rollout(
-            token_ids=ids.tolist(),
-            logprobs=logps.tolist(),
-            versions=by.tolist(),
+    scores = saved["judgements"] if scored else [{} for _ in lengths]
+    rollouts = []
+    for number, reason in enumerate(saved["finish_reasons"]):
+        rollout = Rollout(
+            token_ids=token_ids[number].tolist(),
+            logprobs=logprobs[number].tolist(),
+            versions=versions[number].tolist(),
             finish_reason=reason,
-            **given,
+            **scores[number],
         )
-        for ids, logps, by, reason, given in zip(
-            token_ids, logprobs, versions, saved["finish_reasons"], judgements, strict=True
-        )
-    ]
+        rollouts.append(rollout)
     return Group(
         index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"]
     )

@@ -89,8 +89,8 @@ def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterab
     ) as error:
         # RuntimeError: it has a script.
         reason = " ".join(str(error.__cause__ or error).split())
-        asked = f"{source!r}, subset {subset!r}, split {split!r}"
-        raise ConfigError(f"The data set {asked} cannot be read: {reason:.300}\n{FORMS}") from None
+        rows = f"{source!r}, subset {subset!r}, split {split!r}"
+        raise ConfigError(f"The data set {rows} cannot be read: {reason:.300}\n{FORMS}") from None
 
 
 def _is_file_name(name: str) -> bool:

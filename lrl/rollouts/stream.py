@@ -179,12 +179,13 @@ class RankStream:
         self.num_sequences = 0
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        while not isinstance(given := self._policy.ranks.receive(), StepCounts):
-            if isinstance(given, Command):
-                given.obey(self._policy)
-            elif given is not None:
-                yield given
-        self.num_tokens, self.num_sequences = given
+        while not isinstance(message := self._policy.ranks.receive(), StepCounts):
+            if isinstance(message, Command):
+                message.obey(self._policy)
+            elif message is not None:
+                yield message
+        self.num_tokens = message.tokens
+        self.num_sequences = message.sequences
 
     def finish(self) -> None:
         """Does nothing: rank 0 reports the groups."""

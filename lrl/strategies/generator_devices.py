@@ -283,12 +283,13 @@ class GeneratorDevices(GracefulShutdown):
         settings, do not allow `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
         ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
-        shares_device, is_open = (
-            on_cuda and self.shares_device,
-            not is_loopback(self.server_settings.host),
+        machine = Machine(
+            on_cuda,
+            shares_device=on_cuda and self.shares_device,
+            is_open=not is_loopback(self.server_settings.host),
+            ranks=ranks,
+            adapters=getattr(self.lightning_module, "lora", None) is not None,
         )
-        adapters = getattr(self.lightning_module, "lora", None) is not None
-        machine = Machine(on_cuda, shares_device, is_open, ranks, adapters)
         chosen = choose_transport(self.weight_transfer, machine)
         if why := chosen.server_refusal(self.server_settings):
             raise ConfigError(why)

@@ -47,14 +47,14 @@ class TokenMiddleware:
             await send({"type": "http.response.body", "body": REJECTION})
 
     def _has_token(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return is_allowed(given, self._token)
+        credentials = [value for name, value in scope["headers"] if name == b"authorization"]
+        return is_allowed(credentials, self._token)
 
 
-def is_allowed(given: Sequence[bytes], token: str) -> bool:
+def is_allowed(credentials: Sequence[bytes], token: str) -> bool:
     """Whether the Authorization headers of a request are the one with `token`."""
     # In constant time: the time a wrong token takes must not show how much of it was right.
-    return len(given) == 1 and hmac.compare_digest(given[0], bearer(token).encode())
+    return len(credentials) == 1 and hmac.compare_digest(credentials[0], bearer(token).encode())
 
 
 def bearer(token: str) -> str:

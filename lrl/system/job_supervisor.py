@@ -71,8 +71,8 @@ class JobSupervisor:
         self._over = threading.Event()
         # Each slot has its own thread: a job that is slow to start or to end delays no other.
         self._threads = [
-            threading.Thread(target=self._run, args=(watch,), name=f"lrl-jobs-{place}", daemon=True)
-            for place, watch in enumerate(self.watches)
+            threading.Thread(target=self._run, args=(watch,), name=f"lrl-jobs-{index}", daemon=True)
+            for index, watch in enumerate(self.watches)
         ]
 
     @property
@@ -103,7 +103,7 @@ class JobSupervisor:
     def _run(self, watch: "_Watch") -> None:
         try:
             while not self._over.wait(POLL_S):
-                watch.look()
+                watch.poll()
         except Exception:
             log.exception("Watching %s failed; it will not be replaced.", watch.slot.name)
             self._over.wait()
@@ -124,7 +124,7 @@ class _Watch:
         self._serving_since: float | None = None
         self._left = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Starts the job if it is time, or looks at it."""
         if not self.running:
             if not self._left and time.monotonic() >= self._next_start:

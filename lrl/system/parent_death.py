@@ -27,7 +27,7 @@ def die_with(owner: int) -> None:
         threading.Thread(target=_watch, args=(owner,), daemon=True).start()
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(
             ctypes.get_errno(),
             "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run",
@@ -42,7 +42,7 @@ def unbind_from_parent() -> None:
         return
     _bound.clear()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def bound_to_this_process(words: Sequence[str]) -> list[str]:

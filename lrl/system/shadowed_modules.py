@@ -34,11 +34,11 @@ def check_lrl() -> None:
     spec = PathFinder.find_spec("lrl")
     if spec is None:  # it comes from an import hook
         return
-    own = [Path(folder).resolve() for folder in lrl.__path__]
+    own_folders = [Path(folder).resolve() for folder in lrl.__path__]
     found = [Path(folder) for folder in spec.submodule_search_locations or [spec.origin or ""]]
-    if other := [folder for folder in found if folder.resolve() not in own]:
+    if other := [folder for folder in found if folder.resolve() not in own_folders]:
         raise ConfigError(
-            f"Reward workers would import {other[0]} as lrl, and not {own[0]}. Start the run in "
+            f"Reward workers would import {other[0]} as lrl, and not {own_folders[0]}. Start the run in "
             "another folder, or rename that one."
         )
 

@@ -69,7 +69,7 @@ class TokenServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = [value.encode() for value in request.headers.getall("Authorization", [])]
-        if not is_allowed(given, self.token):
+        credentials = [value.encode() for value in request.headers.getall("Authorization", [])]
+        if not is_allowed(credentials, self.token):
             raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
         return await handler(request)

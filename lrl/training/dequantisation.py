@@ -60,14 +60,14 @@ class Whole:
     """The name of its scale; None for a tensor that is not quantised."""
 
 
-def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
+def dequantize(folder: Path, out: Path, dtype: Dtype) -> int:
     """Writes the model of a quantised folder into another one, whole, with its tokenizer and all
     other small files.
 
     Tensors that are not quantised stay as they are with bfloat16, and become float32 with float32.
 
     Args:
-        place: The quantised folder.
+        folder: The quantised folder.
         out: The new one; it must be new or empty.
         dtype: Dtype of the weights that were quantised. float32 rounds nothing.
 
@@ -81,14 +81,16 @@ def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} holds something already: give a new folder.")
-    settings = _settings(place)
+    settings = _settings(folder)
     try:
-        tensors = stored_tensors(place)
+        tensors = stored_tensors(folder)
     except ValueError as error:
-        raise ConfigError(f"{place}: {error}. Copy or download the folder again, whole.") from error
-    planned = sorted(plan(place, tensors, settings["quant_method"]), key=lambda one: one.name)
-    config = _whole_config(place, dtype)
-    _check_all_there(place, planned, config)
+        raise ConfigError(
+            f"{folder}: {error}. Copy or download the folder again, whole."
+        ) from error
+    planned = sorted(plan(folder, tensors, settings["quant_method"]), key=lambda one: one.name)
+    config = _whole_config(folder, dtype)
+    _check_all_there(folder, planned, config)
     size = sum(_bytes(one, dtype) for one in planned)
     _check_room(out, size)
     out.mkdir(parents=True, exist_ok=True)
@@ -101,19 +103,19 @@ def dequantize(place: Path, out: Path, dtype: Dtype) -> int:
     if len(parts) > 1:
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (out / f"model{INDEX}").write_text(json.dumps(index, indent=2, sort_keys=True))
-    _copy_small_files(place, out)
+    _copy_small_files(folder, out)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return sum(one.scale is not None for one in planned)
 
 
-def _copy_small_files(place: Path, out: Path) -> None:
-    for file in place.iterdir():
+def _copy_small_files(folder: Path, out: Path) -> None:
+    for file in folder.iterdir():
         weights = not is_small(file.name) or file.name.endswith(INDEX)
         if file.is_file() and not weights and file.name not in FILES:
             shutil.copyfile(file, out / file.name)
 
 
-def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Whole]:
+def plan(folder: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Whole]:
     """Yields the tensors of the result; raises ConfigError for one that is stored in a way that is
     not known."""
     used = set()
@@ -137,7 +139,7 @@ def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Wh
             continue
         if scale not in tensors:
             raise ConfigError(
-                f"{place}: {name} is stored as {one.numbers}, and there is no {scale} with its "
+                f"{folder}: {name} is stored as {one.numbers}, and there is no {scale} with its "
                 "scale."
             )
         used |= {name, scale}
@@ -148,7 +150,7 @@ def plan(place: Path, tensors: Mapping[str, Stored], method: str) -> Iterator[Wh
             continue
         if one.numbers not in FLOATS and (one.numbers[0] == "F" or name.endswith(PACKED)):
             raise ConfigError(
-                f"{place}: {name} is stored as {one.numbers}, in a way that lrl does not know of "
+                f"{folder}: {name} is stored as {one.numbers}, in a way that lrl does not know of "
                 f"{method}. Take the model in bfloat16 from which it was made."
             )
         yield Whole(name, one.shape, one, name)
@@ -206,48 +208,48 @@ def from_fp8(
     return (weight.float() * factor).to(dtype)
 
 
-def _settings(place: Path) -> dict[str, Any]:
+def _settings(folder: Path) -> dict[str, Any]:
     """Returns the `quantization_config` of a folder in one of `FORMS`."""
-    if not (place / "config.json").is_file():
+    if not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{place} holds no model (there is no {place / 'config.json'}): give a quantised "
+            f"{folder} holds no model (there is no {folder / 'config.json'}): give a quantised "
             "folder."
         )
     try:
-        config = AutoConfig.from_pretrained(place)
+        config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{place}: config.json cannot be read: {' '.join(str(error).split()):.300}"
+            f"{folder}: config.json cannot be read: {' '.join(str(error).split()):.300}"
         ) from error
     method = quant_method(config)
     if method is None:
-        raise ConfigError(f"{place} is not quantised by its config.json: give it to lrl as it is.")
+        raise ConfigError(f"{folder} is not quantised by its config.json: give it to lrl as it is.")
     if method not in FORMS:
         raise ConfigError(
-            f"{place} is quantised (quant_method {method}). {remedy(str(place), method)}"
+            f"{folder} is quantised (quant_method {method}). {remedy(str(folder), method)}"
         )
     if method == "mxfp4" and config.model_type != "gpt_oss":
         raise ConfigError(
-            f"{place}: lrl knows mxfp4 in the layout of gpt_oss alone, and this is "
+            f"{folder}: lrl knows mxfp4 in the layout of gpt_oss alone, and this is "
             f"{config.model_type}."
         )
     entry = getattr(config, KEYS[0], None) or getattr(config.get_text_config(), KEYS[0])
     return {**(entry if isinstance(entry, dict) else vars(entry)), "quant_method": method}
 
 
-def _whole_config(place: Path, dtype: Dtype) -> dict[str, Any]:
+def _whole_config(folder: Path, dtype: Dtype) -> dict[str, Any]:
     """Returns config.json without a word on quantisation."""
     return with_dtype(
-        json.loads((place / "config.json").read_text(encoding="utf-8")), dtype, without=KEYS
+        json.loads((folder / "config.json").read_text(encoding="utf-8")), dtype, without=KEYS
     )
 
 
-def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) -> None:
+def _check_all_there(folder: Path, planned: list[Whole], config: dict[str, Any]) -> None:
     """Raises ConfigError unless transformers would open the model with these tensors, each of its
     own and no other."""
-    with TemporaryDirectory(prefix="lrl-config-") as folder:
-        Path(folder, "config.json").write_text(json.dumps(config))
-        network: Any = open_meta_model(folder, None)
+    with TemporaryDirectory(prefix="lrl-config-") as scratch:
+        Path(scratch, "config.json").write_text(json.dumps(config))
+        network: Any = open_meta_model(scratch, None)
     found = {one.name: torch.empty(one.shape, device="meta") for one in planned}
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # what is wrong is said below
@@ -261,7 +263,9 @@ def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) 
             ignore_mismatched_sizes=True,
         )
     except RuntimeError as error:  # weights that transformers puts together do not fit together
-        raise ConfigError(f"{place} does not hold the model of its config.json: {error}") from error
+        raise ConfigError(
+            f"{folder} does not hold the model of its config.json: {error}"
+        ) from error
     finally:
         logging.set_verbosity(level)
     wrong = {
@@ -272,7 +276,7 @@ def _check_all_there(place: Path, planned: list[Whole], config: dict[str, Any]) 
         "has, and its model does not": sorted(report["unexpected_keys"]),
     }
     if said := "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names):
-        raise ConfigError(f"{place} does not hold the model of its config.json. It {said}.")
+        raise ConfigError(f"{folder} does not hold the model of its config.json. It {said}.")
 
 
 def _read(

@@ -29,7 +29,7 @@ from lrl.training.model import open_tokenizer, quiet_config
 log = logging.getLogger(__name__)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-BESIDE = (
+UNTRAINED_FILES = (
     *(
         GENERATION,
         "preprocessor_config.json",
@@ -49,7 +49,7 @@ TOKENIZER = (
     ),
     *("chat_template.*", "additional_chat_templates/*"),
 )
-"""Files of a tokenizer, beside those that its class names."""
+"""Files of a tokenizer, besides those that its class names."""
 NO_SAMPLING = ("bos_token_id", "eos_token_id", "pad_token_id")
 """Settings of generation that belong into config.json."""
 
@@ -78,22 +78,22 @@ def save_policy(
     Raises:
         OSError: The folder cannot be written, or it is that of the first version.
     """
-    place = hub.on_this_machine(base)
-    if place is not None and folder.resolve() == place.resolve():
+    first_folder = hub.on_this_machine(base)
+    if first_folder is not None and folder.resolve() == first_folder.resolve():
         raise FileExistsError(f"{folder} is the folder of the policy's first version")
     with _savable(network):
         network.save_pretrained(folder, state_dict=dict(weights))
     (folder / GENERATION).unlink(missing_ok=True)
-    if place is None or not (place / CONFIG).exists():
+    if first_folder is None or not (first_folder / CONFIG).exists():
         log.warning(
             "%s is gone: the policy in %s is without its generation_config.json.", base, folder
         )
         tokenizer.save_pretrained(folder)
     else:
-        _keep_config(network, place, folder)
-        _keep_files(place, folder, BESIDE)
+        _keep_config(network, first_folder, folder)
+        _keep_files(first_folder, folder, UNTRAINED_FILES)
         if _is_tokenizer_of(base, tokenizer):
-            _keep_files(place, folder, (*TOKENIZER, *tokenizer.vocab_files_names.values()))
+            _keep_files(first_folder, folder, (*TOKENIZER, *tokenizer.vocab_files_names.values()))
         else:
             tokenizer.save_pretrained(folder)
     if lora is not None:
@@ -135,14 +135,16 @@ def _savable(network: PreTrainedModel) -> Iterator[None]:
         network.generation_config = generation
 
 
-def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
+def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> None:
     """Writes the first version's config.json with the changes: the dtype, and the entries of a
     user's code."""
-    before = quiet_config(str(place))
+    before = quiet_config(str(first_folder))
     if type(before) is not type(network.config):
         return  # the policy is the text part of a larger model, and transformers has written that part's config
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    original = with_dtype(json.loads((place / CONFIG).read_text(encoding="utf-8")), saved["dtype"])
+    original = with_dtype(
+        json.loads((first_folder / CONFIG).read_text(encoding="utf-8")), saved["dtype"]
+    )
     then, now = (
         with_dtype(json.loads(json.dumps(one.to_dict(), default=str)), "")
         for one in (before, network.config)
@@ -161,22 +163,21 @@ def _keep_config(network: PreTrainedModel, place: Path, folder: Path) -> None:
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Tells whether a tokenizer is still the one in the first version's folder."""
-    with TemporaryDirectory(prefix="lrl-tokenizer-") as beside:
-        own, first = Path(beside, "own"), Path(beside, "first")
-        tokenizer.save_pretrained(own)
+    with TemporaryDirectory(prefix="lrl-tokenizer-") as scratch:
+        current, first = Path(scratch, "own"), Path(scratch, "first")
+        tokenizer.save_pretrained(current)
         open_tokenizer(base).save_pretrained(first)  # saved, it says whether it came from a folder
-        return _contents(own) == _contents(first)
+        return _contents(current) == _contents(first)
 
 
-def _contents(place: Path) -> dict[Path, bytes]:
-    return {
-        file.relative_to(place): file.read_bytes() for file in place.rglob("*") if file.is_file()
-    }
+def _contents(folder: Path) -> dict[Path, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
-def _keep_files(place: Path, folder: Path, names: Iterable[str]) -> None:
+def _keep_files(first_folder: Path, folder: Path, names: Iterable[str]) -> None:
     """Copies the files of these names that there are."""
-    for file in (found for name in names for found in place.glob(name)):
-        target = folder / file.relative_to(place)
+    for file in (found for name in names for found in first_folder.glob(name)):
+        target = folder / file.relative_to(first_folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)

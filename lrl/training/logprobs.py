@@ -102,9 +102,8 @@ def token_logprobs(
             weight.to(dtype),
             None if bias is None else bias.to(dtype),
         )
-    return _TokenLogprobs.apply(
-        hidden, weight, bias, labels, _Softmax(transform, temperature), chunk_tokens
-    )
+    softmax = _Softmax(labels, transform, temperature=temperature, chunk_tokens=chunk_tokens)
+    return _TokenLogprobs.apply(hidden, weight, bias, softmax)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +111,24 @@ class _Softmax:
     """Logits to log-probs and their gradient, in float32, a few rows at a time: temporaries stay
     below a chunk."""
 
+    labels: Tensor
+    """int64 [N]."""
     transform: LogitTransform
     temperature: float
+    chunk_tokens: int
 
-    def logprobs(self, logits: Tensor, labels: Tensor, out: Tensor) -> None:
-        """Writes log-probs, float32 [n], of the labels, int64 [n]; logits [n, V] stay as they
+    def logprobs(self, logits: Tensor, part: slice, out: Tensor) -> None:
+        """Writes log-probs, float32 [n], of a part of the labels; logits [n, V] stay as they
         are."""
+        labels = self.labels[part]
         for rows in _blocks(logits):
             scaled = self.transform(logits[rows].float()) / self.temperature
             out[rows] = scaled.log_softmax(-1).gather(-1, labels[rows, None]).squeeze(-1)
 
-    def to_gradient_(self, logits: Tensor, labels: Tensor, upstream: Tensor) -> None:
-        """Overwrites logits [n, V] with the gradient by them; upstream, float32 [n], is the one by
-        the log-probs."""
+    def to_gradient_(self, logits: Tensor, part: slice, upstream: Tensor) -> None:
+        """Overwrites logits [n, V] of a part of the labels with the gradient by them; upstream,
+        float32 [n], is the one by the log-probs."""
+        labels = self.labels[part]
         for rows in _blocks(logits):
             transformed = self.transform(logits[rows].float())
             # One at the label minus the probability.
@@ -144,18 +148,15 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        labels: Tensor,
         softmax: _Softmax,
-        chunk: int,
     ) -> Tensor:
         logprobs = torch.empty(len(hidden), device=hidden.device)
-        buffer = _buffer(hidden, weight, chunk)
-        for part in _slices(len(hidden), chunk):
+        buffer = _buffer(hidden, weight, softmax.chunk_tokens)
+        for part in _slices(len(hidden), softmax.chunk_tokens):
             logits = _logits(hidden[part], weight, bias, buffer)
-            softmax.logprobs(logits, labels[part], out=logprobs[part])
-        ctx.save_for_backward(hidden, weight, bias, labels)
+            softmax.logprobs(logits, part, out=logprobs[part])
+        ctx.save_for_backward(hidden, weight, bias)
         ctx.softmax = softmax
-        ctx.chunk = chunk
         ctx.buffer = buffer  # freed with the node, at once if no input needs a gradient
         return logprobs
 
@@ -165,7 +166,8 @@ class _TokenLogprobs(torch.autograd.Function):
             raise RuntimeError(
                 "token_logprobs has no second derivative: leave out create_graph=True"
             )
-        hidden, weight, bias, labels = ctx.saved_tensors
+        hidden, weight, bias = ctx.saved_tensors
+        chunk_tokens = ctx.softmax.chunk_tokens
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
             for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
@@ -173,19 +175,19 @@ class _TokenLogprobs(torch.autograd.Function):
         # The buffer is overwritten here, so a second pass over a retained graph computes every
         # chunk again.
         kept, ctx.buffer = ctx.buffer, None
-        buffer = _buffer(hidden, weight, ctx.chunk) if kept is None else kept
-        for part in reversed(list(_slices(len(hidden), ctx.chunk))):
+        buffer = _buffer(hidden, weight, chunk_tokens) if kept is None else kept
+        for part in reversed(list(_slices(len(hidden), chunk_tokens))):
             rows = hidden[part]
             logits = _logits(rows, weight, bias, buffer) if kept is None else buffer[: len(rows)]
             kept = None
-            ctx.softmax.to_gradient_(logits, labels[part], upstream[part])
+            ctx.softmax.to_gradient_(logits, part, upstream[part])
             if by_hidden is not None:
                 torch.mm(logits, weight, out=by_hidden[part])
             if by_weight is not None:
                 by_weight.addmm_(logits.T, rows)
             if by_bias is not None:
                 by_bias.add_(logits.sum(0))
-        return by_hidden, by_weight, by_bias, None, None, None
+        return by_hidden, by_weight, by_bias, None
 
 
 def _buffer(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:

@@ -57,10 +57,10 @@ def model_files(folder: str, ranks: Ranks) -> Iterator[ModelFiles]:
 
 def files_in(folder: str) -> dict[str, tuple[int, int]] | None:
     """Returns the sizes and times of a folder's files by name; None if there is no such folder."""
-    place = Path(folder)
-    if not place.is_dir():
+    directory = Path(folder)
+    if not directory.is_dir():
         return None
-    found = [(path.name, path.stat()) for path in place.iterdir() if path.is_file()]
+    found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
     return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
 
 

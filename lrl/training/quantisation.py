@@ -44,9 +44,9 @@ def check_whole(folder: str, config: Any) -> None:
     Raises:
         ConfigError: They are.
     """
-    place = hub.on_this_machine(folder)
-    method = quant_method(config) or _by_files(place)
-    if method is None and (found := _stored(place)):
+    local_folder = hub.on_this_machine(folder)
+    method = quant_method(config) or _by_files(local_folder)
+    if method is None and (found := _stored(local_folder)):
         name, numbers = found
         raise ConfigError(
             f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no "
@@ -83,17 +83,19 @@ def quant_method(config: Any) -> str | None:
     return None
 
 
-def _by_files(place: Path | None) -> str | None:
+def _by_files(local_folder: Path | None) -> str | None:
     found = [
-        method for file, method in FILES.items() if place is not None and (place / file).exists()
+        method
+        for file, method in FILES.items()
+        if local_folder is not None and (local_folder / file).exists()
     ]
     return found[0] if found else None
 
 
-def _stored(place: Path | None) -> tuple[str, str] | None:
+def _stored(local_folder: Path | None) -> tuple[str, str] | None:
     """Returns the first weight that is stored in other numbers than `FLOATS`, and those numbers."""
     try:
-        tensors = {} if place is None else stored_tensors(place)
+        tensors = {} if local_folder is None else stored_tensors(local_folder)
     except ValueError:
         return None  # the checks of the folder, or transformers, say what is wrong with the files
     for name, tensor in tensors.items():

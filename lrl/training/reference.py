@@ -54,7 +54,7 @@ class Reference:
     Args:
         coefficient: Cost of a nat of KL; 0 only measures it.
         estimator: `k1`, `k2` or `k3`.
-        place: The cost is part of the `loss` or of the `reward`.
+        penalty_in: The cost is part of the `loss` or of the `reward`.
         model: Hub name or folder of the reference; None takes the policy's own first version.
         refresh_every_n_steps: Copy the policy's weights into the reference after every so many
             steps; None never does.
@@ -67,16 +67,16 @@ class Reference:
         self,
         coefficient: float = 0.0,
         estimator: Estimator = "k3",
-        place: Literal["loss", "reward"] = "loss",
+        penalty_in: Literal["loss", "reward"] = "loss",
         model: str | None = None,
         refresh_every_n_steps: int | None = None,
     ) -> None:
         if not coefficient >= 0:
             fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
-        if coefficient and (estimator, place) == ("k1", "loss"):
+        if coefficient and (estimator, penalty_in) == ("k1", "loss"):
             fault(
-                "model.reference.estimator k1 with place loss: its gradient is zero on average. "
-                "Use k2 or k3, or place reward."
+                "model.reference.estimator k1 with penalty_in loss: its gradient is zero on average. "
+                "Use k2 or k3, or penalty_in reward."
             )
         if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
             fault(
@@ -85,7 +85,7 @@ class Reference:
             )
         self.coefficient = coefficient
         self.estimator = estimator
-        self.place = place
+        self.penalty_in = penalty_in
         self.model = model
         self.refresh_every_n_steps = refresh_every_n_steps
         self.version = 0
@@ -94,7 +94,7 @@ class Reference:
     @property
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
         """The settings on which the rewards' KL penalty depends; empty without one."""
-        return () if self.place != "reward" else (self.coefficient, self.estimator, self.model)
+        return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:
         """Checks the settings of a run that trains adapters (`model.lora`), which a reference has
@@ -159,8 +159,8 @@ class Reference:
     def fill(
         self, group: Group, temperature: float, micro_batch_tokens: int, logprobs: Logprobs
     ) -> None:
-        """Sets `reference_logprobs` and, if the place is the reward, `kl_penalty` of every rollout
-        of a group.
+        """Sets `reference_logprobs` and, if the penalty is in the reward, `kl_penalty` of every
+        rollout of a group.
 
         A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
         gets its own pass. `logprobs` has all ranks compute them
@@ -174,7 +174,7 @@ class Reference:
         for rollouts, micro, found in zip(batches, micros, logprobs(micros), strict=True):
             for rollout, row, mask in zip(rollouts, found, micro.mask, strict=True):
                 rollout.reference_logprobs = row[mask].tolist()
-                if self.place == "reward":
+                if self.penalty_in == "reward":
                     kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
                     rollout.kl_penalty = (
                         self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
@@ -183,7 +183,7 @@ class Reference:
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         """Returns the KL's part of the loss of each token: float32 [n]."""
-        if not self.coefficient or self.place != "loss":
+        if not self.coefficient or self.penalty_in != "loss":
             return torch.zeros_like(tokens.logprobs)
         assert tokens.reference_logprobs is not None, (
             "every group passes `fill` before it is packed"

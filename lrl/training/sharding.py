@@ -139,20 +139,20 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
         name: getattr(config, name, None) or 0
         for name in ("num_attention_heads", "num_key_value_heads")
     }
-    asked = f"strategy.tensor_parallel_size is {size}"
+    setting = f"strategy.tensor_parallel_size is {size}"
     if not plan:
         raise ConfigError(
-            f"{asked}, and transformers has no plan to divide the layers of "
+            f"{setting}, and transformers has no plan to divide the layers of "
             f"{type(network).__name__}. Set it to 1."
         )
     if unknown := sorted({style for style in plan.values() if style not in DIVIDED}):
         raise ConfigError(
-            f"{asked}, and transformers divides {type(network).__name__} in a way that lrl does "
+            f"{setting}, and transformers divides {type(network).__name__} in a way that lrl does "
             f"not load yet ({', '.join(unknown)}). Set it to 1: its layers are then sharded alone."
         )
     if odd := [f"{name} {count}" for name, count in heads.items() if count % size]:
         raise ConfigError(
-            f"{asked}, which does not divide the model's {' and '.join(odd)}. Lower it."
+            f"{setting}, which does not divide the model's {' and '.join(odd)}. Lower it."
         )
     return plan
 
@@ -200,8 +200,8 @@ def whole_on_rank_0(weight: Tensor) -> Tensor:
     ranks = dist.get_process_group_ranks(group)
     if dist.get_rank() == 0:
         whole = torch.empty(weight.shape, dtype=part.dtype, device=part.device)
-        own, *others = whole.chunk(len(ranks))  # as FSDP2 divides: along the first dimension
-        own.copy_(part)
+        own_part, *others = whole.chunk(len(ranks))  # as FSDP2 divides: along the first dimension
+        own_part.copy_(part)
         with explain_rank_loss("Another rank"):
             # A short weight has fewer chunks than there are ranks.
             for work in [

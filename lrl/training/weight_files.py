@@ -19,7 +19,7 @@ class Stored:
     """The dtype by its name in safetensors, such as BF16."""
 
 
-def weight_files(place: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Returns the safetensors files that make up the model; none if its weights have another
     format.
 
@@ -27,29 +27,29 @@ def weight_files(place: Path) -> list[Path]:
         ValueError: There are no weights, or files are missing; the text goes on after the folder's
             name.
     """
-    single, index = place / "model.safetensors", place / "model.safetensors.index.json"
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():
         try:
             files = sorted(
-                place / name for name in set(json.loads(index.read_text())["weight_map"].values())
+                folder / name for name in set(json.loads(index.read_text())["weight_map"].values())
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{index.name} is not an index of weights") from error
         if missing := [file.name for file in files if not file.exists()]:
             raise ValueError(f"it lacks {listed(missing)}, which its index names")
         return files
-    if not any(place.glob("pytorch_model*.bin*")):
+    if not any(folder.glob("pytorch_model*.bin*")):
         raise ValueError(f"it has no weights, neither {single.name} nor {index.name}")
     return []
 
 
-def stored_tensors(place: Path) -> dict[str, Stored]:
+def stored_tensors(folder: Path) -> dict[str, Stored]:
     """Returns every tensor of the model by its name; raises ValueError as `weight_files`, and for a
     damaged file."""
     found: dict[str, Stored] = {}
-    for file in weight_files(place):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118

@@ -122,8 +122,8 @@ class FetchedFiles:
         self, download: "Download", order: FetchOrder, source: Location, end: float
     ) -> None:
         headers = {"Authorization": bearer(self._token), **download.headers()}
-        patience = max(0.1, min(STALL_S, end - time.monotonic()))
-        with closing(connect(source.url, source.context(), patience)) as connection:
+        timeout_s = max(0.1, min(STALL_S, end - time.monotonic()))
+        with closing(connect(source.url, source.context(), timeout_s)) as connection:
             connection.request("GET", FILES + download.file.name, headers=headers)
             response = connection.getresponse()
             download.begin(response)

@@ -24,9 +24,9 @@ def install() -> None:
         return
 
     def keeping(cls: Any, config: Any) -> None:
-        given = os.environ.get(METHOD)
+        method = os.environ.get(METHOD)
         check(cls, config)
-        if given and config.parallel_config.distributed_executor_backend == "uni":
-            os.environ[METHOD] = given
+        if method and config.parallel_config.distributed_executor_backend == "uni":
+            os.environ[METHOD] = method
 
     platform.check_and_update_config = classmethod(keeping)

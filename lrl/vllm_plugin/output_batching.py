@@ -23,12 +23,12 @@ import numpy as np
 
 from lrl.generators.frames import HOLD_S, OWN
 
-UNUSUAL = (
+UNBATCHED_FIELDS = (
     "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "prefill_stats", "routed_experts",
     "new_sampling_mask", "kv_transfer_params", "ec_transfer_params", "mm_cache_miss_hashes",
 )  # fmt: skip
 """Fields of vLLM's `EngineCoreOutput` with which an output is not held."""
-NEWS = (
+COUNTED_FIELDS = (
     "spec_decoding_stats",
     "kv_connector_stats",
     "kv_cache_eviction_events",
@@ -44,14 +44,14 @@ def install() -> None:
     from vllm.v1.engine.core import EngineCoreProc
 
     send = EngineCoreProc.process_output_sockets
-    if send.__name__ == "holding":
+    if send.__name__ == "batching":
         return
 
-    def holding(self: Any, *places: Any) -> None:
+    def batching(self: Any, *addresses: Any) -> None:
         self.output_queue = OutputBatcher(self.output_queue)
-        send(self, *places)
+        send(self, *addresses)
 
-    EngineCoreProc.process_output_sockets = holding
+    EngineCoreProc.process_output_sockets = batching
 
 
 class OutputBatcher:
@@ -68,7 +68,7 @@ class OutputBatcher:
         self.put_nowait = outputs.put_nowait
         self._outputs = outputs
         self._clock = clock
-        self._held: dict[tuple[int, str], list[Any]] = {}  # by client and request
+        self._batch: dict[tuple[int, str], list[Any]] = {}  # by client and request
         self._like: Any = None  # the last message of which tokens are held
         self._until = 0.0
         self._ready = deque[Any]()
@@ -78,7 +78,7 @@ class OutputBatcher:
         due."""
         while not self._ready:
             try:
-                left = max(0.0, self._until - self._clock()) if self._held else None
+                left = max(0.0, self._until - self._clock()) if self._batch else None
                 self._take(self._outputs.get(timeout=left))
             except queue.Empty:
                 self._release()
@@ -90,50 +90,57 @@ class OutputBatcher:
             self._release()
             self._ready.append(message)
             return
-        if self._held and outputs.outputs and outputs.weight_version != self._like.weight_version:
+        if self._batch and outputs.outputs and outputs.weight_version != self._like.weight_version:
             self._release()
-        client, now = message[0], []
+        client, passed = message[0], []
         for output in outputs.outputs:
-            held = self._held.get(key := (client, output.request_id))
+            waiting = self._batch.get(key := (client, output.request_id))
             if passes_at_once(output):
-                now.append(joined([*self._held.pop(key, ()), output]))
-            elif held is not None:
-                held.append(output)
+                passed.append(joined([*self._batch.pop(key, ()), output]))
+            elif waiting is not None:
+                waiting.append(output)
             else:
-                self._until = self._until if self._held else self._clock() + HOLD_S
-                self._held[key], self._like = [output], outputs
-        holds = len(now) < len(outputs.outputs)
-        outputs.outputs = now
-        if now or not holds or outputs.finished_requests or has_news(outputs.scheduler_stats):
+                self._until = self._until if self._batch else self._clock() + HOLD_S
+                self._batch[key], self._like = [output], outputs
+        keeps_some = len(passed) < len(outputs.outputs)
+        outputs.outputs = passed
+        if (
+            passed
+            or not keeps_some
+            or outputs.finished_requests
+            or has_news(outputs.scheduler_stats)
+        ):
             self._ready.append(message)
-        if self._held and self._clock() >= self._until:
+        if self._batch and self._clock() >= self._until:
             self._release()
 
     def _release(self) -> None:
         """Passes on all that is held, a message for each client."""
-        for client in sorted({client for client, _ in self._held}):
-            outputs = [joined(parts) for (owner, _), parts in self._held.items() if owner == client]
+        for client in sorted({client for client, _ in self._batch}):
+            outputs = [
+                joined(parts) for (owner, _), parts in self._batch.items() if owner == client
+            ]
             self._ready.append(
                 (
                     client,
                     type(self._like)(outputs=outputs, weight_version=self._like.weight_version),
                 )
             )
-        self._held.clear()
+        self._batch.clear()
 
 
 def passes_at_once(output: Any) -> bool:
     """Whether an output may not be held."""
     if output.finish_reason is not None or OWN not in output.request_id:
         return True
-    return any(getattr(output, field) is not None for field in UNUSUAL)
+    return any(getattr(output, field) is not None for field in UNBATCHED_FIELDS)
 
 
 def has_news(stats: Any) -> bool:
     """Whether a step has statistics that must be sent. The others may be dropped: the next step has
     newer ones."""
     return stats is not None and bool(
-        stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in NEWS)
+        stats.prefix_cache_stats.requests or any(getattr(stats, field) for field in COUNTED_FIELDS)
     )
 
 

@@ -26,9 +26,9 @@ def register() -> None:
     """Does all of it; vLLM may call this more than once in a process."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    for name, place in ENGINES.items():
+    for name, engine in ENGINES.items():
         WeightTransferEngineFactory._registry.pop(name, None)
-        WeightTransferEngineFactory.register_engine(name, *place)
+        WeightTransferEngineFactory.register_engine(name, *engine)
     output_batching.install()
     flat_logprobs.install()
     token_versions.install()

@@ -258,9 +258,15 @@ CALLS = (
         "CpuPlatform.check_and_update_config",
         1,
     ),
-    Call("vllm_plugin/write_route.py", "vllm.inputs.engine", "tokens_input", 1, "cache_salt"),
     Call(
-        "vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.generate", 3, "priority"
+        "vllm_plugin/write_route.py", "vllm.inputs.engine", "tokens_input", 1, keywords="cache_salt"
+    ),
+    Call(
+        "vllm_plugin/write_route.py",
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.generate",
+        3,
+        keywords="priority",
     ),
     Call(
         "vllm_plugin/write_route.py", "vllm.v1.engine.async_llm", "AsyncLLM.get_weight_version", 0
@@ -307,21 +313,21 @@ CALLS = (
         f"{TRANSFER}.packed_tensor",
         "packed_nccl_broadcast_producer",
         0,
-        "iterator group src post_iter_func buffer_size_bytes num_buffers",
+        keywords="iterator group src post_iter_func buffer_size_bytes num_buffers",
     ),
     Call(
         "benchmarks/weight_receiver.py",
         f"{TRANSFER}.packed_tensor",
         "packed_nccl_broadcast_consumer",
         0,
-        "iterator group src post_unpack_func device buffer_size_bytes num_buffers",
+        keywords="iterator group src post_unpack_func device buffer_size_bytes num_buffers",
     ),
     Call(
         "weights/ipc.py",
         f"{TRANSFER}.factory",
         "WeightTransferTrainerFactory.trainer_init",
         1,
-        "client source",
+        keywords="client source",
     ),
 )
 

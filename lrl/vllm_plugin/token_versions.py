@@ -21,8 +21,8 @@ def install() -> None:
     if at_the_end.__name__ == "with_versions":
         return
 
-    def with_versions(self: Any, *given: Any, **named: Any) -> Any:
-        output = at_the_end(self, *given, **named)
+    def with_versions(self: Any, *positional: Any, **named: Any) -> Any:
+        output = at_the_end(self, *positional, **named)
         if output.weight_versions is None and OWN in self.request_id:
             output.weight_versions = self._weight_version_spans()
         return output

@@ -228,7 +228,7 @@ def test_a_replayed_group_gets_the_log_probs_of_the_current_reference(
 def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
     folder: str, other_folder: str
 ) -> None:
-    first = opened(folder, reference=Reference(place="reward", coefficient=0.1))
+    first = opened(folder, reference=Reference(penalty_in="reward", coefficient=0.1))
     (group, *_) = prepared(first)
     replay, resumed = Replay(1, 10), Replay(1, 10)
     replay.add(0, [group])
@@ -278,7 +278,7 @@ def test_a_references_pass_is_no_larger_than_a_micro_batch(
     ("settings", "message"),
     [
         ({"coefficient": -1.0}, "coefficient"),
-        ({"coefficient": 0.1, "estimator": "k1"}, "k1 with place loss"),
+        ({"coefficient": 0.1, "estimator": "k1"}, "k1 with penalty_in loss"),
         ({"refresh_every_n_steps": 0}, "refresh_every_n_steps"),
     ],
 )

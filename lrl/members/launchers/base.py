@@ -109,11 +109,11 @@ class Launcher(ABC):
         self.gpus = gpus
         self.setting = setting
 
-    def devices(self, place: int) -> Sequence[int]:
+    def devices(self, index: int) -> Sequence[int]:
         """Returns the CUDA indices of a job among those that it sees; empty on a CPU.
 
         Args:
-            place: Which of the `jobs`, from 0.
+            index: Which of the `jobs`, from 0.
         """
         return range(self.gpus)
 

@@ -32,9 +32,9 @@ class Local(Launcher):
             "generator_devices."
         )
 
-    def devices(self, place: int) -> Sequence[int]:
+    def devices(self, index: int) -> Sequence[int]:
         """See `Launcher.devices`."""
-        return self.placements[place]
+        return self.placements[index]
 
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path

@@ -103,8 +103,8 @@ class Ray(Launcher):
         """Returns the driver, or a new one where Ray has ended it with the head of the cluster;
         raises OSError."""
         if self._driver is None or not self._driver.alive:
-            asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
-            bundles = [{name: amount for name, amount in asked.items() if amount}] * self.jobs
+            resources = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
+            bundles = [{name: amount for name, amount in resources.items() if amount}] * self.jobs
             words = [
                 "--address",
                 self.address,
@@ -140,7 +140,7 @@ class _Driver:
         self.waits = ""
         """What its tasks wait for."""
         self._jobs: dict[str, _Task] = {}
-        self._said: list[str] = []
+        self._output: list[str] = []
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(DRIVER), *words],
@@ -163,11 +163,11 @@ class _Driver:
         self.order(start=name, words=[*words], variables={**variables})
         return job
 
-    def order(self, **what: Any) -> None:
+    def order(self, **fields: Any) -> None:
         """Sends an order."""
         assert self._process.stdin is not None, "it is a pipe"
         with self._lock:
-            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.write(json.dumps(fields) + "\n")
             self._process.stdin.flush()
 
     def close(self) -> None:
@@ -187,13 +187,13 @@ class _Driver:
 
     def last_words(self) -> str:
         """Returns the end of Ray's output."""
-        return "\n".join(self._said[-5:]) or "nothing"
+        return "\n".join(self._output[-5:]) or "nothing"
 
     def _read(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
         for line in self._process.stdout:
             if not line.startswith("{"):  # Ray's own
-                self._said = [*self._said[-20:], line.rstrip()]
+                self._output = [*self._output[-20:], line.rstrip()]
                 continue
             report = json.loads(line)
             if "nodes" in report:
@@ -213,16 +213,16 @@ class _Task(Job):
         self._driver = driver
         self._name = name
         self._ended = threading.Event()
-        self._said = ""
+        self._output = ""
 
     @property
     def alive(self) -> bool:
         """See `Job.alive`."""
         return not self._ended.is_set()
 
-    def end(self, said: str) -> None:
+    def end(self, output: str) -> None:
         """Notes that it has ended."""
-        self._said = said
+        self._output = output
         self._ended.set()
 
     def stop(self) -> None:
@@ -234,4 +234,4 @@ class _Task(Job):
 
     def tail(self) -> str:
         """See `Job.tail`."""
-        return self._said or self._driver.waits
+        return self._output or self._driver.waits

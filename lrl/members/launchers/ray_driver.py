@@ -107,16 +107,16 @@ class Driver:
             ray.cancel(self._tasks[name][1])
             self._ends.setdefault(name, time.monotonic() + END_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reports the ended tasks, and the resources that the others wait for."""
         for name, (_, future) in list(self._tasks.items()):
             if ray.wait([future], timeout=0)[0]:
-                self._ended(name, said(future))
+                self._ended(name, task_output(future))
             elif time.monotonic() > self._ends.get(name, float("inf")) + END_S:
                 self._ended(name, "Ray has not ended it; its node does not answer")
             elif time.monotonic() > self._ends.get(name, float("inf")):
                 ray.cancel(future, force=True)
-        if (waits := what_is_missing(self.group, self.bundles, self.strategy)) != self._waits:
+        if (waits := missing_resources(self.group, self.bundles, self.strategy)) != self._waits:
             self._waits = waits
             report(waits=waits)
 
@@ -125,17 +125,17 @@ class Driver:
         for name in self._tasks:
             self.obey({"stop": name})
         while self._tasks:
-            self.look()
+            self.poll()
             time.sleep(POLL_S)
         remove(self.group)
 
     def _start(self, bundle: int, order: dict[str, Any]) -> Any:
-        asked = dict(self.bundles[bundle])
+        resources = dict(self.bundles[bundle])
         task = ray.remote(serve).options(
             name=f"lrl-{order['start']}",
-            num_cpus=asked.pop("CPU", 0),
-            num_gpus=asked.pop("GPU", 0),
-            resources=asked,
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
             max_retries=0,
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 self.group, placement_group_bundle_index=bundle
@@ -165,15 +165,15 @@ def remove(group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
+def missing_resources(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
     """Returns why the placement group does not exist; empty if it does."""
     state = placement_group_table(group)["state"]
     if state == "CREATED":
         return ""
     nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
-    asked = f"{len(bundles)} times {named(bundles[0])}, {strategy}"
+    wanted = f"{len(bundles)} times {named(bundles[0])}, {strategy}"
     return (
-        f"Ray has no place for {asked} ({state.lower()}). Its nodes have {nodes}, less what others "
+        f"Ray has no place for {wanted} ({state.lower()}). Its nodes have {nodes}, less what others "
         "use."
     )
 
@@ -185,7 +185,7 @@ def named(resources: dict[str, float]) -> str:
     )
 
 
-def said(future: Any) -> str:
+def task_output(future: Any) -> str:
     """Returns the output of a task, or the reason of its end."""
     try:
         return str(ray.get(future))
@@ -193,9 +193,9 @@ def said(future: Any) -> str:
         return f"Ray: {error}"
 
 
-def report(**what: Any) -> None:
+def report(**fields: Any) -> None:
     """Writes a line for the trainer."""
-    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 
 
@@ -231,7 +231,7 @@ def main() -> None:
                 break
             driver.obey(order)
         except queue.Empty:
-            driver.look()
+            driver.poll()
     driver.close()
 
 

@@ -41,9 +41,17 @@ class Slurm(Launcher):
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> Job:
         """See `Launcher.start`."""
-        own = ["--nodes=1", "--ntasks=1", f"--job-name=lrl-{name}", "--export=ALL", "--unbuffered"]
-        own += [f"--gpus={self.gpus}"] if self.gpus else []
+        options = [
+            "--nodes=1",
+            "--ntasks=1",
+            f"--job-name=lrl-{name}",
+            "--export=ALL",
+            "--unbuffered",
+        ]
+        options += [f"--gpus={self.gpus}"] if self.gpus else []
         program = str(Path(sys.executable).with_name("lrl"))
         return ProcessJob(
-            ["srun", *own, *self.options, program, *words], environment, folder / f"srun-{name}.log"
+            ["srun", *options, *self.options, program, *words],
+            environment,
+            folder / f"srun-{name}.log",
         )

@@ -129,13 +129,13 @@ class Layouts:
                     if lag
                     else drained(costs, self.workload, count)
                 )
-                held = memory.generation(self.shape, tp, precision)
+                bytes_taken = memory.generation(self.shape, tp, precision)
                 yield Generation(
                     devices=devices,
                     generators=count,
                     costs=costs,
                     writing=writing,
-                    memory=held.bytes_for(writing.slots * self.workload.live_tokens),
+                    memory=bytes_taken.bytes_for(writing.slots * self.workload.live_tokens),
                 )
 
     def divisions(self, most: int) -> list[int]:

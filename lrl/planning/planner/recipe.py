@@ -32,7 +32,8 @@ def write_recipe(
 ) -> None:
     """Writes the recipe `base` with the settings of a plan that runs today; its comments are lost.
 
-    The recipe's own model stays if `model` is only a config, and its own dispatch if `dispatch` is None.
+    The recipe's own model stays if `model` is only a config, and its own dispatch if `dispatch` is
+    None.
     """
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:
@@ -58,11 +59,11 @@ def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list
     others = [callback for callback in callbacks if callback["class_path"] != TIMELINE]
     if not any(callback["class_path"] == THROUGHPUT for callback in others):
         others.append({"class_path": THROUGHPUT})
-    behind = 1 + next(
-        place for place, callback in enumerate(others) if callback["class_path"] == THROUGHPUT
+    index = 1 + next(
+        position for position, callback in enumerate(others) if callback["class_path"] == THROUGHPUT
     )
     timeline = {"class_path": TIMELINE, "init_args": {"planned_step_s": float(f"{step_s:.4g}")}}
-    return [*others[:behind], timeline, *others[behind:]]
+    return [*others[:index], timeline, *others[index:]]
 
 
 def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]:

@@ -20,25 +20,25 @@ HOUR = 3600
 
 
 def assumed(
-    asked: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster
+    settings: Mapping[str, Any], default: Callable[[str], Any], layouts: Layouts, cluster: Cluster
 ) -> str:
-    """Returns the workload and the limits of the plans, with the settings `asked` by name, and
+    """Returns the workload and the limits of the plans, with the settings `settings` by name, and
     marks the defaults."""
 
     def of(name: str) -> str:
         flag = f"--{name.replace('_', '-')}"
-        return f"({flag}, by default)" if asked[name] == default(name) else f"({flag})"
+        return f"({flag}, by default)" if settings[name] == default(name) else f"({flag})"
 
     work = layouts.workload
     lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
     return (
         f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} "
         f"tokens each {of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, "
-        f"of {lengths} (--lengths {asked['lengths']}). That is {work.samples:,} responses and "
+        f"of {lengths} (--lengths {settings['lengths']}). That is {work.samples:,} responses and "
         f"{work.tokens:,.0f} tokens to train.\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
         f"billion parameters on {cluster}, {cluster.devices_per_node} to a node "
-        f"{of('devices_per_node')}; lag up to {asked['max_lag']} {of('max_lag')}; precision "
-        f"{asked['precision']} {of('precision')}."
+        f"{of('devices_per_node')}; lag up to {settings['max_lag']} {of('max_lag')}; precision "
+        f"{settings['precision']} {of('precision')}."
     )
 
 

@@ -85,13 +85,13 @@ def _steps(records: Sequence[Record]) -> list[StepRecord]:
 def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:
     """Returns the coefficients c >= 0 of least sum((rows c - seconds)^2 / expected), with expected
     = rows c."""
-    used = [place for place, length in enumerate(seconds) if length > 0]
+    used = [index for index, length in enumerate(seconds) if length > 0]
     if not used:
         raise ValueError(
             f'The timeline has no record of kind "{kind}" that took time. Give that of a longer run.'
         )
     work, measured = (
-        np.array([rows[place] for place in used], dtype=float),
+        np.array([rows[index] for index in used], dtype=float),
         np.array([seconds[p] for p in used]),
     )
     scale = work.max(axis=0)  # tokens squared are 1e9, a micro-batch is 1

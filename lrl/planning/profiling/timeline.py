@@ -175,11 +175,11 @@ def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float,
     """
     first_s = more_s = last_s = 0.0
     to_come = 0
-    for place, (seconds, tokens) in reversed(list(enumerate(waits))):
+    for index, (seconds, tokens) in reversed(list(enumerate(waits))):
         to_come += tokens
-        if place == 0:
+        if index == 0:
             first_s = seconds
-        elif place == len(waits) - 1 or to_come < budget:
+        elif index == len(waits) - 1 or to_come < budget:
             last_s += seconds
         else:
             more_s += seconds
@@ -189,9 +189,9 @@ def split_waits(waits: Sequence[tuple[float, int]], budget: int) -> tuple[float,
 def generation_s(groups: Sequence[Group]) -> float:
     """Returns the seconds from the first request for these groups to the last token; 0 if a
     checkpoint had them all."""
-    asked = [group.asked_s for group in groups if group.asked_s is not None]
+    requested = [group.asked_s for group in groups if group.asked_s is not None]
     written = [group.written_s for group in groups if group.written_s is not None]
-    return max(written) - min(asked) if asked and written else 0.0
+    return max(written) - min(requested) if requested and written else 0.0
 
 
 def group_record(group: Group) -> GroupRecord:

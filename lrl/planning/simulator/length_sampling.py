@@ -48,8 +48,8 @@ class LengthSampler(ABC):
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
         `Group.index`, as another epoch has other responses to the same prompt."""
-        own = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
-        normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * own
+        of_responses = np.random.default_rng([self.seed, 1, index]).standard_normal(responses)
+        normal = self._of_prompt(prompt) + math.sqrt(1 - self.prompt_share) * of_responses
         return self.tokens(normal).tolist()
 
     def expected(self, prompt: Prompt, written: float = 0.0) -> float:
@@ -163,8 +163,8 @@ class RunLengths(Sequence[V]):
     def __iter__(self) -> Iterator[V]:
         return (value for value, count in self.runs for _ in range(count))
 
-    def __getitem__(self, place: Any) -> Any:
-        return list(self)[place]
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
 
     def count(self, value: Any) -> int:
         """Returns how often `value` is in the list, without unrolling it."""

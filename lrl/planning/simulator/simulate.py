@@ -97,7 +97,11 @@ class Simulation:
             wait_for_stragglers=self.stragglers == "wait",
         )
         fleet = ModelFleet(
-            self.generators, self.max_num_seqs, self.lengths, self.dispatch(), record
+            self.generators,
+            capacity=self.max_num_seqs,
+            lengths=self.lengths,
+            dispatch=self.dispatch(),
+            record=record,
         )
         controller = Controller(
             ModelPrompts(self.prompts, self.prompt_tokens),

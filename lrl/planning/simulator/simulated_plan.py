@@ -152,5 +152,6 @@ def table(found: Sequence[tuple[int, Outcome]]) -> Table:
     )
     for number, one in found:
         waits = (f"{share:.0%}" for share in one.waits.values())
-        shown.add_row(f"{number}", one.policy, f"{one.step_s:.3g}", *waits, f"{one.write:.0%}")
+        cells = [f"{number}", one.policy, f"{one.step_s:.3g}", *waits, f"{one.write:.0%}"]
+        shown.add_row(*cells)
     return shown

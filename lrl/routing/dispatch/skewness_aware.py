@@ -124,8 +124,8 @@ class SkewnessAware(DispatchPolicy):
         self._shortest_long = waiting[cut - 1].tokens
         self._long = PriorityQueue()
         self._rest = PriorityQueue()
-        for place, request in enumerate(waiting):
-            (self._long if place < cut else self._rest).push(self.order(request), request)
+        for index, request in enumerate(waiting):
+            (self._long if index < cut else self._rest).push(self.order(request), request)
         self._long_generators = generators_for_the_long(
             (sum(request.responses for request in self._long), self.lengths.quantile(LONG)),
             (sum(request.responses for request in self._rest), self.lengths.quantile(REST)),

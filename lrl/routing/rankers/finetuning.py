@@ -85,14 +85,14 @@ class FineTuned:
     def guess(self, texts: Sequence[str]) -> list[float]:
         """Returns the number of each text."""
         self._network.eval()
-        by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         found: dict[int, float] = {}
         for start in range(0, len(texts), BATCH):
             places = by_length[start : start + BATCH]
             found |= zip(
-                places, self._numbers([texts[place] for place in places]).tolist(), strict=True
+                places, self._numbers([texts[index] for index in places]).tolist(), strict=True
             )
-        return [found[place] for place in range(len(texts))]
+        return [found[index] for index in range(len(texts))]
 
     def _shuffled(self, rows: list[Row]) -> Iterator[list[Row]]:
         self._draw.shuffle(rows)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST = 1_000_000_000
+EVALUATION_PRIORITY = 1_000_000_000
 """Priority of an evaluation's requests: after every rollout of a run."""
 
 
@@ -215,7 +215,7 @@ class Evaluation(OnRankZero):
                     prompt,
                     rollouts,
                     self.sampling,
-                    priority=LAST,
+                    priority=EVALUATION_PRIORITY,
                     deadline_s=data.rollout_timeout_s,
                 )
             await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]

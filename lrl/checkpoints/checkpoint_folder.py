@@ -23,7 +23,7 @@ from lrl.system.best_effort import os_error
 META = "meta.pt"
 WEIGHTS = "state_dict."
 """What the names of weights begin with in the folder's index."""
-OLDER = ".older"
+REPLACED_SUFFIX = ".older"
 """Suffix of a folder that is being replaced; after a crash it is the last good one."""
 
 
@@ -35,7 +35,7 @@ class CheckpointFolder(CheckpointFile):
         place, leads = Path(path), dist.get_rank() == 0
         unfinished, older = (
             place.with_name(place.name + UNFINISHED),
-            place.with_name(place.name + OLDER),
+            place.with_name(place.name + REPLACED_SUFFIX),
         )
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}

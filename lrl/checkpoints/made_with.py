@@ -15,8 +15,8 @@ import numpy as np
 Settings = dict[str, float | str]
 """Settings by their public names: numbers as they are, everything else as its `fingerprint` or a
 word."""
-PRINTED = (bool, int, float, complex, str, bytes, np.generic, type(None))
-UNPRINTED: Any = object.__repr__
+PRINTED_TYPES = (bool, int, float, complex, str, bytes, np.generic, type(None))
+DEFAULT_REPR: Any = object.__repr__
 """Of an object whose class does not say how it is printed."""
 
 
@@ -47,7 +47,7 @@ def _text(value: Any, seen: set[int]) -> str:
     """Writes a value down; `seen` has the objects whose attributes are written already, by their
     id."""
     kind = type(value)
-    if isinstance(value, PRINTED):
+    if isinstance(value, PRINTED_TYPES):
         return f"{kind.__name__} {value!r}"
     if isinstance(value, Mapping):
         return (
@@ -64,7 +64,7 @@ def _text(value: Any, seen: set[int]) -> str:
         return f"pattern {value.pattern!r} {value.flags}"
     if callable(value) and hasattr(value, "__qualname__"):  # a function or a class
         return f"{value.__module__}.{value.__qualname__} {_source(value)}"
-    if kind.__repr__ is not UNPRINTED:
+    if kind.__repr__ is not DEFAULT_REPR:
         return f"{kind.__qualname__} {re.sub(' at 0x[0-9a-f]+', '', repr(value))}"
     if id(value) in seen or not hasattr(value, "__dict__"):
         return kind.__qualname__

@@ -16,7 +16,7 @@ from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.system.config_errors import fault
 
-SHOWN = 5
+MAX_NAMED_RUNS = 5
 """Runs with checkpoints that an error names."""
 
 
@@ -34,8 +34,12 @@ def newest_checkpoint(trainer: L.Trainer) -> str | None:
             sorted(_runs(trainer).glob("*/checkpoints/*.ckpt")) if named and trainer.loggers else []
         )
         names = list(dict.fromkeys(path.parent.parent.name for path in other_versions))
-        more = " ..." if names[SHOWN:] else ""
-        there = f" Versions with checkpoints: {', '.join(names[:SHOWN])}{more}." if names else ""
+        more = " ..." if names[MAX_NAMED_RUNS:] else ""
+        there = (
+            f" Versions with checkpoints: {', '.join(names[:MAX_NAMED_RUNS])}{more}."
+            if names
+            else ""
+        )
         fault(
             f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}.{there} Name "
             "the run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path "

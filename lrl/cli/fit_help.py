@@ -29,7 +29,7 @@ GROUPS = {
     "trainer.strategy": (STRATEGY, "the division of the devices: lrl.AsyncSingleDevice"),
     "trainer.strategy.server": (SERVER, "the vLLM servers: lrl.ServerSettings"),
 }
-OF_THE_TRAINER = (
+TRAINER_SETTINGS = (
     *(
         "accelerator",
         "devices",
@@ -57,7 +57,7 @@ USAGE = """usage: lrl {verb} [--config RECIPE] [--SETTING VALUE ...]
 
 {head} A setting on the command line wins over the recipe. Each line: name, type, default, what it does.
 """
-FURTHER = """Further
+FURTHER_HELP = """Further
   lrl {verb} --model.objective.help GSPO                 the settings of a class, for any setting that names one
   lrl {verb} --trainer.callbacks.help lrl.callbacks.Evaluation
   lrl {verb} --help all                                  everything that Lightning's Trainer takes, too
@@ -88,14 +88,16 @@ def text(verb: str, recipes: str) -> str:
             f"{prefix}, {title}": settings_of(where, f"--{prefix}.")
             for prefix, (where, title) in GROUPS.items()
         },
-        "trainer, of Lightning's own": [trainer[f"--trainer.{name}"] for name in OF_THE_TRAINER],
+        "trainer, of Lightning's own": [trainer[f"--trainer.{name}"] for name in TRAINER_SETTINGS],
         "callbacks, added by --trainer.callbacks+ NAME --trainer.callbacks.SETTING VALUE": list(
             _callbacks()
         ),
     }
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST, 24)).columns))
     lines = [line for title, settings in tables.items() for line in _table(title, settings, width)]
-    return "\n".join([USAGE.format(verb=verb, head=HEADS[verb]), *lines, FURTHER.format(verb=verb)])
+    return "\n".join(
+        [USAGE.format(verb=verb, head=HEADS[verb]), *lines, FURTHER_HELP.format(verb=verb)]
+    )
 
 
 def all_settings() -> list[str]:

@@ -7,7 +7,7 @@ from lrl.cli import fit_help
 
 ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 
-WANTED = r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):"
+PATH_IN_ERROR = r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):"
 
 
 def from_the_root(words: Iterable[str], verb: str) -> list[str]:
@@ -27,7 +27,7 @@ def explain(error: Exception) -> str:
     if broken := re.search(r"at input '(.+?)'", message):
         example = "${data.init_args.max_lag}"
         return f"{where}{broken[1]!r} is no interpolation; one looks like {example}."
-    match = re.search(WANTED, message)
+    match = re.search(PATH_IN_ERROR, message)
     if match is None:
         return message
     path = re.sub(r"^(fit|validate)\.", "", match[1] or match[2])

@@ -11,9 +11,9 @@ from lrl.members.member import Kind
 from lrl.system.cpu_affinity import usable_cores
 from lrl.system.import_by_name import with_current_folder
 
-ONLY_FOR = {"devices": Kind.GENERATOR, "workers": Kind.SCORER}
+KIND_OF_OPTION = {"devices": Kind.GENERATOR, "workers": Kind.SCORER}
 """Options of one kind."""
-ENDPOINT = ("host", "tls_cert", "tls_key", "insecure")
+ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lrl.members.join import join
     from lrl.members.join_session import LocalOverrides
 
-    endpoint = {name: value for name in ENDPOINT if (value := getattr(args, name))}
+    endpoint = {name: value for name in ENDPOINT_OPTIONS if (value := getattr(args, name))}
     workers = 0
     if args.kind == Kind.SCORER:
         workers = usable_cores() if args.workers is None else args.workers
@@ -96,7 +96,7 @@ def indices(words: str) -> list[int]:
 
 def wrong_options(args: argparse.Namespace) -> str:
     """Returns the error about options that do not apply, empty if there is none."""
-    for name, kind in ONLY_FOR.items():
+    for name, kind in KIND_OF_OPTION.items():
         if getattr(args, name) not in (None, []) and args.kind != kind:
             return f"--{name}: only with --kind {kind}"
     if args.workers is not None and args.workers < 1:

@@ -29,7 +29,15 @@ from lrl.system import config_errors
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 typed_values.install()
 
-USUAL = ("WeightSync", "RolloutLog", "Throughput", "Health", "Progress", "Export", "Summary")
+USUAL_CALLBACKS = (
+    "WeightSync",
+    "RolloutLog",
+    "Throughput",
+    "Health",
+    "Progress",
+    "Export",
+    "Summary",
+)
 """Callbacks of a run that names none, in their order."""
 
 
@@ -134,7 +142,11 @@ class LrlCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Sets the usual callbacks as a default, which is shown, saved and extended."""
         parser.set_defaults(
-            {"trainer.callbacks": [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL]}
+            {
+                "trainer.callbacks": [
+                    {"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS
+                ]
+            }
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

@@ -40,7 +40,7 @@ LIGHTNINGS = ("fit", "validate")
 OTHERS = ("ray", "chat", "export", "dequantize", "prompt", "join", "leave", "plan", "doctor")
 """The commands besides fit and validate; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
-MEANT = {
+COMMANDS_MEANT_BY = {
     "train": "fit",
     "run": "fit",
     "eval": "validate",
@@ -79,8 +79,8 @@ def run_command(words: list[str]) -> int:
     if words[0] in OTHERS:
         return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
-        near = nearest(words[0], (*COMMANDS, *MEANT))
-        meant = f" Did you mean {MEANT.get(near, near)}?" if near else ""
+        near = nearest(words[0], (*COMMANDS, *COMMANDS_MEANT_BY))
+        meant = f" Did you mean {COMMANDS_MEANT_BY.get(near, near)}?" if near else ""
         return bad_input(
             f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}."
         )

@@ -9,7 +9,7 @@ from lrl.cli import fit_help
 
 SETTINGS_FILES = (".yaml", ".yml", ".json")
 PROMPTS = "--data.prompts."
-MEANT = {
+HINTS = {
     "--model": "Did you mean --model.model {}?",
     "--data": "Did you mean --data.prompts {}?",
     "--trainer": "Settings of several groups follow --config.",
@@ -26,10 +26,10 @@ def group_file(words: Sequence[str]) -> str:
     ]
     for option, value in pairs:
         path = Path(value)
-        if option in MEANT and path.exists() and path.suffix.lower() not in SETTINGS_FILES:
+        if option in HINTS and path.exists() and path.suffix.lower() not in SETTINGS_FILES:
             return (
                 f"{option} {value}: it takes a class, or a YAML file of settings. "
-                f"{MEANT[option].format(value)}"
+                f"{HINTS[option].format(value)}"
             )
     return ""
 

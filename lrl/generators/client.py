@@ -21,10 +21,10 @@ from lrl.generators.response_stream import ResponseStream
 from lrl.system.auth import bearer
 from lrl.types import Rollout, Sampling
 
-READ_AHEAD = 2**24
+READ_AHEAD_BYTES = 2**24
 """Bytes that a connection may be ahead of its reader."""
 GENERATE = "/inference/v1/generate"
-FIRST = -1_000_000
+TOP_PRIORITY = -1_000_000
 """Priority before every rollout."""
 
 
@@ -154,7 +154,7 @@ class GeneratorClient:
             "token_ids": token_ids,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0},
             "cache_salt": f"{salt}-{self._salt}",
-            "priority": FIRST,
+            "priority": TOP_PRIORITY,
         }
         response = await self.post(GENERATE, body, deadline_s=deadline_s)
         try:
@@ -175,7 +175,7 @@ class GeneratorClient:
         body = {
             "token_ids": [0],
             "sampling_params": parameters,
-            "priority": FIRST,
+            "priority": TOP_PRIORITY,
             "cache_salt": "heartbeat",
         }
         await self.post(GENERATE, body, deadline_s=deadline_s)
@@ -216,7 +216,10 @@ class GeneratorClient:
             # most requests that were ever in flight at once.
             connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._trust or True)
             self._session = aiohttp.ClientSession(
-                connector=connector, headers=self._headers, trust_env=False, read_bufsize=READ_AHEAD
+                connector=connector,
+                headers=self._headers,
+                trust_env=False,
+                read_bufsize=READ_AHEAD_BYTES,
             )
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         try:

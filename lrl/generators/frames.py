@@ -25,10 +25,10 @@ WRITE, FLUSH = "/lrl/write", "/lrl/flush"
 HOLD_S = 1.0
 """Seconds for which a token may wait in the engine (`lrl.vllm_plugin.output_batching`); its
 generator's death can cost a response the tokens of as long."""
-OWN = "lrl-"
+REQUEST_PREFIX = "lrl-"
 """Found in the ids of lrl's requests, whose tokens are held; whoever else reads from this server is
 not made to wait."""
-BYTES = 8
+BYTES_PER_NUMBER = 8
 """Of a token and its log-prob."""
 
 
@@ -71,7 +71,7 @@ def line(head: dict[str, Any]) -> bytes:
 
 def size(head: dict[str, Any]) -> int:
     """Returns the bytes that follow a first line."""
-    return BYTES * sum(tokens for _, tokens, _, _ in head.get("parts", ()))
+    return BYTES_PER_NUMBER * sum(tokens for _, tokens, _, _ in head.get("parts", ()))
 
 
 def unpack(head: dict[str, Any], numbers: bytes) -> Iterator[Part]:

@@ -14,7 +14,7 @@ ARGUMENT = re.compile(r"^\S+: error: ")
 POINTS_AT_ANOTHER = re.compile(r"see (?:the )?(?:root cause|stack ?trace)", re.IGNORECASE)
 DETAIL = re.compile(r" \[type=\w+, input_value=.*")
 """pydantic's addition: the wrong value with everything that contains it."""
-LONGEST = 800
+MAX_CHARACTERS = 800
 """Characters."""
 NO_DEVICE = "Failed to infer device type"
 """vLLM's words where the installed build finds no device of its kind; all they advise is more lines
@@ -38,6 +38,6 @@ def cause(log: str) -> str:
                 ):
                     break
                 message.append(DETAIL.sub("", more).strip())
-            found = " ".join(message)[:LONGEST]
+            found = " ".join(message)[:MAX_CHARACTERS]
             return f"{found}\n{REMEDY}" if NO_DEVICE in found else found
     return ""

@@ -18,7 +18,7 @@ from lrl.system.endpoint import Location, connect
 
 T = TypeVar("T")
 DEADLINE_S = 10.0
-PIECE = 2**20
+PIECE_BYTES = 2**20
 """Bytes that are written at once."""
 
 
@@ -80,7 +80,7 @@ class RunClient:
                 self._request("GET", f"{MODEL}/{name}") as response,
                 (folder / Path(name).name).open("wb") as file,
             ):
-                while piece := response.read(PIECE):
+                while piece := response.read(PIECE_BYTES):
                     file.write(piece)
                     interrupted()
                 if file.tell() != size:

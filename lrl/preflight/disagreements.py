@@ -12,7 +12,7 @@ from typing import Any
 
 from lrl.system.config_errors import fault
 
-CAPPED_BY = "eager, flex_attention or flash_attention_2"
+CAPPING_ATTENTIONS = "eager, flex_attention or flash_attention_2"
 """Attentions of transformers that apply a cap to the scores. Read in transformers 5.19; sdpa has no
 argument for it."""
 
@@ -65,7 +65,7 @@ def check_score_cap(
         fault(
             f"{setting}={folder!r} caps the scores of its attention (attn_logit_softcapping is "
             f"{cap:g} in its config), and transformers leaves that out in {attention}, which "
-            f"model.attention has: set it to {CAPPED_BY}."
+            f"model.attention has: set it to {CAPPING_ATTENTIONS}."
         )
 
 

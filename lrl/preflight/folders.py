@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SAVED = 3
+COPIES_PER_CHECKPOINT = 3
 """Copies of the weights in a checkpoint: themselves and the two moments."""
 
 
@@ -92,7 +92,10 @@ def check_disk(trainer: L.Trainer, weights: int) -> None:
     ]
     if not checkpoints:
         return
-    needed = max(1 if callback.save_weights_only else SAVED for callback in checkpoints) * weights
+    needed = (
+        max(1 if callback.save_weights_only else COPIES_PER_CHECKPOINT for callback in checkpoints)
+        * weights
+    )
     setting, folder = next(iter(folders(trainer)))
     disk = shutil.disk_usage(nearest(folder))
     free, taken = in_gib(disk.free, needed)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ON_CPU = "fp8_per_channel"
+CPU_QUANTIZATION = "fp8_per_channel"
 """The quantization that vLLM's CPU build computes with (tried with 0.32)."""
 
 
@@ -102,8 +102,10 @@ def check_quantization(strategy: GeneratorDevices, policy: Policy) -> None:
     setting = f"strategy.server.quantization is {server.quantization}"
     if server.quantization not in QUANTIZATIONS:  # its class has noted an unknown one
         return
-    if strategy.root_device.type != "cuda" and server.quantization != ON_CPU:
-        fault(f"{setting}, for which vLLM has no kernels on a CPU: choose {ON_CPU}, or null.")
+    if strategy.root_device.type != "cuda" and server.quantization != CPU_QUANTIZATION:
+        fault(
+            f"{setting}, for which vLLM has no kernels on a CPU: choose {CPU_QUANTIZATION}, or null."
+        )
     if (policy.dtype_name if server.dtype == "auto" else server.dtype) == "float32":
         fault(
             f"{setting}, and strategy.server.dtype float32: vLLM computes with it in 16 bits. Set "

@@ -25,20 +25,20 @@ from lrl.training.schedule import check_end
 if TYPE_CHECKING:
     from lrl.preflight.policy import Policy
 
-BY_STEPS = (
+STEP_SIZE_REMEDY = (
     "A step already gathers all its micro-batches: data.micro_batch_tokens sets their size, "
     "data.groups_per_step"
 )
-NOT_A_LOSS = (
+LOSS_IS_NO_MEASURE = (
     "every try would train on rollouts, and a step's loss says nothing about how good the policy "
     "is."
 )
 PRECISIONS = ("32-true", "bf16-mixed")
 """Those that leave torch's default dtype as it is."""
 CALLBACKS: dict[type[L.Callback], str] = {
-    callbacks.GradientAccumulationScheduler: f"{BY_STEPS} a step's.",
-    callbacks.BatchSizeFinder: f"{NOT_A_LOSS} Set data.micro_batch_tokens to what fits",
-    callbacks.LearningRateFinder: f"{NOT_A_LOSS} Compare runs by reward or accuracy",
+    callbacks.GradientAccumulationScheduler: f"{STEP_SIZE_REMEDY} a step's.",
+    callbacks.BatchSizeFinder: f"{LOSS_IS_NO_MEASURE} Set data.micro_batch_tokens to what fits",
+    callbacks.LearningRateFinder: f"{LOSS_IS_NO_MEASURE} Compare runs by reward or accuracy",
     callbacks.StochasticWeightAveraging: (
         "it averages by epochs, and the generators have the policy itself"
     ),
@@ -150,7 +150,7 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
         "accumulate_grad_batches",
         trainer.accumulate_grad_batches,
         (1,),
-        f"{BY_STEPS} a step's. Remove it",
+        f"{STEP_SIZE_REMEDY} a step's. Remove it",
     )
     remedy = (
         "it switches off the metrics and checkpoints of a run. Remove it; lrl.callbacks.Throughput "

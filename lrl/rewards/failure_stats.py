@@ -33,7 +33,7 @@ KINDS = {
 
 WINDOW = 512
 """Number of latest responses over which the share of failures is taken."""
-FEWEST = 256
+MIN_RESPONSES = 256
 """Smallest number of responses that the share is taken of: one failure of the first two is not a
 half."""
 _LONGEST_SAMPLE = 80
@@ -89,14 +89,14 @@ class FailureStats:
     def check(self) -> None:
         """Raises RewardFailuresError if too many of the last responses failed."""
         kinds = Counter(kind for kind in self._last if kind)
-        if kinds.total() <= self.max_failures * max(FEWEST, len(self._last)):
+        if kinds.total() <= self.max_failures * max(MIN_RESPONSES, len(self._last)):
             return
         most = kinds.most_common(1)[0][0]
         by_kind = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
         raise RewardFailuresError(
             f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
             f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
-            f"of {max(FEWEST, len(self._last))} responses. {self._samples[most]}. {KINDS[most]} Or "
+            f"of {max(MIN_RESPONSES, len(self._last))} responses. {self._samples[most]}. {KINDS[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )
 

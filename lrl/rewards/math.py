@@ -47,7 +47,7 @@ _LATEX = LatexExtractionConfig(
 _EQUALS = re.compile(r"(?<![\\<>!])=")
 _DECIMALS = 6
 """Places after the point that math-verify compares; leading zeros do not count."""
-_MOST_DECIMALS = 60
+_MAX_DECIMALS = 60
 
 
 class Math(Reward):
@@ -167,4 +167,4 @@ def _decimals(gold: Any) -> int:
         return _DECIMALS
     size = abs(float(gold))
     zeros = -math.floor(math.log10(size)) - 1 if 0 < size < 1 else 0
-    return min(_DECIMALS + zeros, _MOST_DECIMALS)
+    return min(_DECIMALS + zeros, _MAX_DECIMALS)

@@ -12,9 +12,9 @@ import math
 import re
 from dataclasses import dataclass
 
-MOST_BITS = 2**18
+MAX_BITS = 2**18
 """About 79,000 decimal digits; Python multiplies two such numbers in milliseconds."""
-DEEPEST = 20
+MAX_DEPTH = 20
 """Nested brackets. math-verify's parser takes seconds from about 15 on, and Python's stack ends at
 about 50."""
 _DIGIT = math.log2(10)
@@ -75,8 +75,8 @@ class _Size:
 
 
 def check_magnitude(text: str) -> None:
-    """Raises TooLargeError for a formula of more than `MOST_BITS` bits, or with brackets deeper
-    than `DEEPEST`.
+    """Raises TooLargeError for a formula of more than `MAX_BITS` bits, or with brackets deeper
+    than `MAX_DEPTH`.
 
     It takes microseconds.
     """
@@ -101,8 +101,8 @@ class _Reader:
     def sequence(self, closing: str, depth: int) -> _Size:
         """Reads terms, each made of factors, up to a token of `closing` or the end; checks their
         size."""
-        if depth > DEEPEST:
-            raise TooLargeError(f"has more than {DEEPEST} brackets or powers within one another")
+        if depth > MAX_DEPTH:
+            raise TooLargeError(f"has more than {MAX_DEPTH} brackets or powers within one another")
         whole, term, divides = _Size(terms=0), _Size(), False
         while (token := self.take()) and not (closing and token in closing):
             if token in _ENDS_A_TERM:
@@ -147,7 +147,7 @@ class _Reader:
             return _Size()
         if token in _OPENING:
             of = self.sequence(_OPENING[token], depth + 1)
-        elif depth < DEEPEST:
+        elif depth < MAX_DEPTH:
             of = self.atom(token, depth + 1)
         else:
             of = self.sequence("", depth + 1)
@@ -168,8 +168,8 @@ class _Reader:
 
 
 def _bounded(bits: float) -> float:
-    if bits > MOST_BITS:
-        raise TooLargeError(f"would have more than {MOST_BITS} bits if it were worked out")
+    if bits > MAX_BITS:
+        raise TooLargeError(f"would have more than {MAX_BITS} bits if it were worked out")
     return bits
 
 

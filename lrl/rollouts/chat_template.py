@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-MARK = " (changed)"
+CHANGE_MARK = " (changed)"
 """Added to a part of a chat, to see whether the text changes with it."""
 
 
@@ -143,11 +143,11 @@ def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
 
 def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
     if content := message.get("content"):
-        yield "content", message | {"content": content + MARK}
+        yield "content", message | {"content": content + CHANGE_MARK}
     for number, call in enumerate(message.get("tool_calls", ())):
         if "name" in call.get("function", call):
             calls = copy.deepcopy(message["tool_calls"])
-            calls[number].get("function", calls[number])["name"] += MARK
+            calls[number].get("function", calls[number])["name"] += CHANGE_MARK
             yield "tool_calls", message | {"tool_calls": calls}
 
 

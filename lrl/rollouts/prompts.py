@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONG = 5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
+ROWS_WITH_PROGRESS_BAR = (
+    5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
+)
 
 
 class Prompts:
@@ -274,7 +276,7 @@ class Prompts:
         chat = self._uses_chat_template(tokenizer)
         self._whole_forms.clear()
         prompts, wrong = [], []
-        few = len(self.rows) <= LONG
+        few = len(self.rows) <= ROWS_WITH_PROGRESS_BAR
         # None: no terminal.
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
         for row_id, row in enumerate(bar):

@@ -35,7 +35,7 @@ class Known(NamedTuple):
     prompt_column: str = "prompt"
 
 
-KNOWN = {
+KNOWN_SOURCES = {
     "gsm8k": Known("openai/gsm8k", subset="main", prompt_column="question"),
     "math": Known("DigitalLearningGmbH/MATH-lighteval", prompt_column="problem"),
     "math500": Known("HuggingFaceH4/MATH-500", split="test", prompt_column="problem"),
@@ -45,7 +45,8 @@ KNOWN = {
 def known_source(source: str | list[Row]) -> Known:
     """Returns the defaults of `source`, a short name or a hub name."""
     return next(
-        (known for short, known in KNOWN.items() if source in (short, known.source)), Known(source)
+        (known for short, known in KNOWN_SOURCES.items() if source in (short, known.source)),
+        Known(source),
     )
 
 
@@ -54,7 +55,9 @@ def short_name(source: str | list[Row]) -> str:
     path."""
     if not isinstance(source, str):
         return "prompts"
-    short = next((short for short, known in KNOWN.items() if source == known.source), source)
+    short = next(
+        (short for short, known in KNOWN_SOURCES.items() if source == known.source), source
+    )
     name = re.split(r"[/\\:]", short.rstrip("/"))[-1]
     return stem(name) if _is_file_name(name) else name
 

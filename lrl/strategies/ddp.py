@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.config_errors import fault
 
-OF_THE_WRAPPER = {
+WRAPPER_SETTINGS = {
     **dict.fromkeys(
         ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
     ),
@@ -39,7 +39,7 @@ class AsyncDDP(SeveralRanks, DDPStrategy):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, default in OF_THE_WRAPPER.items():
+        for name, default in WRAPPER_SETTINGS.items():
             if kwargs.get(name, default) != default:
                 fault(
                     f"strategy.{name} is {kwargs[name]}. It is for torch's "

@@ -17,9 +17,9 @@ from lrl.errors import ConfigError
 
 EXPECTED = (ValueError, FileNotFoundError)
 """Errors that wrong inputs raise."""
-SHOWN = 8
+MAX_NAMED_FAULTS = 8
 """Faults named in an error; further ones are counted."""
-LONGEST = 600
+MAX_FAULT_CHARACTERS = 600
 """Characters of one fault."""
 
 _noted: ContextVar[list[str] | None] = ContextVar("lrl_faults", default=None)
@@ -84,8 +84,15 @@ def _joined(faults: list[str]) -> str:
     different = list(dict.fromkeys(faults))
     if len(different) == 1:
         return different[0]
-    lines = [f"  - {' '.join(text.split()):.{LONGEST}}" for text in different[:SHOWN]]
-    more = [f"  and {len(different) - SHOWN} more"] if len(different) > SHOWN else []
+    lines = [
+        f"  - {' '.join(text.split()):.{MAX_FAULT_CHARACTERS}}"
+        for text in different[:MAX_NAMED_FAULTS]
+    ]
+    more = (
+        [f"  and {len(different) - MAX_NAMED_FAULTS} more"]
+        if len(different) > MAX_NAMED_FAULTS
+        else []
+    )
     return "\n".join([f"{len(different)} things cannot work:", *lines, *more])
 
 

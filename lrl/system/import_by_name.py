@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 FORMS = "Write module:function, or file.py:function."
-LEAST_SIMILARITY = 0.75
+MIN_SIMILARITY = 0.75
 """Least share of letters that a misspelt word has in common with the right one (difflib's
 ratio)."""
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
@@ -78,7 +78,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     Case does not matter.
     """
     lower = {name.lower(): name for name in known}
-    near = get_close_matches(word.lower(), lower, n=1, cutoff=LEAST_SIMILARITY)
+    near = get_close_matches(word.lower(), lower, n=1, cutoff=MIN_SIMILARITY)
     return lower[near[0]] if near else None
 
 

@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 
 LENGTHS = (33, 13, 17, 9, 7)
 """Tokens of each sequence. The first one is as long as every row."""
-NOISE = 2
+ROUNDING_MULTIPLE = 2
 """Two layouts of equal row length may differ by so many times the rounding between layouts of
 different length."""
 
 
-HIGH = 0.9
+HIGH_QUANTILE = 0.9
 """The quantile of the differences that counts beside their mean. A leak reaches most tokens of a
 response."""
 
@@ -54,7 +54,7 @@ class Gap:
     mean: float
     """Mean difference of a log-prob, in nats."""
     high: float
-    """The quantile `HIGH` of the differences, in nats."""
+    """The quantile `HIGH_QUANTILE` of the differences, in nats."""
     gradient: float
     """L2 norm of the difference of the first layer's gradient, over the norm of the gradient."""
 
@@ -79,12 +79,12 @@ class Gap:
         )
 
 
-FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
+MAX_GAP_FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
 """Limit for rounding between different shapes in float32; measured on a CPU: 1e-6 nats and 3e-6 of
 the gradient."""
-SMALLEST = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
+MIN_GAP_16_BITS = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
 """The same in 16 bits, for a model that hardly rounds."""
-LEAST = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
+ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
 """Difference that two layouts of equal row length may always have."""
 
 
@@ -103,7 +103,7 @@ def may_share_rows(network: PreTrainedModel) -> bool:
     trial = _Trial(network)
     rounding = trial.check_rows()
     packed = _gap(trial.run(_PACKED), trial.unpacked)
-    if packed.within(rounding.at_least(LEAST, times=NOISE)):
+    if packed.within(rounding.at_least(ALWAYS_ALLOWED_GAP, times=ROUNDING_MULTIPLE)):
         return True
     rank_zero_only(log.warning)(
         "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its "
@@ -157,9 +157,11 @@ class _Trial:
     def _rounding(self) -> Gap:
         """Returns the largest gap between layouts of different shapes that rounding explains."""
         if self._network.dtype == torch.float32:
-            return FLOAT32
+            return MAX_GAP_FLOAT32
         with rounding_errors(self._network, "bfloat16"):
-            return _gap(self.run(_UNPACKED), self.unpacked).at_least(SMALLEST, times=NOISE)
+            return _gap(self.run(_UNPACKED), self.unpacked).at_least(
+                MIN_GAP_16_BITS, times=ROUNDING_MULTIPLE
+            )
 
     def run(self, layout: _Layout) -> _Result:
         """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
@@ -189,7 +191,7 @@ def _gap(one: _Result, other: _Result) -> Gap:
     nats = (one.logprobs - other.logprobs).abs()
     norm = other.gradient.norm().clamp_min(torch.finfo(torch.float32).tiny)
     gradient = ((one.gradient - other.gradient).norm() / norm).item()
-    return Gap(nats.mean().item(), nats.quantile(HIGH).item(), gradient)
+    return Gap(nats.mean().item(), nats.quantile(HIGH_QUANTILE).item(), gradient)
 
 
 def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:

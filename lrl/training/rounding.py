@@ -21,7 +21,7 @@ from lrl.training.model import decoder_of
 Rounded = Literal["bfloat16", "float16"]
 UNIT: dict[Rounded, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Largest relative error of rounding a number to that format."""
-SCATTER = 1e5
+PHASE_FACTOR = 1e5
 """Factor on a number whose sine stands for its error: it follows from the number alone, as rounding
 does, so a layer that is computed again for its gradient has the same; and it needs no random
 state."""
@@ -52,5 +52,5 @@ def rounding_errors(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
 def _with_error(output: Any, unit: float) -> Any:
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
-    error = unit * torch.sin(SCATTER * output.detach().float())
+    error = unit * torch.sin(PHASE_FACTOR * output.detach().float())
     return (output.float() * (1.0 + error)).to(output.dtype)

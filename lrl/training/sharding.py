@@ -110,7 +110,7 @@ class Sharding:
             set_model_state_dict(network, weights, options=options)
 
 
-DIVIDED = (
+PARALLEL_STYLES = (
     "colwise",
     "rowwise",
     "colwise_gather_output",
@@ -145,7 +145,7 @@ def tensor_parallel_plan(network: PreTrainedModel, size: int) -> dict[str, str]:
             f"{setting}, and transformers has no plan to divide the layers of "
             f"{type(network).__name__}. Set it to 1."
         )
-    if unknown := sorted({style for style in plan.values() if style not in DIVIDED}):
+    if unknown := sorted({style for style in plan.values() if style not in PARALLEL_STYLES}):
         raise ConfigError(
             f"{setting}, and transformers divides {type(network).__name__} in a way that lrl does "
             f"not load yet ({', '.join(unknown)}). Set it to 1: its layers are then sharded alone."

@@ -36,7 +36,7 @@ BACKOFF_S = 0.5
 """Seconds before a second attempt at the same source; each further one waits so much longer."""
 STALL_S = 10.0
 """Seconds without a byte that end an attempt."""
-RECEIVED = 2**20
+READ_BYTES = 2**20
 """Bytes that one read takes at most, so that the deadline is looked at often."""
 
 
@@ -127,7 +127,7 @@ class FetchedFiles:
             connection.request("GET", FILES + download.file.name, headers=headers)
             response = connection.getresponse()
             download.begin(response)
-            while chunk := response.read1(RECEIVED):
+            while chunk := response.read1(READ_BYTES):
                 download.take(chunk)
                 if time.monotonic() > end:
                     raise BadTransfer(f"the deadline of {order.deadline_s:.0f} s has passed")

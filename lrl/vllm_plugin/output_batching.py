@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lrl.generators.frames import HOLD_S, OWN
+from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
 
 UNBATCHED_FIELDS = (
     "new_prompt_logprobs_tensors", "prompt_token_id_logprobs", "pooling_output", "prefill_stats", "routed_experts",
@@ -131,7 +131,7 @@ class OutputBatcher:
 
 def passes_at_once(output: Any) -> bool:
     """Whether an output may not be held."""
-    if output.finish_reason is not None or OWN not in output.request_id:
+    if output.finish_reason is not None or REQUEST_PREFIX not in output.request_id:
         return True
     return any(getattr(output, field) is not None for field in UNBATCHED_FIELDS)
 

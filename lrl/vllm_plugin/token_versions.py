@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrl.generators.frames import OWN
+from lrl.generators.frames import REQUEST_PREFIX
 
 
 def install() -> None:
@@ -23,7 +23,7 @@ def install() -> None:
 
     def with_versions(self: Any, *positional: Any, **named: Any) -> Any:
         output = at_the_end(self, *positional, **named)
-        if output.weight_versions is None and OWN in self.request_id:
+        if output.weight_versions is None and REQUEST_PREFIX in self.request_id:
             output.weight_versions = self._weight_version_spans()
         return output
 

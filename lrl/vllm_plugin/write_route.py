@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from lrl.generators.frames import FLUSH, OWN, WRITE, Part, line, pack
+from lrl.generators.frames import FLUSH, REQUEST_PREFIX, WRITE, Part, line, pack
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-TURNS = 64
+LOOP_TURNS = 64
 """Turns of the loop in which vLLM hands a message of the engine to all of its responses: 128 of
 them in a turn."""
 
@@ -88,7 +88,7 @@ class WriteRoute:
         await engine.get_weight_version()
         while not engine.engine_core.outputs_queue.empty():
             await asyncio.sleep(0)
-        for _ in range(TURNS):
+        for _ in range(LOOP_TURNS):
             await asyncio.sleep(0)
         number, streams = next(self._flushes), dict(self._streams)
         for name, send in streams.items():
@@ -107,7 +107,9 @@ def generate(engine: Any, body: dict[str, Any]) -> Any:
         **body["sampling_params"], output_kind=RequestOutputKind.DELTA, flat_logprobs=True
     )
     prompt = tokens_input(body["token_ids"], cache_salt=body["cache_salt"])
-    return engine.generate(prompt, sampling, OWN + body["request_id"], priority=body["priority"])
+    return engine.generate(
+        prompt, sampling, REQUEST_PREFIX + body["request_id"], priority=body["priority"]
+    )
 
 
 def part_of(output: Any) -> Part:

@@ -88,7 +88,7 @@ class Scene:
         """Looks at every place so many times."""
         for _ in range(times):
             for watch in self.launched.supervisor.watches:
-                watch.look()
+                watch.poll()
 
     def set_status(self, number: int, status: Status, why: str = "") -> None:
         self.registry.set_status(self.kind, number, status, why=why)
@@ -140,7 +140,7 @@ def test_every_place_gets_a_job_with_a_number_of_its_own(
 def test_the_token_of_the_run_is_in_no_word_of_a_command(
     scene: Scene, launcher: ModelLauncher, server: RegistryServer
 ) -> None:
-    scene.look()
+    scene.poll()
     words, environment = launcher.words[0], launcher.environments[0]
     assert words[:4] == ["join", server.location().url, "--kind", scene.kind]
     assert TOKEN not in " ".join(words) and environment["LRL_TOKEN"] == TOKEN
@@ -158,7 +158,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         (Kind.SCORER, "--workers", ["3", "3"]),
     ):
         launcher = OfDevices(2)
-        Scene(launcher, kind, server, tmp_path).look()
+        Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
     one.prepare(2, "127.0.0.1")
@@ -172,7 +172,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
 def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
-    scene.look()
+    scene.poll()
     launcher.made[1].alive = False
     scene.look(times=2)
     assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], (
@@ -189,7 +189,7 @@ def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
 def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
     scene: Scene, launcher: ModelLauncher, status: Status
 ) -> None:
-    scene.look()
+    scene.poll()
     scene.set_status(0, status, "it is silent")
     scene.look(times=2)
     assert [job.stops for job in launcher.made] == [1, 0, 0]
@@ -198,7 +198,7 @@ def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
 def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
-    scene.look()
+    scene.poll()
     scene.set_status(0, Status.SERVING)
     launcher.made[0].alive = False
     scene.look(times=3)
@@ -211,7 +211,7 @@ def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
 def test_a_member_that_was_asked_to_leave_is_not_replaced(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
-    scene.look()
+    scene.poll()
     scene.set_status(0, Status.LEFT)
     launcher.made[0].alive = False
     scene.look(times=5)
@@ -221,7 +221,7 @@ def test_a_member_that_was_asked_to_leave_is_not_replaced(
 def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
-    scene.look()
+    scene.poll()
     scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
     scene.set_status(0, Status.LEFT)
     scene.look(times=2)
@@ -232,7 +232,7 @@ def test_a_job_that_ends_by_itself_is_not_forced(
     scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launched_module, "OWN_END_S", 600.0)
-    scene.look()
+    scene.poll()
     ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
     for end in ends:
         end.start()
@@ -241,7 +241,7 @@ def test_a_job_that_ends_by_itself_is_not_forced(
 
 
 def test_all_jobs_end_with_the_run(scene: Scene, launcher: ModelLauncher) -> None:
-    scene.look()
+    scene.poll()
     scene.launched.stop()
     assert [job.stops for job in launcher.made] == [1, 1]
 
@@ -250,11 +250,11 @@ def test_a_run_whose_jobs_fail_ends_with_what_they_say(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
     for _ in range(ATTEMPTS):
-        scene.look()
+        scene.poll()
         scene.members.raise_if_all_failed(scene.kind)
         for job in launcher.made:
             job.alive = False
-        scene.look()
+        scene.poll()
     said = (
         f"(?s)No {scene.kind} of strategy.launcher ModelLauncher has joined in 3 attempts.*no such "
         "partition"
@@ -267,10 +267,10 @@ def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
     for attempt in range(ATTEMPTS):
-        scene.look()
+        scene.poll()
         for number in (2 * attempt, 2 * attempt + 1):
             scene.refuse(number, "there is no module named 'mine'")
-        scene.look()
+        scene.poll()
     with pytest.raises(
         ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()
     ):
@@ -278,7 +278,7 @@ def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
 
 
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
-    scene.look()
+    scene.poll()
     with pytest.raises(
         ServerError, match=f"No {scene.kind} of .* has joined within server.start_timeout_s=0"
     ):

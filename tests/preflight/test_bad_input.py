@@ -23,7 +23,7 @@ import torch
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
-from lrl.cli.lightning import USUAL
+from lrl.cli.lightning import USUAL_CALLBACKS
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
@@ -214,8 +214,8 @@ def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
         for callback in trainer.callbacks
         if "lrl" in type(callback).__module__
     ]
-    assert sorted(name for name in names if name in (*USUAL, "Timeline")) == sorted(
-        [*USUAL, "Timeline"]
+    assert sorted(name for name in names if name in (*USUAL_CALLBACKS, "Timeline")) == sorted(
+        [*USUAL_CALLBACKS, "Timeline"]
     )
 
 

@@ -18,7 +18,7 @@ import odd_rewards  # noqa: E402
 from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 
 from lrl.rewards import Function, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.rewards.failure_stats import FEWEST, KINDS, WINDOW, FailureStats  # noqa: E402
+from lrl.rewards.failure_stats import KINDS, MIN_RESPONSES, WINDOW, FailureStats  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 
 TIMEOUT_S = 3.0
@@ -247,7 +247,7 @@ def test_the_first_failure_of_each_kind_is_in_the_log_with_its_response(pool, ca
 
 def test_a_broken_reward_ends_the_run_with_counts_a_sample_and_the_remedy(pool):
     start_afresh(pool, max_failures=0.1)
-    enough = int(0.1 * FEWEST)
+    enough = int(0.1 * MIN_RESPONSES)
     scored(pool, *["raise it"] * (enough - 1), "text")
     with pytest.raises(RewardFailuresError) as caught:
         scored(pool, "raise it")
@@ -280,7 +280,7 @@ def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
             else:
                 stats.reward(1.0)
         last = seen[-WINDOW:]
-        if sum(last) > share * max(FEWEST, len(last)):
+        if sum(last) > share * max(MIN_RESPONSES, len(last)):
             with pytest.raises(RewardFailuresError):
                 stats.check()
         else:
@@ -289,8 +289,8 @@ def test_the_run_ends_at_the_first_failure_above_the_share(stretches, share):
 
 def test_a_share_of_1_never_ends_the_run(pool):
     start_afresh(pool, max_failures=1.0)
-    scored(pool, *["raise it"] * (FEWEST + 1))
-    assert counted(pool) == {"retried": FEWEST + 1, "exception": FEWEST + 1}
+    scored(pool, *["raise it"] * (MIN_RESPONSES + 1))
+    assert counted(pool) == {"retried": MIN_RESPONSES + 1, "exception": MIN_RESPONSES + 1}
 
 
 def test_another_pool_has_the_same_limits():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lrl.rewards.math_magnitude import DEEPEST, MOST_BITS, TooLargeError, check_magnitude
+from lrl.rewards.math_magnitude import MAX_BITS, MAX_DEPTH, TooLargeError, check_magnitude
 
 DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
 MADE_UP = [
@@ -114,7 +114,7 @@ def test_no_accepted_number_is_larger_than_the_limit(expression):
         check_magnitude(text)
     except TooLargeError:
         return
-    assert bits(value) <= MOST_BITS + 2 * len(text)  # a bit for each part: integers' bits are whole
+    assert bits(value) <= MAX_BITS + 2 * len(text)  # a bit for each part: integers' bits are whole
 
 
 @given(
@@ -125,4 +125,4 @@ def test_no_text_is_an_error(text):
     try:
         check_magnitude(text)
     except TooLargeError as error:
-        assert str(MOST_BITS) in str(error) or str(DEEPEST) in str(error)
+        assert str(MAX_BITS) in str(error) or str(MAX_DEPTH) in str(error)

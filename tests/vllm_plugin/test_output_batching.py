@@ -12,7 +12,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason, Ut
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
 
-from lrl.generators.frames import HOLD_S, OWN
+from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
 from lrl.vllm_plugin.output_batching import OutputBatcher
 
 CALL = UtilityOutput(call_id=1)
@@ -45,7 +45,7 @@ def passed(clock: Clock, *messages: Any, after_s: float = 0.0) -> list[Any]:
     for one in messages:
         held._take(one)
     clock.now += after_s
-    while held._ready or (held._held and clock.now >= held._until):
+    while held._ready or (held._batch and clock.now >= held._until):
         found.append(held.get())
     return found
 
@@ -65,20 +65,24 @@ def tokens_of(found: list[Any]) -> dict[str, list[int]]:
 def test_tokens_wait_for_hold_s_and_go_together() -> None:
     def steps() -> list[Any]:
         return [
-            message(output(OWN + "a", [step]), output(OWN + "b", [step + 10])) for step in range(3)
+            message(output(REQUEST_PREFIX + "a", [step]), output(REQUEST_PREFIX + "b", [step + 10]))
+            for step in range(3)
         ]
 
     assert passed(Clock(), *steps(), after_s=0.9 * HOLD_S) == []
     ((client, found),) = passed(Clock(), *steps(), after_s=HOLD_S)
     assert client == 0 and found.weight_version == "0" and len(found.outputs) == 2
-    assert tokens_of([(0, found)]) == {OWN + "a": [0, 1, 2], OWN + "b": [10, 11, 12]}
+    assert tokens_of([(0, found)]) == {
+        REQUEST_PREFIX + "a": [0, 1, 2],
+        REQUEST_PREFIX + "b": [10, 11, 12],
+    }
 
 
 def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
     clock, outputs = Clock(), queue.Queue[Any]()
     held, waited = OutputBatcher(outputs, clock), []
     for step in range(40):
-        outputs.put(message(output(OWN + "a", [step])))
+        outputs.put(message(output(REQUEST_PREFIX + "a", [step])))
     outputs.put(b"dead")
     clock_of = dict[int, float]()
 
@@ -90,17 +94,21 @@ def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
 
     held._take = take  # type: ignore[method-assign]
     while (one := held.get()) != b"dead":
-        waited += [clock.now - clock_of[token] for token in tokens_of([one])[OWN + "a"]]
+        waited += [clock.now - clock_of[token] for token in tokens_of([one])[REQUEST_PREFIX + "a"]]
     assert len(waited) == 40 and max(waited) < 1.2 * HOLD_S
 
 
 def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_response_alone() -> None:
-    first = message(output(OWN + "a", [1], prefill_stats=PrefillStats()))
+    first = message(output(REQUEST_PREFIX + "a", [1], prefill_stats=PrefillStats()))
     assert len(passed(Clock(), first)) == 1
-    ends = message(output(OWN + "a", [3], FinishReason.STOP), output(OWN + "b", [4]))
-    found = passed(Clock(), message(output(OWN + "a", [2]), output(OWN + "b", [2])), ends)
+    ends = message(
+        output(REQUEST_PREFIX + "a", [3], FinishReason.STOP), output(REQUEST_PREFIX + "b", [4])
+    )
+    found = passed(
+        Clock(), message(output(REQUEST_PREFIX + "a", [2]), output(REQUEST_PREFIX + "b", [2])), ends
+    )
     assert (
-        tokens_of(found) == {OWN + "a": [2, 3]}
+        tokens_of(found) == {REQUEST_PREFIX + "a": [2, 3]}
         and found[0][1].outputs[0].finish_reason is FinishReason.STOP
     )
 
@@ -108,27 +116,33 @@ def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_respon
 def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
     answer = message(utility_output=CALL)
     found = passed(
-        Clock(), message(output(OWN + "a", [1])), message(output(OWN + "b", [2]), client=1), answer
+        Clock(),
+        message(output(REQUEST_PREFIX + "a", [1])),
+        message(output(REQUEST_PREFIX + "b", [2]), client=1),
+        answer,
     )
-    assert tokens_of(found[:2]) == {OWN + "a": [1], OWN + "b": [2]} and found[2] is answer
+    assert (
+        tokens_of(found[:2]) == {REQUEST_PREFIX + "a": [1], REQUEST_PREFIX + "b": [2]}
+        and found[2] is answer
+    )
     assert [client for client, _ in found[:2]] == [0, 1]
 
 
 def test_the_end_of_the_engine_comes_after_all_tokens() -> None:
-    found = passed(Clock(), message(output(OWN + "a", [1])), b"ENGINE_CORE_DEAD")
-    assert tokens_of(found[:1]) == {OWN + "a": [1]} and found[1] == b"ENGINE_CORE_DEAD"
+    found = passed(Clock(), message(output(REQUEST_PREFIX + "a", [1])), b"ENGINE_CORE_DEAD")
+    assert tokens_of(found[:1]) == {REQUEST_PREFIX + "a": [1]} and found[1] == b"ENGINE_CORE_DEAD"
 
 
 def test_nobody_elses_tokens_wait() -> None:
-    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(OWN + "a", [2])))
+    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(REQUEST_PREFIX + "a", [2])))
     assert tokens_of(found) == {"chatcmpl-1": [1]}
 
 
 def test_tokens_of_two_versions_never_meet() -> None:
     found = passed(
         Clock(),
-        message(output(OWN + "a", [1])),
-        message(output(OWN + "a", [2]), version="1"),
+        message(output(REQUEST_PREFIX + "a", [1])),
+        message(output(REQUEST_PREFIX + "a", [2]), version="1"),
         after_s=9,
     )
     versions = {
@@ -141,9 +155,11 @@ def test_tokens_of_two_versions_never_meet() -> None:
 
 def test_statistics_of_a_prefill_are_not_lost() -> None:
     stats = SchedulerStats()
-    assert passed(Clock(), message(output(OWN + "a", [1]), scheduler_stats=stats)) == []
+    assert passed(Clock(), message(output(REQUEST_PREFIX + "a", [1]), scheduler_stats=stats)) == []
     stats.prefix_cache_stats.requests = 1
-    ((_, found),) = passed(Clock(), message(output(OWN + "a", [1]), scheduler_stats=stats))
+    ((_, found),) = passed(
+        Clock(), message(output(REQUEST_PREFIX + "a", [1]), scheduler_stats=stats)
+    )
     assert found.scheduler_stats is stats and found.outputs == []
 
 
@@ -160,7 +176,7 @@ def test_every_token_is_passed_on_once_and_in_order(steps: list[tuple[int, int, 
     clock, outputs, wrote, found = Clock(), queue.Queue[Any](), dict[str, list[int]](), list[Any]()
     held = OutputBatcher(outputs, clock)
     for place, (number, count, event) in enumerate(steps):
-        name = f"{OWN}{number}"
+        name = f"{REQUEST_PREFIX}{number}"
         tokens = [10 * place + more for more in range(count)]
         wrote.setdefault(name, []).extend(tokens)
         held._take(message(output(name, tokens, FinishReason.LENGTH if event == "end" else None)))

@@ -116,7 +116,7 @@ class Driver:
                 self._ended(name, "Ray has not ended it; its node does not answer")
             elif time.monotonic() > self._ends.get(name, float("inf")):
                 ray.cancel(future, force=True)
-        if (waits := missing_resources(self.group, self.bundles, self.strategy)) != self._waits:
+        if (waits := what_is_missing(self.group, self.bundles, self.strategy)) != self._waits:
             self._waits = waits
             report(waits=waits)
 
@@ -165,7 +165,7 @@ def remove(group: PlacementGroup) -> None:
     remove_placement_group(group)
 
 
-def missing_resources(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
+def what_is_missing(group: PlacementGroup, bundles: list[dict[str, float]], strategy: str) -> str:
     """Returns why the placement group does not exist; empty if it does."""
     state = placement_group_table(group)["state"]
     if state == "CREATED":

@@ -21,7 +21,7 @@ from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, R
 
 ROUNDS = 20
 """Rounds of a fit; each takes its expected seconds from the round before."""
-LEAST = 0.01
+MIN_EXPECTED_SHARE = 0.01
 """Share of the measured seconds below which the expected seconds no longer raise a record's
 weight."""
 
@@ -98,7 +98,7 @@ def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -
     scale[scale == 0] = 1.0
     work, expected = work / scale, measured
     for _ in range(ROUNDS):
-        spread = np.sqrt(np.maximum(expected, LEAST * measured))
+        spread = np.sqrt(np.maximum(expected, MIN_EXPECTED_SHARE * measured))
         found = _non_negative(work / spread[:, None], measured / spread)
         expected = work @ found
     return (found / scale).tolist()

@@ -22,12 +22,12 @@ from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 
-COUNTED = 4
+COUNTED_STEPS = 4
 """Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start
 ends."""
-DEFAULT = "LeastLoaded"
+DEFAULT_DISPATCH = "LeastLoaded"
 """Dispatch policy of a recipe that names none."""
-WORTH_IT = 0.99
+MAX_SHARE_OF_DEFAULT = 0.99
 """Largest share of the default's time with which a policy is written into a recipe."""
 CAUSES = {"first": "wait_first_s", "more": "wait_more_s", "last": "wait_last_s", "sync": "sync_s"}
 """Waits of the trainer (for a step's first group, others, the last, the sync), and the fields with
@@ -60,12 +60,12 @@ def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
     )
     decode_latency = DecodeLatency(step_ms=one_ms, response_ms=(all_ms - one_ms) / (slots - 1))
     policies: dict[str, Callable[[], DispatchPolicy]] = {
-        DEFAULT: LeastLoaded,
+        DEFAULT_DISPATCH: LeastLoaded,
         "RoundRobin": RoundRobin,
         "LeastTokens": LeastTokens,
         "SkewnessAware": lambda: SkewnessAware(decode_latency=decode_latency),
     }
-    names = policies if plan.generation.generators > 1 else (DEFAULT, "LeastTokens")
+    names = policies if plan.generation.generators > 1 else (DEFAULT_DISPATCH, "LeastTokens")
     return tuple(_outcome(name, policies[name], plan, workload) for name in names)
 
 
@@ -95,7 +95,7 @@ def _outcome(
         generators=[generation.costs] * generation.generators,
         trainer=training.costs,
         lengths=lengths,
-        steps=filled + COUNTED + plan.lag,  # during the last ones nothing more is written
+        steps=filled + COUNTED_STEPS + plan.lag,  # during the last ones nothing more is written
         groups_per_step=workload.prompts,
         rollouts_per_group=workload.responses,
         max_lag=plan.lag,
@@ -107,7 +107,7 @@ def _outcome(
         placement="shared" if plan.placement == "shared" else "split",
     )
     simulation.run(take)
-    counted = steps[filled:][:COUNTED]
+    counted = steps[filled:][:COUNTED_STEPS]
     seconds = sum(step.seconds for step, _ in counted)
     return Outcome(
         policy=policy,
@@ -124,9 +124,9 @@ def _outcome(
 def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
     """Returns `data.dispatch` of the fastest policy, as a recipe has it; None if the default is as
     good."""
-    default = next(one for one in found if one.policy == DEFAULT)
+    default = next(one for one in found if one.policy == DEFAULT_DISPATCH)
     best = min(found, key=lambda one: one.step_s)
-    if best.step_s > WORTH_IT * default.step_s:
+    if best.step_s > MAX_SHARE_OF_DEFAULT * default.step_s:
         return None
     dispatch = best.make()
     settings: dict[str, Any] = {"class_path": f"lrl.routing.dispatch.{best.policy}"}

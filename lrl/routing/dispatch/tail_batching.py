@@ -8,7 +8,7 @@ from lrl.routing.dispatch.base import GeneratorLoad, PriorityQueue, Request
 from lrl.routing.dispatch.greedy import LeastTokens
 from lrl.system.config_errors import at_least, fault
 
-RECENT = 512
+COMPARED_REQUESTS = 512
 """Number of recent requests with which a request is compared to count as long."""
 
 
@@ -42,7 +42,7 @@ class TailBatching(LeastTokens):
         self.long_tail = long_tail
         self.steps_ahead = steps_ahead
         self._deferred = PriorityQueue()
-        self._recent = deque[float](maxlen=RECENT)
+        self._recent = deque[float](maxlen=COMPARED_REQUESTS)
         self._ranked: list[float] = []  # the same, sorted
 
     def add(self, request: Request) -> None:
@@ -79,7 +79,7 @@ class TailBatching(LeastTokens):
     def _is_long(self, tokens: float) -> bool:
         """Returns whether fewer than `long_tail` of the recent requests, this one included, are as
         long."""
-        if len(self._recent) == RECENT:
+        if len(self._recent) == COMPARED_REQUESTS:
             del self._ranked[bisect_left(self._ranked, self._recent[0])]
         self._recent.append(tokens)
         shorter = bisect_left(self._ranked, tokens)

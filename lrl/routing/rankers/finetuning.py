@@ -26,7 +26,7 @@ from lrl.system.parent_death import die_with
 
 BATCH = 16
 """Prompts of an optimizer step."""
-NEWEST = 512
+MAX_PROMPT_TOKENS = 512
 """Tokens read at a prompt's end; the tokens before them are mostly the same in all prompts."""
 MAX_GRAD_NORM = 1.0
 BYTES_A_PARAMETER = 16
@@ -108,7 +108,11 @@ class FineTuned:
     def _numbers(self, texts: Sequence[str]) -> Tensor:
         """Returns float32 [texts]."""
         read: BatchEncoding = self._tokenizer(
-            list(texts), padding=True, truncation=True, max_length=NEWEST, return_tensors="pt"
+            list(texts),
+            padding=True,
+            truncation=True,
+            max_length=MAX_PROMPT_TOKENS,
+            return_tensors="pt",
         )
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
             return self._network(**read.to(self._device)).logits[:, 0].float()

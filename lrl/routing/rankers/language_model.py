@@ -36,7 +36,7 @@ MIN_GUESSES = 64
 """Numbers below which the second guess has no weight."""
 JOB_S = 1800.0
 """Longest time to open the model, to learn a step or to guess one, in seconds."""
-LOOKED_AHEAD = 65_536
+MAX_KEPT_GUESSES = 65_536
 """Prompts whose guesses are kept, the newest."""
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class LanguageModelRanker(Ranker):
         later."""
         if not guessing.cancelled() and guessing.exception() is None:
             self._guesses |= zip(ids, guessing.result(), strict=True)
-            while len(self._guesses) > LOOKED_AHEAD:
+            while len(self._guesses) > MAX_KEPT_GUESSES:
                 del self._guesses[next(iter(self._guesses))]
 
     def _is_free(self, job: Future[Any] | None) -> bool:

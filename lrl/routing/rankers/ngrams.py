@@ -21,8 +21,8 @@ from lrl.types import Prompt
 
 BUCKETS = 2**13
 """Buckets of the n-gram hash; the last one is the prompt's length."""
-LENGTH = BUCKETS - 1
-NEWEST = 512
+LENGTH_FEATURE = BUCKETS - 1
+MAX_PROMPT_TOKENS = 512
 """Tokens at a prompt's end whose n-grams count; the tokens before them are mostly the same in all
 prompts."""
 USUAL_LENGTH = np.log(64.0)
@@ -96,10 +96,12 @@ class NgramRanker(Ranker):
 def features(token_ids: list[int]) -> SparseRow:
     """Returns a prompt's hashed tokens and pairs of neighbours as a vector of norm 1, and its
     length."""
-    ids = np.asarray(token_ids[-NEWEST:], dtype=np.int64)
+    ids = np.asarray(token_ids[-MAX_PROMPT_TOKENS:], dtype=np.int64)
     ngrams = np.concatenate([ids * 2654435761, ids[:-1] * 40503 + ids[1:] * 2246822519 + 1])
-    places, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH, return_counts=True)
+    places, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH_FEATURE, return_counts=True)
     values = np.log1p(counts)
     values /= max(float(np.linalg.norm(values)), 1.0)
     length = np.log(1.0 + len(token_ids)) - USUAL_LENGTH
-    return np.append(places, LENGTH).astype(np.int16), np.append(values, length).astype(np.float32)
+    return np.append(places, LENGTH_FEATURE).astype(np.int16), np.append(values, length).astype(
+        np.float32
+    )

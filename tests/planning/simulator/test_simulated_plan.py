@@ -13,7 +13,7 @@ from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.search import Plan, asynchronous, synchronous
 from lrl.planning.planner.workload import Workload, parse_lengths
 from lrl.planning.simulator.length_sampling import Lognormal
-from lrl.planning.simulator.simulated_plan import DEFAULT, Outcome, best_dispatch, outcomes
+from lrl.planning.simulator.simulated_plan import DEFAULT_DISPATCH, Outcome, best_dispatch, outcomes
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, SkewnessAware
 from lrl.types import Prompt
 from tests.planning.shapes import QWEN_1_5B, shape
@@ -41,7 +41,7 @@ def by_policy(plan: Plan) -> dict[str, Outcome]:
 
 def test_if_training_binds_the_simulator_agrees_and_the_trainer_never_waits() -> None:
     plan = planned("training", lag=3)
-    found = by_policy(plan)[DEFAULT]
+    found = by_policy(plan)[DEFAULT_DISPATCH]
     assert found.step_s == pytest.approx(plan.step_s, rel=0.1)
     assert sum(share for cause, share in found.waits.items() if cause != "sync") < 0.02
 
@@ -51,7 +51,7 @@ def test_if_the_longest_response_binds_the_simulator_agrees_and_the_trainer_wait
     lag: int,
 ) -> None:
     plan = planned("longest response", lag)
-    found = by_policy(plan)[DEFAULT]
+    found = by_policy(plan)[DEFAULT_DISPATCH]
     assert found.step_s == pytest.approx(plan.step_s, rel=0.1)
     trained_s = (1 - sum(found.waits.values())) * found.step_s
     assert trained_s == pytest.approx(plan.training.seconds, rel=0.15)
@@ -61,15 +61,15 @@ def test_if_the_longest_response_binds_the_simulator_agrees_and_the_trainer_wait
 
 def test_the_simulator_agrees_with_plans_that_take_turns() -> None:
     plan = min(synchronous(LAYOUTS, EIGHT), key=lambda plan: plan.step_s)
-    assert by_policy(plan)[DEFAULT].step_s == pytest.approx(plan.step_s, rel=0.25)
+    assert by_policy(plan)[DEFAULT_DISPATCH].step_s == pytest.approx(plan.step_s, rel=0.25)
 
 
 def test_every_dispatch_policy_is_simulated_that_differs() -> None:
     plan = planned("training", lag=3)
     assert plan.generation.generators > 1
-    assert set(by_policy(plan)) == {DEFAULT, "RoundRobin", "LeastTokens", "SkewnessAware"}
+    assert set(by_policy(plan)) == {DEFAULT_DISPATCH, "RoundRobin", "LeastTokens", "SkewnessAware"}
     alone = replace(plan, generation=replace(plan.generation, generators=1))
-    assert set(by_policy(alone)) == {DEFAULT, "LeastTokens"}
+    assert set(by_policy(alone)) == {DEFAULT_DISPATCH, "LeastTokens"}
 
 
 def test_dispatch_learns_the_prompts_share_of_the_length() -> None:
@@ -88,7 +88,7 @@ def test_a_recipe_gets_a_dispatch_policy_only_if_it_is_clearly_faster() -> None:
     def took(policy: str, make: type, step_s: float) -> Outcome:
         return Outcome(policy=policy, make=make, step_s=step_s, waits={}, write=1.0)
 
-    usual = took(DEFAULT, LeastLoaded, 10.0)
+    usual = took(DEFAULT_DISPATCH, LeastLoaded, 10.0)
     assert best_dispatch([usual, took("LeastTokens", LeastTokens, 9.95)]) is None
     assert best_dispatch([usual, took("LeastTokens", LeastTokens, 9.0)]) == {
         "class_path": "lrl.routing.dispatch.LeastTokens"

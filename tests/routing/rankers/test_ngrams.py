@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lrl.routing.rankers import NgramRanker
-from lrl.routing.rankers.ngrams import BUCKETS, NEWEST, features
+from lrl.routing.rankers.ngrams import BUCKETS, MAX_PROMPT_TOKENS, features
 
 
 def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() -> None:
@@ -12,7 +12,10 @@ def test_similar_prompts_have_similar_features_and_long_ones_bounded_features() 
     # Three words, two pairs, the length.
     assert len(places) == 8 and len(set(places) & set(others)) == 6
     assert places.max() < BUCKETS and np.linalg.norm(values[:-1]) == pytest.approx(1)
-    assert len(features(list(range(10 * NEWEST)))[0]) <= 2 * NEWEST and len(features([])[0]) == 1
+    assert (
+        len(features(list(range(10 * MAX_PROMPT_TOKENS)))[0]) <= 2 * MAX_PROMPT_TOKENS
+        and len(features([])[0]) == 1
+    )
 
 
 def test_a_setting_outside_its_range_is_named() -> None:

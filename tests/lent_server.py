@@ -61,7 +61,7 @@ class LentServer:
         """It is ready already."""
 
     def stop(self) -> None:
-        """It goes on running."""
+        """It keeps running."""
 
 
 class Borrowing(lrl.AsyncSingleDevice):

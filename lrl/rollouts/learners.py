@@ -144,7 +144,7 @@ class Learners:
 def settings_of(rewards: Sequence[Reward]) -> Settings:
     """Returns the settings on which scores depend: class, arguments and source code of each reward.
 
-    Call it when they are imported: their files may change while the run goes on.
+    Call it when they are imported: their files may change while it runs.
     """
     return {
         f"data.rewards {one.name}": fingerprint([type(one).__mro__, vars(one)]) for one in rewards

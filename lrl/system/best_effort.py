@@ -30,7 +30,7 @@ def best_effort(what: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("%s cannot be written to %s: %s. The run goes on.", what, path, error)
+        log.warning("%s cannot be written to %s: %s. The run continues.", what, path, error)
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def may_not_log(logger: Any) -> Iterator[None]:
             _warned.add(logger)
             name, place = type(logger).__name__, getattr(logger, "log_dir", None) or logger.save_dir
             log.warning(
-                "%s cannot write to %s: %s. The run goes on, with gaps in its log.",
+                "%s cannot write to %s: %s. The run continues, with gaps in its log.",
                 name,
                 place,
                 reason,

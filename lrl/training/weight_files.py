@@ -24,7 +24,7 @@ def weight_files(folder: Path) -> list[Path]:
     format.
 
     Raises:
-        ValueError: There are no weights, or files are missing; the text goes on after the folder's
+        ValueError: There are no weights, or files are missing; the text continues the folder's
             name.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"

@@ -18,7 +18,7 @@ HOW = {"version": lambda: 0, "priority": 107, "deadline_s": 5.0}
 
 @asynccontextmanager
 async def obeying() -> AsyncIterator[tuple[generator.GeneratorClient, list[dict[str, Any]]]]:
-    """A client of a server that writes as many tokens as it may, if it is told to go on past the
+    """A client of a server that writes as many tokens as it may, if it may write past the
     end token; and the `sampling_params` of all requests."""
     asked: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""A sync whose weights are copied: the trainer goes on, and nothing else may."""
+"""A sync whose weights are copied: the trainer continues, and nothing else may."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Known:
         return 100 * share
 
 
-def make_crew(
+def make_pool(
     *capacities: int, dispatch: DispatchPolicy | None = None
 ) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
@@ -143,7 +143,7 @@ async def resync(pool: GeneratorPool, version: int) -> None:
 def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_names_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool, (silent, other) = make_crew(4, 4)
+    pool, (silent, other) = make_pool(4, 4)
     silent.error = GeneratorError("generator 0: /lrl/flush did not answer within 5 s.")
     asyncio.run(pool.flush())
     assert other.posted == ["flush"] and pool.serving == pool.generators
@@ -161,7 +161,7 @@ def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_na
 def test_no_generator_writes_more_than_its_capacity(
     capacities: list[int], groups: list[tuple[int, int]]
 ) -> None:
-    pool, clients = make_crew(*capacities)
+    pool, clients = make_pool(*capacities)
     run(gather([ask(pool, n, seconds) for n, seconds in groups]))
     assert all(
         client.most <= capacity for client, capacity in zip(clients, capacities, strict=True)
@@ -186,7 +186,7 @@ class Uneven(ModelClient):
 
 
 def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:
-    pool, _ = make_crew(4)
+    pool, _ = make_pool(4)
     pool.generators[0].client = client = Uneven()  # type: ignore[assignment]
 
     async def response(n: int, priority: int) -> None:
@@ -199,19 +199,19 @@ def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_e
 
 
 def test_a_group_larger_than_a_generator_goes_to_an_idle_one_alone() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
     run(gather([ask(pool, 2), ask(pool, 8), ask(pool, 2)]))
     assert client.most == 8 and len(client.asked) == 3
 
 
 def test_the_least_loaded_generator_is_asked() -> None:
-    pool, clients = make_crew(8, 8)
+    pool, clients = make_pool(8, 8)
     run(gather([ask(pool) for _ in range(6)]))
     assert [len(client.asked) for client in clients] == [3, 3]
 
 
 def test_of_the_waiting_requests_the_oldest_group_goes_first() -> None:
-    pool, (client,) = make_crew(2)
+    pool, (client,) = make_pool(2)
     run(gather([ask(pool, priority=number) for number in (3, 8, 1, 7, 0, 2, 6, 5, 4)]))
     assert [priority for _, _, priority, _ in client.asked] == list(range(9))
 
@@ -221,13 +221,13 @@ def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> No
         def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
             raise ZeroDivisionError("in the rule")
 
-    pool, _ = make_crew(2, dispatch=Broken())
+    pool, _ = make_pool(2, dispatch=Broken())
     with pytest.raises(ZeroDivisionError, match="in the rule"):
         run(ask(pool))
 
 
 def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
-    pool, _ = make_crew(8)
+    pool, _ = make_pool(8)
     (generator,) = pool.generators
     pool.requests.dispatch.lengths = Known()
 
@@ -244,7 +244,7 @@ def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request(
 
 
 def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
-    pool, _ = make_crew(2, 2)
+    pool, _ = make_pool(2, 2)
 
     async def scene() -> dict[str, float]:
         await resync(pool, 0)  # 0.1 s for each of its two calls
@@ -274,7 +274,7 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
             return None if self.holds else super().send(generators)
 
     rule = Holding()
-    pool, _ = make_crew(2, 2, dispatch=rule)
+    pool, _ = make_pool(2, 2, dispatch=rule)
 
     async def scene() -> dict[str, float]:
         await resync(pool, 0)
@@ -298,7 +298,7 @@ def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_ba
         def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             return None
 
-    pool, _ = make_crew(2, dispatch=Holding())
+    pool, _ = make_pool(2, dispatch=Holding())
 
     async def scene() -> dict[str, float]:
         pool.generators[0].state = State.DRAINING
@@ -324,7 +324,7 @@ def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
                     pool.generators[0].state = State.DRAINING
             return chosen
 
-    pool, (client,) = make_crew(2, dispatch=ClosesBehindTheSecond())
+    pool, (client,) = make_pool(2, dispatch=ClosesBehindTheSecond())
 
     async def scene() -> None:
         questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
@@ -339,7 +339,7 @@ def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
 
 @pytest.mark.parametrize("turns", range(6))
 def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
-    pool, (client,) = make_crew(2)
+    pool, (client,) = make_pool(2)
 
     async def scene() -> None:
         questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
@@ -356,7 +356,7 @@ def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> N
 
 
 def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
-    pool, clients = make_crew(4, 4)
+    pool, clients = make_pool(4, 4)
 
     async def scene() -> None:
         await gather([generator.pause() for generator in pool.generators])
@@ -377,7 +377,7 @@ def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -
 
 
 def test_requests_are_held_before_the_generators_pause() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> None:
         pausing = asyncio.create_task(pool.generators[0].pause())
@@ -391,7 +391,7 @@ def test_requests_are_held_before_the_generators_pause() -> None:
 
 
 def test_priority_and_deadline_pass_through() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
     run(ask(pool, priority=17))
     assert client.asked == [(1, 0, 17, 9.0)]
 
@@ -411,7 +411,7 @@ async def spare(pool: GeneratorPool) -> None:
 def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
     None
 ):
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> int:
         await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
@@ -426,7 +426,7 @@ def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_genera
 
 
 def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> float:
         await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
@@ -437,7 +437,7 @@ def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
 
 
 def test_spare_places_wait_at_a_closed_door_too() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> None:
         await pool.generators[0].pause()
@@ -452,7 +452,7 @@ def test_spare_places_wait_at_a_closed_door_too() -> None:
 def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     question: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pool, (first, second) = make_crew(4, 4)
+    pool, (first, second) = make_pool(4, 4)
     lost: list[Generator] = []
     pool.on_evicted = lost.append
     failing = pool.generators[0]
@@ -480,7 +480,7 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
 
 
 def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> None:
-    pool, (client,) = make_crew(2)
+    pool, (client,) = make_pool(2)
     client.error = RequestRejected(
         "generator 0: /inference/v1/generate answered 400: no such token"
     )
@@ -490,7 +490,7 @@ def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> No
 
 
 def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> list[Rollout]:
         asking = asyncio.create_task(ask(pool, seconds=6))
@@ -509,7 +509,7 @@ def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync(
 
 
 def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
-    pool, _ = make_crew(4)
+    pool, _ = make_pool(4)
     newcomer, lost = make_generator(1, 4), list[Generator]()
     pool.on_evicted = lost.append
     pool.pending.append(newcomer)
@@ -523,7 +523,7 @@ def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
 
 
 def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
-    pool, (first, second) = make_crew(4, 4)
+    pool, (first, second) = make_pool(4, 4)
 
     async def scene() -> None:
         asking = asyncio.create_task(ask(pool, seconds=5))
@@ -538,7 +538,7 @@ def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
 
 
 def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
-    pool, (first, second) = make_crew(4, 4)
+    pool, (first, second) = make_pool(4, 4)
     liar = pool.generators[0]
 
     async def scene() -> list[Rollout]:
@@ -560,10 +560,10 @@ def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> Non
 
 
 @pytest.mark.parametrize(
-    "event", ["its probe fails", "its process dies", "it leaves", "the run is told to end"]
+    "event", ["its probe fails", "its process dies", "it leaves", "the run ends"]
 )
 def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
-    pool, _ = make_crew(4, 4)
+    pool, _ = make_pool(4, 4)
     pool.has_served = True
     first, second = pool.generators
     # type: ignore[assignment]
@@ -593,7 +593,7 @@ def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: 
                 pool.evict(first, event)
             case "it leaves":
                 pool.remove(first, event)
-            case "the run is told to end":
+            case "the run ends":
                 await pool.drop_unverified(event)
         assert [rollout.finished for rollout in rollouts] == [True, False, False]
         second.state = State.SERVING
@@ -606,7 +606,7 @@ def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: 
 
 
 def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
     rollouts = [Rollout(), Rollout()]
 
     async def scene() -> None:
@@ -629,7 +629,7 @@ def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_l
 
 
 def test_tokens_written_before_a_passed_probe_count() -> None:
-    pool, (client,) = make_crew(4)
+    pool, (client,) = make_pool(4)
 
     async def scene() -> list[Rollout]:
         asking = asyncio.create_task(ask(pool, seconds=4))
@@ -647,7 +647,7 @@ def test_tokens_written_before_a_passed_probe_count() -> None:
 
 
 def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
-    pool, (client,) = make_crew(2)
+    pool, (client,) = make_pool(2)
 
     async def scene() -> None:
         first = asyncio.create_task(ask(pool, seconds=10**6))

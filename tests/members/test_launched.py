@@ -84,7 +84,7 @@ class Scene:
         self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
         self.members.server, self.members.launched[kind] = server, self.launched
 
-    def look(self, times: int = 1) -> None:
+    def poll(self, times: int = 1) -> None:
         """Looks at every place so many times."""
         for _ in range(times):
             for watch in self.launched.supervisor.watches:
@@ -132,7 +132,7 @@ def scene(
 def test_every_place_gets_a_job_with_a_number_of_its_own(
     scene: Scene, launcher: ModelLauncher
 ) -> None:
-    scene.look(times=3)
+    scene.poll(times=3)
     assert launcher.names == [f"{scene.kind}-0", f"{scene.kind}-1"]
     assert [words[-2:] for words in launcher.words] == [["--number", "0"], ["--number", "1"]]
 
@@ -174,7 +174,7 @@ def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
 ) -> None:
     scene.poll()
     launcher.made[1].alive = False
-    scene.look(times=2)
+    scene.poll(times=2)
     assert launcher.names == [f"{scene.kind}-{number}" for number in range(3)], (
         "a number is never given twice"
     )
@@ -191,7 +191,7 @@ def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
 ) -> None:
     scene.poll()
     scene.set_status(0, status, "it is silent")
-    scene.look(times=2)
+    scene.poll(times=2)
     assert [job.stops for job in launcher.made] == [1, 0, 0]
 
 
@@ -201,10 +201,10 @@ def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
     scene.poll()
     scene.set_status(0, Status.SERVING)
     launcher.made[0].alive = False
-    scene.look(times=3)
+    scene.poll(times=3)
     assert len(launcher.made) == 2 and launcher.made[0].stops == 0
     scene.set_status(0, Status.LOST, "it is silent")
-    scene.look(times=2)
+    scene.poll(times=2)
     assert len(launcher.made) == 3
 
 
@@ -214,7 +214,7 @@ def test_a_member_that_was_asked_to_leave_is_not_replaced(
     scene.poll()
     scene.set_status(0, Status.LEFT)
     launcher.made[0].alive = False
-    scene.look(times=5)
+    scene.poll(times=5)
     assert len(launcher.made) == 2
 
 
@@ -224,7 +224,7 @@ def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
     scene.poll()
     scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
     scene.set_status(0, Status.LEFT)
-    scene.look(times=2)
+    scene.poll(times=2)
     assert len(launcher.made) == 3
 
 
@@ -302,7 +302,7 @@ def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
     scene = Scene(Given(2), kind, server, tmp_path)
-    scene.look(times=3)
+    scene.poll(times=3)
     assert scene.launched.last_words == "" and scene.launched.supervisor.fewest_failures == 0
     scene.refuse(0, "there is no module named 'mine'")
     with pytest.raises(

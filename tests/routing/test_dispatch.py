@@ -30,7 +30,7 @@ from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
-from tests.generators.test_pool import make_crew, resync
+from tests.generators.test_pool import make_pool, resync
 from tests.rollouts.test_controller import ModelRewards
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {
@@ -216,7 +216,7 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
         wait_for_stragglers=wait,
     )
     draw = random.Random(seed)
-    pool, _ = make_crew(
+    pool, _ = make_pool(
         *(draw.randint(1, 9) for _ in range(draw.randint(1, 3))), dispatch=with_oracle(rule())
     )
     rewards = ModelRewards(draw, equal=0.5, every=1000)

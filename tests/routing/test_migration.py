@@ -14,13 +14,13 @@ from lrl.planning.simulator.clock import run
 from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt
-from tests.generators.test_pool import Known, ModelClient, ask, gather, make_crew, resync
+from tests.generators.test_pool import Known, ModelClient, ask, gather, make_pool, resync
 
 
 def make_moving_crew(
     *capacities: int, migration: Migration
 ) -> tuple[GeneratorPool, list[ModelClient]]:
-    pool, clients = make_crew(*capacities)
+    pool, clients = make_pool(*capacities)
     pool.requests.use(LeastLoaded(), migration, Known())
     return pool, clients
 

@@ -269,7 +269,7 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
             )
             seen.set()
         written_meanwhile.append(sum(g.in_flight for g in generators))
-        time.sleep(0.05)  # a step is longer than the sync that goes on beside it
+        time.sleep(0.05)  # a step is longer than the sync that runs beside it
         return original(policy, micro)
 
     async def held(client: Any, *request: Any, version: Callable[[], int], **words: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run on a real vLLM server that ends in the middle of its responses, and the one that goes on
+"""A run on a real vLLM server that ends in the middle of its responses, and the one that continues
 with them."""
 
 from __future__ import annotations

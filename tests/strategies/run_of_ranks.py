@@ -32,7 +32,7 @@ RANKS = 2
 
 
 class ServerElsewhere(JoinedServer):
-    """It runs already, and goes on running."""
+    """It runs already, and keeps running."""
 
     model, backend = "", "shared_memory"
 

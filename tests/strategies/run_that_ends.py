@@ -14,7 +14,7 @@ from lrl.callbacks import WeightSync
 
 
 class Report(L.Callback):
-    """Says how far the run is, and fails where it is told to."""
+    """Says how far the run is, and fails at the given step."""
 
     def __init__(self, fail_at: int) -> None:
         self.fail_at = fail_at

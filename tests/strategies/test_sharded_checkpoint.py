@@ -1,4 +1,4 @@
-"""Checkpoints of a sharded policy: in parts or whole, a run goes on from them with any number of
+"""Checkpoints of a sharded policy: in parts or whole, a run continues from them with any number of
 ranks."""
 
 from __future__ import annotations

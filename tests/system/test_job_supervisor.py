@@ -48,23 +48,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def look(supervisor: JobSupervisor, clock: list[float], seconds: int) -> None:
+def poll(supervisor: JobSupervisor, clock: list[float], seconds: int) -> None:
     """Looks at every slot once a second."""
     for _ in range(seconds):
         clock[0] += 1
         for watch in supervisor.watches:
-            watch.look()
+            watch.poll()
 
 
 def test_a_job_that_fails_is_ended_and_started_again(clock: list[float]) -> None:
     slot = ModelSlot()
     supervisor = JobSupervisor([slot])
-    look(supervisor, clock, 5)
+    poll(supervisor, clock, 5)
     assert len(slot.starts) == 1 and slot.ends == 0
     slot.now = FAILED
-    look(supervisor, clock, 1)
+    poll(supervisor, clock, 1)
     slot.now = STARTING
-    look(supervisor, clock, 5)
+    poll(supervisor, clock, 5)
     assert len(slot.starts) == 2 and slot.ends == 1 and supervisor.last_failure == "it is silent"
 
 
@@ -73,7 +73,7 @@ def test_a_job_that_fails_again_and_again_waits_longer_and_longer_and_not_for_ev
 ) -> None:
     slot = ModelSlot()
     slot.now = FAILED
-    look(JobSupervisor([slot]), clock, 2000)
+    poll(JobSupervisor([slot]), clock, 2000)
     pauses = [later - earlier for earlier, later in zip(slot.starts, slot.starts[1:], strict=False)]
     assert pauses == sorted(pauses) and pauses[3] >= 8
     assert max(pauses) <= job_supervisor.LONGEST_BACKOFF_S + 2 and len(pauses) > 10
@@ -83,7 +83,7 @@ def test_a_job_that_cannot_be_started_waits_as_one_that_fails(clock: list[float]
     slot = ModelSlot()
     slot.error = OSError("no such partition")
     supervisor = JobSupervisor([slot])
-    look(supervisor, clock, 20)
+    poll(supervisor, clock, 20)
     assert (
         supervisor.fewest_failures == 5
         and "cannot be started: no such partition" in supervisor.last_failure
@@ -97,15 +97,15 @@ def test_a_job_that_served_for_long_is_replaced_as_fast_as_at_first(
     slot = ModelSlot()
     supervisor = JobSupervisor([slot])
     slot.now = FAILED
-    look(supervisor, clock, 40)
+    poll(supervisor, clock, 40)
     (watch,) = supervisor.watches
     while not watch.running:
-        look(supervisor, clock, 1)
+        poll(supervisor, clock, 1)
     before = watch.failures
     slot.now = SERVING
-    look(supervisor, clock, served_s)
+    poll(supervisor, clock, served_s)
     slot.now = FAILED
-    look(supervisor, clock, 1)
+    poll(supervisor, clock, 1)
     assert watch.failures == (1 if served_s > job_supervisor.STABLE_S else before + 1)
 
 
@@ -113,7 +113,7 @@ def test_a_job_that_left_is_ended_and_not_started_again(clock: list[float]) -> N
     slot = ModelSlot()
     supervisor = JobSupervisor([slot], running=True)
     slot.now = LEFT
-    look(supervisor, clock, 100)
+    poll(supervisor, clock, 100)
     assert slot.starts == [] and slot.ends == 1 and supervisor.fewest_failures == 0
 
 

@@ -14,12 +14,12 @@ from lrl.planning.profiling.intervals import INTERVAL_S, SAMPLE_S, SHORTEST_S, W
 from lrl.planning.profiling.timeline import GeneratorRecord
 from lrl.planning.simulator.clock import run
 from lrl.types import Rollout
-from tests.generators.test_pool import ask, gather, make_crew, resync
+from tests.generators.test_pool import ask, gather, make_pool, resync
 
 
 def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
     """Returns the intervals of a pool's first generator during `work`."""
-    pool, _ = make_crew(8)
+    pool, _ = make_pool(8)
     records: list[GeneratorRecord] = []
 
     async def look() -> None:
@@ -61,7 +61,7 @@ def test_an_interval_has_its_tokens_responses_and_context() -> None:
 
 
 def test_prompts_and_migrated_responses_are_prefilled_once() -> None:
-    pool, _ = make_crew(8, 8)
+    pool, _ = make_pool(8, 8)
 
     async def scene() -> None:
         asking = asyncio.create_task(ask(pool, 3, 40))

@@ -1,4 +1,4 @@
-"""Evaluation of held-out prompts beside the training, on the same generators.
+"""Evaluates held-out prompts during the training, on the same generators.
 
 During fit an evaluation sends a few low-priority requests at a time, in slots that rollouts do not
 use. It takes longer than a sync interval, so its responses may span versions, which are logged.

@@ -86,7 +86,7 @@ ADVICE = {
     ),
     "generators/idle": "Take fewer data.rollouts_per_group, or another data.dispatch.",
 }
-"""What to change, in one short sentence; docs/metrics.md has the causes."""
+"""The remedy in one short sentence; docs/metrics.md has the causes."""
 RULES = tuple(
     Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items()
 )

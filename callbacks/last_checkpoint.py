@@ -60,7 +60,7 @@ class LastCheckpoint(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Saves new whole steps; logs what to resume from."""
+        """Saves new whole steps, and logs the checkpoint to resume."""
         if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         try:
@@ -84,7 +84,7 @@ class LastCheckpoint(L.Callback):
         follow(pl_module, last=True)
 
     def _save(self, trainer: L.Trainer) -> str:
-        """Saves what is new and whole; returns the log line."""
+        """Saves the new whole steps; returns the log line."""
         io, step = trainer.strategy.checkpoint_io, trainer.global_step
         newest, newest_step = str(trainer.ckpt_path or ""), self._first_step
         if isinstance(io, CheckpointFile) and io.newest:

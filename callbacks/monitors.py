@@ -68,8 +68,8 @@ class Monitors(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Calls the monitors of what the step, and the evaluations that ended in it, have
-        logged."""
+        """Calls the monitors of the metrics that the step, and the evaluations that ended in it,
+        have logged."""
         if not self._looked:
             self._looked = True
             self._warn_of_unknown(trainer)

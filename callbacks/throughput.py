@@ -1,4 +1,4 @@
-"""Times of a step by cause, and the speed of both sides. A step ends behind its sync."""
+"""Times of a step by cause, and the speed of both sides. A step ends after its sync."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Report:
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
     def as_line(self) -> str:
-        """Returns the accuracy in one line, with what is missing from it."""
+        """Returns the accuracy in one line, with the counts of missing results."""
         line = (
             f"accuracy on {self.dataset} {self.accuracy:.3f} ({self.low:.3f} to {self.high:.3f}, "
             f"problems: {self.n})"

@@ -242,7 +242,7 @@ class Step(Protocol):
 
 
 LEAST_TEMPERATURE = 0.01
-"""vLLM samples at it in the place of any lower temperature but 0, and says so only in its log."""
+"""vLLM samples at it instead of any lower temperature but 0, with only a line in its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

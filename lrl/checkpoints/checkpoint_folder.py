@@ -22,7 +22,7 @@ from lrl.system.best_effort import os_error
 
 META = "meta.pt"
 WEIGHTS = "state_dict."
-"""What the names of weights begin with in the folder's index."""
+"""Prefix of the weights' names in the folder's index."""
 REPLACED_SUFFIX = ".older"
 """Suffix of a folder that is being replaced; after a crash it is the last good one."""
 

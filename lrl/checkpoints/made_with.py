@@ -17,7 +17,7 @@ Settings = dict[str, float | str]
 word."""
 PRINTED_TYPES = (bool, int, float, complex, str, bytes, np.generic, type(None))
 DEFAULT_REPR: Any = object.__repr__
-"""Of an object whose class does not say how it is printed."""
+"""The `repr` of a class that defines none."""
 
 
 def changes(saved: Settings | None, current: Settings) -> str:

@@ -27,7 +27,7 @@ REMEDIES = (
     (r"flow (sequence|mapping|node)", "Close the bracket, or write the comma that is missing."),
     (r"another document", "Write one document to a file, and give --config for each."),
 )
-"""Pattern of the parser's words, and what to do."""
+"""Pattern of the parser's message, and the remedy."""
 STANDARD_TAG = "tag:yaml.org,2002:"
 
 

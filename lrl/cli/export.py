@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX = "network."
-"""What the names of the policy's weights begin with in a checkpoint."""
+"""Prefix of the names of the policy's weights in a checkpoint."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

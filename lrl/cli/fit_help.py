@@ -71,7 +71,7 @@ class Setting(NamedTuple):
 
     name: str
     kind: str
-    """Its type, and its default behind an equals sign."""
+    """Its type, and its default after an equals sign."""
     text: str
 
 

@@ -1,5 +1,5 @@
-"""The command `lrl`: fit and validate on LightningCLI, and the commands beside a run, such as chat
-and doctor.
+"""The command `lrl`: fit and validate on LightningCLI, and the other commands, such as chat and
+doctor.
 
 Heavy imports stay in functions: `doctor` must work without torch, and every reward worker imports
 this script again.

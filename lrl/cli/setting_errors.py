@@ -38,8 +38,8 @@ OTHER_TYPES = (
     ),
     *("a class path (str)", "a dict with"),
 )
-"""Beginnings of lines about the types that a setting might have instead, behind the error of a
-class that it names."""
+"""Beginnings of lines about the types that a setting might have instead, after the error of a class
+that it names."""
 WITHOUT_GENERATORS = "lightning.pytorch.strategies"
 """Lightning's own strategies, which nobody should be led to."""
 MOST_LISTED = 12
@@ -57,7 +57,7 @@ EVERY_CALLBACK = "lightning.Callback"
 """jsonargparse also tries whether a setting of the last callback is one of this class, which has
 none."""
 YAML_WORDS = {"None": "null", "True": "true", "False": "false"}
-"""Python's words for values, and those that a user types."""
+"""Python's words for values, and YAML's words."""
 
 
 class Found(NamedTuple):
@@ -236,8 +236,7 @@ def _no_value(found: Found) -> str:
 
 
 def _no_class(found: Found) -> str:
-    """Returns the error about the name of a class, with the nearest of those that the setting
-    takes."""
+    """Returns the error about the name of a class, with the nearest name that the setting takes."""
     name = found.match[1]
     if broken := _broken_yaml(name):
         return f"{found.setting}{broken}"

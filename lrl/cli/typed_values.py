@@ -1,4 +1,5 @@
-"""How the command line and a config read the value of a setting: jsonargparse's way, but for texts.
+"""Reads the value of a setting in jsonargparse's way, but for texts, on the command line and in a
+config.
 
 jsonargparse reads a value as YAML at every class on the way to its setting, and passes Python's
 text of what it has read on to the next one. So `--data.prompts.system_prompt null` became the word

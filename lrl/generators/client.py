@@ -170,7 +170,7 @@ class GeneratorClient:
             ) from error
 
     async def heartbeat(self, deadline_s: float) -> None:
-        """Requests one token, which takes every process behind the route."""
+        """Requests one token, which involves every process of the server."""
         parameters = {"max_tokens": 1, "temperature": 0.0}
         body = {
             "token_ids": [0],

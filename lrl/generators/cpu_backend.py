@@ -1,5 +1,5 @@
-"""Command, flags and environment of a vLLM server on a machine without a GPU, and what the machine
-needs for it."""
+"""Command, flags and environment of a vLLM server on a machine without a GPU, and the requirements
+on the machine."""
 
 import ctypes
 from typing import Any
@@ -16,7 +16,7 @@ LIBRARY = "libnuma.so.1"
 """A system library that vLLM's CPU build needs; no Python package brings it, and small systems lack
 it."""
 INSTALL_LIBRARY = "sudo apt-get install libnuma1"
-"""What installs it on Debian and Ubuntu; on Fedora and RHEL it is in numactl-libs."""
+"""The command that installs it on Debian and Ubuntu; on Fedora and RHEL it is in numactl-libs."""
 
 
 def lacks_library() -> bool:

@@ -26,8 +26,8 @@ HOLD_S = 1.0
 """Seconds for which a token may wait in the engine (`lrl.vllm_plugin.output_batching`); its
 generator's death can cost a response the tokens of as long."""
 REQUEST_PREFIX = "lrl-"
-"""Found in the ids of lrl's requests, whose tokens are held; whoever else reads from this server is
-not made to wait."""
+"""Part of the ids of lrl's requests, whose tokens are batched; other clients of this server do not
+wait."""
 BYTES_PER_NUMBER = 8
 """Of a token and its log-prob."""
 

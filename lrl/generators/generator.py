@@ -324,7 +324,7 @@ class Generator(Slots):
         self._note()
 
     def _note(self) -> None:
-        """Tells the stopwatch and the stats what the generator does from now on."""
+        """Notes the generator's activity from now on in the stopwatch and the stats."""
         writes = self.state is not State.PAUSED and not self.stats.is_empty
         nothing = "idle" if self.passed_over else "starved"
         self.stopwatch.enter("writing" if writes else nothing if self.serving else "paused")

@@ -33,7 +33,7 @@ POLL_S = 0.1
 FILES_VARIABLE = "LRL_GENERATOR_FILES"
 """Names a server's `own_files` to it."""
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables of the trainer's process group, beside MASTER_* and TORCHELASTIC_*; vLLM would obey
+"""Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*; vLLM would obey
 them."""
 
 
@@ -273,8 +273,8 @@ class Server:
         return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
-        """Returns the trainer's environment without its process group's variables, and with those
-        that vLLM needs."""
+        """Returns the trainer's environment without its process group's variables, and with
+        vLLM's."""
         apart = {
             name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))
         } | set(TRAINER_ONLY)

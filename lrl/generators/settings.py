@@ -193,8 +193,7 @@ def _check_speculation(extra_args: dict[str, Any]) -> None:
 
 
 def _switch(name: str) -> str:
-    """Returns the name of a flag without what turns it on or off, and without a key of its
-    mapping."""
+    """Returns the name of a flag without its on or off switch, and without a key of its mapping."""
     flag = dashed(name).partition(".")[0].removeprefix("no-")
     return flag.removeprefix("enable-").removeprefix("disable-")
 

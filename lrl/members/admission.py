@@ -145,7 +145,7 @@ class GeneratorAdmission:
         self.registry.answer_leave(Kind.GENERATOR, number, refusal)
 
     def _report(self, number: int, generator: Generator) -> None:
-        """Writes each change of a generator's status to the registry; what is over stays so."""
+        """Writes each change of a generator's status to the registry, until the status is over."""
         before = self.registry.view(Kind.GENERATOR, number).status
         status = self._status_of(generator)
         if status is before or before.over:

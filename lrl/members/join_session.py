@@ -58,7 +58,7 @@ class JoinEnded(Exception):
 
 
 class JoinSession(ABC):
-    """A member that joins, from the start of its server to the end.
+    """A joining member, from the start of its server to the end.
 
     Args:
         run: The run, as its user gave it.

@@ -1,4 +1,4 @@
-"""A scorer that joins a run: reward workers of this machine behind a server of their own."""
+"""A scorer that joins a run: reward workers of this machine, served over HTTP."""
 
 import contextlib
 from collections.abc import Iterator

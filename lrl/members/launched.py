@@ -16,9 +16,7 @@ from lrl.system.endpoint import Location
 from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 OWN_END_S = 20.0
-"""Seconds that a job has to end by itself when the run has told it. A scheduler's way is a SIGKILL
-to all processes at once: of a generator also to its supervisor, which would have removed what lies
-in shared memory."""
+"""Seconds in which a job must end by itself after the run has announced its end."""
 POLL_S = 0.1
 
 

@@ -38,7 +38,7 @@ class Status(StrEnum):
     SERVING = "serving"
     """It gets requests."""
     LEFT = "left"
-    """It was asked to leave, by a user or by a signal."""
+    """It has left at the request of a user or a signal."""
     LOST = "lost"
     """It has served, and does not any more."""
     REFUSED = "refused"
@@ -58,7 +58,7 @@ class Member:
 
     kind: Kind
     number: int
-    """Among those of its kind; never used twice in a run."""
+    """Unique among the members of its kind; never used twice in a run."""
     location: Location = field(default_factory=Location)
     """Its URL is empty while its server starts."""
     node: str = ""

@@ -72,7 +72,7 @@ class Registry:
             return self._change(kind, number, speak)
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """Notes that a member's process has ended; one that says why, and has not served, is
+        """Notes the end of a member's process; a member that has not served and gives a reason is
         refused."""
 
         def end(member: Member) -> Member:

@@ -1,5 +1,5 @@
-"""Metrics of how far off-policy a step was and whether that did harm, over all its tokens and for
-each lag.
+"""Metrics of a step's distance from the policy and of the harm, over all its tokens and for each
+lag.
 
 They are kept as sums and maxima, one row per lag, and divided once at the end of the step: means of
 micro-batch means would depend on packing.

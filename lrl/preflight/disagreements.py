@@ -18,7 +18,7 @@ argument for it."""
 
 
 def check_disagreements(folder: str, config: Any, attention: str | None, longest: int) -> None:
-    """Notes what transformers and vLLM compute differently.
+    """Notes the parts of a model that transformers and vLLM compute differently.
 
     Args:
         folder: The policy's.

@@ -240,7 +240,7 @@ def check_context(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
 
 
 def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> None:
-    """Checks that evaluations have different names, and fit the slots beside the rollouts."""
+    """Checks that evaluations have different names, and fit the spare slots."""
     for name, times in Counter(evaluation.prompts.name for evaluation in evaluations).items():
         if times > 1:
             fault(

@@ -34,7 +34,7 @@ LOSS_IS_NO_MEASURE = (
     "is."
 )
 PRECISIONS = ("32-true", "bf16-mixed")
-"""Those that leave torch's default dtype as it is."""
+"""The precisions that leave torch's default dtype as it is."""
 CALLBACKS: dict[type[L.Callback], str] = {
     callbacks.GradientAccumulationScheduler: f"{STEP_SIZE_REMEDY} a step's.",
     callbacks.BatchSizeFinder: f"{LOSS_IS_NO_MEASURE} Set data.micro_batch_tokens to what fits",

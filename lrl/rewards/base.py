@@ -46,8 +46,8 @@ class Reward(ABC):
         self.name = name or type(self).name or type(self).__name__
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """Names what this reward needs and the data set's `columns` lack; empty if nothing. Checked
-        before a run."""
+        """Names the columns that this reward needs and the data set lacks; empty if there are none.
+        Checked before a run."""
         return ""
 
     def check_row(self, columns: Mapping[str, Any]) -> None:

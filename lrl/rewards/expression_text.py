@@ -41,7 +41,7 @@ _REPLACED = [
     (_BRACKET_BEFORE_FACTOR, r") \\cdot "),
 ]
 _LEFT_OF_A_RIGHT_SIDE = re.compile(r"(?:=|\\(?:approx|simeq)\b|\s)+")
-"""What may stand before an expression that is only its right side."""
+"""The text that may stand before an expression that is only its right side."""
 _OUTSIDE = " *`"
 _SIDE_BY_SIDE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\.?\d")
 _TEXT = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|mbox)\s*\{"
@@ -80,7 +80,7 @@ def cleaned(text: str) -> str:
 
 
 def comparable(right: str, finals: list[str]) -> tuple[str, list[str]]:
-    """Returns cleaned expressions, without those that cannot equal `right`, ready to be compared.
+    """Returns cleaned expressions that can equal `right`, ready for comparison.
 
     A single letter behind a number is left out as a unit if the other side has no letters. The
     `finals` that the parser misreads, or that are in another base than `right`, are left out.

@@ -147,8 +147,7 @@ def _has_words(final: str, words: frozenset[str]) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """Returns what math-verify reads from an expression, or else from its right side; and the
-    text."""
+    """Returns math-verify's reading of an expression, or else of its right side; and the text."""
     for part in (text, _EQUALS.split(text)[-1]):
         boxed = rf"\boxed{{{part}}}"
         found = parse(boxed, [_LATEX], extraction_mode="first_match", parsing_timeout=None)

@@ -63,7 +63,7 @@ _ENDS_A_TERM = {
 
 
 class TooLargeError(Exception):
-    """A text denotes a number that cannot be worked out; the message says why."""
+    """A text denotes a number that is too large to compute; the message has the reason."""
 
 
 @dataclass(slots=True)
@@ -154,8 +154,8 @@ class _Reader:
         return _Size(of.bits, 0.0, of.letter, of.terms) if negative else of
 
     def with_postfixes(self, of: _Size, depth: int, limits: bool) -> _Size:
-        """Reads the factorials and powers behind `of`; with `limits`, `_` and `^` mean the bounds
-        of a sum."""
+        """Reads the factorials and powers after `of`; with `limits`, `_` and `^` mean the bounds of
+        a sum."""
         while (token := self.peek()) in ("^", "**", "!", "_", "'"):
             self.take()
             if token == "!":

@@ -27,7 +27,7 @@ _NOT_ONE_NUMBER = re.compile(
     r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan)(?![a-zA-Z])|[!^]"
     r"|\b(?:half|dozen|hundred|thousand|million|billion|trillion)s?\b"
 )
-"""What turns a number next to it into another number."""
+"""The text that turns a number next to it into another number."""
 
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\w)\.\d+)"
 # The look-ahead changes no result and makes a search nine times faster. A minus right after a word
@@ -60,7 +60,7 @@ _MOST_CHARACTERS = 1000
 
 
 class Number:
-    """A number in a text; `text` is how it is written there, without `$` and thin spaces."""
+    """A number in a text; `text` is its spelling there, without `$` and thin spaces."""
 
     def __init__(self, match: re.Match[str]) -> None:
         self.text = match[0]

@@ -299,8 +299,8 @@ def _where_raised(error: BaseException) -> str:
 
 
 def _limit_memory(gib: float | None) -> None:
-    """Limits writable private memory (RLIMIT_DATA), counted from what is allocated when the rewards
-    are loaded.
+    """Limits writable private memory (RLIMIT_DATA), counted from the memory in use after the
+    rewards are loaded.
 
     RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc
     arena for each thread reserve many GiB and use none of it.

@@ -78,7 +78,7 @@ class Packer:
         self.old_rollouts = 0
         """Responses without a token in the loss because all of theirs were too old."""
         self.discarded_rollouts = 0
-        """Responses without a reward, and those of discarded groups."""
+        """Responses without a reward, and responses of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
         self._slots = self._padded = 0

@@ -7,7 +7,7 @@ from typing import Any
 from lrl.errors import ConfigError
 
 FILE = "prompt_form.json"
-"""`Prompts.form`, beside the policy's files in Hugging Face format."""
+"""The file of `Prompts.form`, in the policy's folder."""
 
 REMEDY = "remove it, or export the policy again"
 

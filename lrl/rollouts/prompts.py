@@ -360,8 +360,8 @@ class Prompts:
         return encode_chat(tokenizer, chat, where_text)
 
     def _refuse_lost_columns(self, row: Row, where: str) -> None:
-        """Raises a ConfigError if a plain prompt lacks what only a chat template renders, and
-        nobody asked for that."""
+        """Raises a ConfigError if a plain prompt lacks columns that only a chat template renders,
+        unless `chat` is false."""
         if self.chat is False:
             return
         for column in (TOOLS, VARIABLES):

@@ -1,4 +1,4 @@
-"""The replay buffer: trained groups that later steps train again, beside their fresh groups.
+"""The replay buffer: trained groups that later steps train again, together with their fresh groups.
 
 Replay is for objectives that need no fresh responses (TBA, TOPR). Its groups are added to the
 step's own: they change neither pacing nor the rule that every prompt is trained once an epoch, and
@@ -65,8 +65,7 @@ class Replay:
         return len(self._groups)
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
-        """Adds the fresh groups that `step` has trained, except those without a trained
-        response."""
+        """Adds the fresh groups of `step` that have a trained response."""
         self._groups += [
             (step, group) for group in groups if len(group.scored) > 1 and group.has_tokens
         ]

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    """Returns the tokenizer's end, and those that generation_config.json names; without that file,
-    config.json's.
+    """Returns the tokenizer's end and the ends of generation_config.json, or else of config.json.
 
     Args:
         tokenizer: The policy's tokenizer.

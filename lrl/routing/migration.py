@@ -19,8 +19,8 @@ class MigrationSource(GeneratorLoad, Protocol):
 
 
 class Migration:
-    """Moves requests from busy generators to idle ones when no request waits, those with most to
-    write first.
+    """Moves requests from busy generators to idle ones when no request waits, the longest remaining
+    first.
 
     A request moves if its responses then end sooner by at least `margin` times the cost of the
     move: the new generator reads prompt and tokens first. No request moves twice under one version.

@@ -92,7 +92,7 @@ class RequestQueue(Generic[G]):
         self.moved = 0
         """Responses that moved."""
         self.has_waiting = False
-        """Whether requests still waited after dispatch had last sent what it could."""
+        """Whether requests still waited after the last dispatch."""
         self._serving = serving
         self._waiting: dict[Request, tuple[Sequence[Rollout], asyncio.Future[G]]] = {}
         self._sending = False

@@ -120,7 +120,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
             )
 
     def setup_environment(self) -> None:
-        """Connects the ranks, and decides how they share the weights."""
+        """Connects the ranks, and divides the weights among them."""
         self._data_parallel_size = self.num_processes * self.num_nodes // self.tensor_parallel_size
         super().setup_environment()
 

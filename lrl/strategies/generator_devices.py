@@ -403,7 +403,7 @@ def _seed(trainer: L.Trainer) -> int:
 
 
 def raise_if_stopped(trainer: L.Trainer) -> None:
-    """Raises SIGTERMException if a signal asked the run to end.
+    """Raises SIGTERMException if a signal has requested the run's end.
 
     Not if an error ends it already: that would break off the saving of the last checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Best-effort writes: logs, responses and pictures beside the checkpoints. A full disk costs a
+"""Best-effort writes: logs, responses and pictures next to the checkpoints. A full disk costs a
 warning, not the run.
 
 Only an OSError is caught: any other error is a fault of the program.

@@ -128,8 +128,8 @@ class Endpoint:
         return reservation
 
     def url(self, port: int, address: str = "") -> str:
-        """Returns the URL of a server on `port`, for clients on this machine or for those who see
-        it at `address`."""
+        """Returns the URL of a server on `port`, for clients on this machine, or for clients that
+        reach it at `address`."""
         host = address or self._reached
         return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 

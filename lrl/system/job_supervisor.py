@@ -27,9 +27,9 @@ class JobState(Enum):
     STARTING = "starting"
     SERVING = "serving"
     FAILED = "failed"
-    """It is to be ended and started again."""
+    """It must be ended and started again."""
     LEFT = "left"
-    """It was asked to leave, so it is not started again."""
+    """It has left at a request, so it is not started again."""
 
 
 class Condition(NamedTuple):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Imports in its block are not interrupted by the garbage collector, and it never looks at what
-    they made.
+    """Suspends the garbage collector for the imports in its block, and exempts their objects from
+    it.
 
     torch, transformers and vLLM make a million objects that stay, and the collector looks at them
     again and again: of the seconds until `lrl fit` knows its settings it took a third, of the start

@@ -58,7 +58,8 @@ class TokenServer:
         self._loop.wait(start(), START_S, "starting an HTTP server")
 
     def location(self, address: str = "") -> Location:
-        """Returns where clients of this machine reach it, or those who see it at `address`."""
+        """Returns its location for clients of this machine, or for clients that reach it at
+        `address`."""
         return self.endpoint.location(self.port, address)
 
     def close(self) -> None:

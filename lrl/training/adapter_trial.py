@@ -24,12 +24,12 @@ from lrl.training.lora import NAME, adapted_layers
 from lrl.training.model import checkpoint_weights, label_logprobs, text_as_micro_batch
 
 Layers = dict[str, Any]
-"""Those with adapters (peft's `LoraLayer`) by their names."""
+"""The layers with adapters (peft's `LoraLayer`) by their names."""
 
 TOKENS = 32
 ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-"""How far the two gradients may differ, relative to the larger one (L2 norms), by the format of W.
-Measured on all families: 1e-5 in float32, and 0.01 in bfloat16."""
+"""Largest difference of the two gradients, relative to the larger one (L2 norms), by the format of
+W."""
 
 
 def check_adapters(network: PreTrainedModel) -> None:
@@ -101,8 +101,8 @@ def _logprobs(network: PreTrainedModel) -> Tensor:
 
 @contextmanager
 def _gradients_of_weights(layers: Layers, expected: dict[str, Tensor]) -> Iterator[None]:
-    """Writes what the gradient of each B should be in the block; one gradient of a W is in memory
-    at a time."""
+    """Writes the expected gradient of each B in the block; one gradient of a W is in memory at a
+    time."""
 
     def take(name: str, layer: Any, weight: Tensor) -> None:
         down = layer.lora_A[NAME].weight.detach()
@@ -149,7 +149,7 @@ def _named(network: PreTrainedModel, layers: Layers) -> Iterator[None]:
 
 
 def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) -> None:
-    """Raises a ConfigError that names the layers, and the ends of those that may keep their
+    """Raises a ConfigError that names the layers, and the endings of the layers that may keep their
     adapters."""
     right = sorted({_end(name) for name in layers} - {_end(name) for name in bad})
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""

@@ -1,5 +1,4 @@
-"""From the sum of gradients to the gradient of the optimizer step: averaged over ranks, scaled,
-clipped, finite."""
+"""The gradient of an optimizer step: averaged over ranks, scaled, clipped, finite."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -27,8 +27,7 @@ from lrl.training.sharding import whole_on_rank_0
 
 NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
 PRODUCTS = (nn.Linear.forward, FalconLinear.forward)
-"""What a layer does that computes W x alone. Other classes of layers derive from nn.Linear, too:
-routers that choose experts, and a product by groups."""
+"""The forward functions of a layer that computes W x alone."""
 
 
 @dataclass(frozen=True)

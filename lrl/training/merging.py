@@ -1,5 +1,4 @@
-"""The sum W + B A of a weight and its adapters, in the number format in which somebody computes
-with it.
+"""The sum W + B A of a weight and its adapters, in the number format of the model that uses it.
 
 In a generator of 16 bits most of W + B A - W is smaller than the distance of two numbers, and
 rounding to the nearest would leave nearly all of W as it was (`benchmarks/merged_updates.py`). So

@@ -26,7 +26,7 @@ FILES = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
 }
-"""Files of older tools beside config.json, and their `quant_method`."""
+"""Files of older tools next to config.json, and their `quant_method`."""
 FLOATS = ("F64", "F32", "F16", "BF16")
 """Numbers that are weights as they are, by their names in a file of safetensors."""
 PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
@@ -34,8 +34,8 @@ PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "
 
 
 def check_whole(folder: str, config: Any) -> None:
-    """Checks that a model's weights are not quantised, by its config and by what is stored, if it
-    is on this machine.
+    """Checks that a model's weights are not quantised, by its config and, on this machine, by its
+    files.
 
     Args:
         folder: Folder or hub name.
@@ -60,7 +60,7 @@ def check_whole(folder: str, config: Any) -> None:
 
 
 def remedy(folder: str, method: str) -> str:
-    """Returns what a user can do about a quantised folder."""
+    """Returns the remedy for a quantised folder."""
     if method in FORMS:
         return f"Write it whole with `lrl dequantize {folder} OUT`, and give OUT."
     return (
@@ -93,7 +93,7 @@ def _by_files(local_folder: Path | None) -> str | None:
 
 
 def _stored(local_folder: Path | None) -> tuple[str, str] | None:
-    """Returns the first weight that is stored in other numbers than `FLOATS`, and those numbers."""
+    """Returns the first weight in another number format than `FLOATS`, and that format."""
     try:
         tensors = {} if local_folder is None else stored_tensors(local_folder)
     except ValueError:

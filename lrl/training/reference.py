@@ -89,7 +89,7 @@ class Reference:
         self.model = model
         self.refresh_every_n_steps = refresh_every_n_steps
         self.version = 0
-        """Optimizer step whose weights were last copied in; 0 for those that it was opened with."""
+        """Optimizer step whose weights were last copied in; 0 for the first weights."""
 
     @property
     def settings_of_the_reward(self) -> tuple[float | str | None, ...]:
@@ -198,8 +198,8 @@ class Reference:
             self.version = steps_done
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights and version; empty if the weights are those of `model`. A collective of
-        all ranks if sharded.
+        """Returns weights and version; empty for the weights of `model`. A collective of all ranks
+        if sharded.
 
         Not only with `refresh_every_n_steps`: this run may have restored weights that an earlier
         one has copied in.

@@ -1,4 +1,4 @@
-"""The safetensors files of a model's folder, and what their heads say of each tensor. No weight is
+"""The safetensors files of a model's folder, and their headers' entry of each tensor. No weight is
 loaded."""
 
 import json

@@ -31,7 +31,7 @@ def abort_mark(name: str) -> Path:
 
 
 class AbortRoute:
-    """ASGI middleware, given to vLLM by its class path; stands behind the one that asks for the
+    """ASGI middleware, given to vLLM by its class path; comes after the one that checks the
     token."""
 
     def __init__(self, app: ASGIApp) -> None:

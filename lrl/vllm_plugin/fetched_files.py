@@ -1,5 +1,4 @@
-"""The files of weights that a generator has fetched, and how it fetches one; runs in vLLM's API
-server.
+"""Fetches a generator's files of weights, in vLLM's API server.
 
 The files lie in shared memory, from which the workers load them. There is one at rest, the version
 that the generator holds: the next delta needs it, and other generators may fetch it from here. A
@@ -89,7 +88,8 @@ class FetchedFiles:
     def _download(
         self, order: FetchOrder, file: RemoteFile, end: float, received: list[int]
     ) -> Path:
-        """Fetches one file from the first source that has it; adds what came to `received`."""
+        """Fetches one file from the first source that has it; adds the fetched bytes to
+        `received`."""
         require_room(self._folder, file.size)
         draft, path = self._draft(file.name), self._path(file.name)
         attempts = [*range(len(order.sources)), *[len(order.sources) - 1] * ATTEMPTS][:ATTEMPTS]
@@ -136,8 +136,8 @@ class FetchedFiles:
             download.end()
 
     def _rebuild(self, base: Path, delta: Path, whole: RemoteFile) -> bool:
-        """Makes the whole file of its base; returns False if the result is not what the trainer
-        staged."""
+        """Makes the whole file from its base; returns False if the result differs from the
+        trainer's file."""
         require_room(self._folder, whole.size)
         draft = self._draft(whole.name)
         try:
@@ -176,7 +176,7 @@ class Download:
         self.size = 0
         """Bytes that are there."""
         self.total = 0
-        """Bytes that came, those that were thrown away included."""
+        """Received bytes, the discarded ones included."""
         self._out = out
         self._checksum = xxh3_64()
 
@@ -200,7 +200,7 @@ class Download:
             )
 
     def take(self, chunk: bytes) -> None:
-        """Appends what has arrived."""
+        """Appends arrived bytes."""
         self._out.write(chunk)
         self._checksum.update(chunk)
         self.size += len(chunk)

@@ -35,7 +35,7 @@ log = init_logger(__name__)  # vLLM's, because other loggers do not reach the se
 LOOK_S = 0.1
 """Seconds between two looks for the trainer's mark."""
 NCCL_ERROR = "NCCL error"
-"""How the errors begin that vLLM makes of NCCL's."""
+"""Prefix of vLLM's errors about NCCL."""
 
 
 class NcclEngine(NCCLWeightTransferEngine):

@@ -1,5 +1,5 @@
-"""Tokens that vLLM's engine holds back for a moment: its API server then has work once a second,
-not at each token.
+"""Batches of tokens in vLLM's engine: its API server then has work once a second, not at each
+token.
 
 The engine hands over the tokens of every response after each of its steps. Most of the API server's
 work is for each response in each such message, however many tokens it has. So the queue in front of
@@ -34,8 +34,8 @@ COUNTED_FIELDS = (
     "kv_cache_eviction_events",
     "iteration_details",
 )
-"""Fields of vLLM's `SchedulerStats` that count what happened since the last ones; the others
-describe a moment."""
+"""Fields of vLLM's `SchedulerStats` that count events since the last output; the others describe a
+moment."""
 
 
 def install() -> None:
@@ -55,7 +55,7 @@ def install() -> None:
 
 
 class OutputBatcher:
-    """The engine's queue of outputs; takes the place of the `queue.Queue` behind it.
+    """The engine's queue of outputs, in front of its `queue.Queue`.
 
     Args:
         outputs: That queue: pairs of a client's number and vLLM's `EngineCoreOutputs`, or bytes.

@@ -1,5 +1,5 @@
 """The routes of a generator that fetches its weights; an ASGI middleware of vLLM's API server,
-behind the run's token.
+guarded by the run's token.
 
     POST /lrl/fetch            fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
     GET  /lrl/weights/<name>   serves a file of the version that this generator holds to other generators

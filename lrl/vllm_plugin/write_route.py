@@ -1,5 +1,5 @@
-"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, behind the run's
-token.
+"""The routes by which a generator writes; an ASGI middleware of vLLM's API server, guarded by the
+run's token.
 
     POST /lrl/write    streams the responses to one prompt as frames (`lrl.generators.frames`)
     POST /lrl/flush    sends all tokens written so far, and marks that place in every stream

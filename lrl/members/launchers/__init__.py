@@ -1,4 +1,4 @@
-"""Launchers: what starts generators and scorers somewhere else than beside the trainer.
+"""Launchers: they start generators and scorers away from the trainer.
 
 A scheduler places; the processes join at rank 0, which watches and replaces them
 (`lrl.members.launched`). Without a launcher the run starts its generators itself

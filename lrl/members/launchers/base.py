@@ -86,7 +86,8 @@ class Launcher(ABC):
     """
 
     starts = True
-    """Whether it starts something; otherwise whoever does needs the run's token from its user."""
+    """Whether it starts something; otherwise the run's user passes the run's token to the
+    starter."""
     gpus = 0
     """GPUs of each job."""
     cores: int | None = None
@@ -118,7 +119,7 @@ class Launcher(ABC):
         return range(self.gpus)
 
     def close(self) -> None:
-        """Releases what it holds, after all jobs have been stopped. Idempotent."""
+        """Releases its resources, after all jobs have been stopped. Idempotent."""
         return
 
     @abstractmethod

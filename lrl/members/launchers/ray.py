@@ -138,7 +138,7 @@ class _Driver:
         """Set when it is connected, and when it has ended."""
         self.nodes = 0
         self.waits = ""
-        """What its tasks wait for."""
+        """The resources that its tasks wait for."""
         self._jobs: dict[str, _Task] = {}
         self._output: list[str] = []
         self._lock = threading.Lock()

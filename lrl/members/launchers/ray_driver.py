@@ -36,7 +36,7 @@ POLL_S = 0.2
 END_S = 20.0
 """Seconds that a task has to end after each request."""
 PLACING = ("QUEUED", "SCHEDULING_STARTED")
-"""What Ray says of a placement group while it asks nodes to reserve its bundles, which takes
+"""Ray's states of a placement group while it asks nodes to reserve its bundles, which takes
 milliseconds."""
 PLACING_S = 20.0
 """Longest wait for the end of that, in seconds."""

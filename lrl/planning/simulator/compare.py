@@ -1,4 +1,4 @@
-"""Forecast beside fact, after a run: `lrl plan --compare RUN`.
+"""Forecast and fact, compared after a run: `lrl plan --compare RUN`.
 
     timeline.jsonl  ->  costs and lengths of responses  \\
     config.yaml     ->  settings                       -> simulation -> its steps beside the run's

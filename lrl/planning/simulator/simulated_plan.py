@@ -50,8 +50,8 @@ class Outcome:
 
 @cache
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
-    """Simulates the plan under each policy; with a single generator only under those that differ
-    then."""
+    """Simulates the plan under each policy; with a single generator only under the policies that
+    still differ."""
     costs, slots = plan.generation.costs, max(2, plan.generation.writing.slots)
     # The line through one response and all slots: SkewnessAware gets the simulated generators' own
     # latency.

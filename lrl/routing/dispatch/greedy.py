@@ -22,8 +22,7 @@ class LeastLoaded(DispatchPolicy):
 
 
 class RoundRobin(DispatchPolicy):
-    """The generators in turn, without those that have no room; the oldest group first. A baseline
-    without lengths."""
+    """The generators with room in turn; the oldest group first. A baseline without lengths."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 """StreamRL's ranker: a small language model, fine-tuned on prompts and the lengths of their
-responses (2504.15930, section 5), in a process beside the trainer.
+responses (2504.15930, section 5), in its own process.
 
 No call waits for the model. It learns in the background, and it guesses prompts before they start.
 The n-grams (`NgramRanker`) guess the prompts that it has not guessed yet, and all prompts if its

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 SMALLEST_RESIDUAL = 1e-2
-"""Share of the first residual at which the fit ends; the ranks of the guesses do not change behind
-it."""
+"""Share of the first residual at which the fit ends; later rounds do not change the guesses'
+ranks."""
 
 SparseRow = tuple[NDArray[np.int16], NDArray[np.float32]]
 """Columns, int16 [F], and their values, float32 [F]."""

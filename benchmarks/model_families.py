@@ -106,7 +106,7 @@ def _reason(refusal: str) -> str:
             "does not know"
         )
     if "other log-probs than alone" in said:
-        return "a token sees what comes behind it: padding changes the log-probs"
+        return "a token sees what comes after it: padding changes the log-probs"
     cause = re.search(r"positions alone \((.*)\)\. Take", said)
     without_sizes = re.sub(r" \([^)]*\)$", "", cause[1] if cause else said)
     return f"wants more than tokens and positions: {_cell(without_sizes)}"

@@ -22,7 +22,7 @@ class OnRankZero(L.Callback):
 class FollowRankZero(L.Callback):
     """Has the other ranks obey rank 0's commands while it runs a row of its own callbacks.
 
-    It stands behind that row on rank 0, and in its place on the others.
+    It stands after that row on rank 0, and in its place on the others.
 
     Args:
         last: Whether there is no further row.

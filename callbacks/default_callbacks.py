@@ -77,7 +77,7 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
 def put_in_order(callbacks: list[L.Callback]) -> None:
     """Sorts lrl's callbacks and any progress bar by moving some of them forward.
 
-    A user's callback stays behind all that stood before it, and finds the metrics they logged.
+    A user's callback stays after all that stood before it, and finds the metrics they logged.
     """
     ordered: list[L.Callback] = []
     for callback in callbacks:

@@ -1,6 +1,6 @@
 """Calls to Lightning's ModelCheckpoint and EarlyStopping at the steps where their metric is new.
 
-Lightning calls them behind a validation loop or at the end of an epoch. Here evaluations run beside
+Lightning calls them after a validation loop or at the end of an epoch. Here evaluations run during
 the training and end at any step, and an epoch may be longer than the run. So a callback that
 monitors `eval/...` is called after each finished evaluation, and an EarlyStopping on another metric
 after every step that logs it.

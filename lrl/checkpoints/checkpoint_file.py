@@ -2,7 +2,7 @@
 
 Lightning writes into the system's temporary folder and moves the file from there. Across file
 systems the move is a copy: a run killed within it leaves half a checkpoint in the place of the last
-good one. Here the bytes go into a file beside the checkpoint, which is then renamed. They are not
+good one. Here the bytes go into a file next to the checkpoint, which is then renamed. They are not
 gathered in memory first.
 
 What `torch.load(weights_only=True)` could not read again is left out, and the log names it.

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max_tokens", type=int, default=512, help="longest response, in tokens (512)"
     )
-    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
+    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
     if not 0 <= args.temperature < math.inf or args.max_tokens < 1:
         parser.error(
             f"--temperature {args.temperature:g} --max_tokens {args.max_tokens}: give at least 0 "

@@ -203,7 +203,7 @@ class LrlCLI(LightningCLI):
         """Builds the trainer; if that fails, reports the faults of policy and data with it and
         starts no rank."""
         settings = self.config_init[self.subcommand].trainer
-        # Lightning would refuse it beside `Progress`.
+        # Lightning would refuse it next to `Progress`.
         if settings.enable_progress_bar is False and settings.callbacks:
             kwargs["callbacks"] = [
                 callback for callback in settings.callbacks if not isinstance(callback, Progress)

@@ -29,7 +29,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
              one that scores for it:      lrl join https://ADDRESS:PORT --kind scorer
   leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
-             beside what a run took:      lrl plan --compare runs/quickstart/version_0
+             compared with a run:      lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
              what lies between nodes:     lrl doctor --cluster HOST:PORT
   --version  lrl's version

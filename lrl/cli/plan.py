@@ -306,5 +306,5 @@ def nothing_fits(layouts: Layouts, cluster: Cluster) -> str:
     return (
         f"nothing fits: spread over all of {cluster}, training takes at least {trained / GB:.0f} "
         f"GB of each device's {room:.0f} with one response of {longest:,} tokens, and generators "
-        "need room beside it. Take a larger --cluster, a smaller --model or shorter --lengths."
+        "need room next to it. Take a larger --cluster, a smaller --model or shorter --lengths."
     )

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)"
     )
-    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt behind an option
+    args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
     if wrong := _wrong(args):
         parser.error(wrong)
     try:

@@ -79,7 +79,7 @@ class GeneratorClient:
             deadline_s: Seconds for the whole request.
             ended: Called at the end of each response.
             leaves: Called at the mark of each flush; whether the request ends there, and what comes
-                behind is not read.
+                after is not read.
 
         Raises:
             GeneratorError: The request failed. The rollouts keep the tokens received so far.

@@ -8,7 +8,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.cpu_affinity import half_of_the_cores, trainer_has_all_cores
 
 NICE = ["nice", "-n", "10"]
-"""A generator sometimes needs more than its half of the cores: engine and API server, beside the
+"""A generator sometimes needs more than its half of the cores: engine and API server, besides the
 trainer's thread that reads their streams. On two cores a trainer with the other half then waited 8
 to 15 % of its time for a core, and 2 to 3 % when generators had a lower priority."""
 
@@ -59,7 +59,7 @@ def environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str
         "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
         # Keys and values in pages of 2 MiB, on systems that give them on request. With them, on
         # both sides, the engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long
-        # responses beside a busy trainer, without 3.2.
+        # responses next to a busy trainer, without 3.2.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         # vLLM compiles a helper of log-probs at the first request, in eager mode, too. It took 12 s
         # of every start, and without a C++ compiler every request failed.

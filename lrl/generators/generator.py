@@ -208,7 +208,7 @@ class Generator(Slots):
 
         Without the flush the tokens that the generator still holds would be drawn again, except
         those of a response that ends among them: that favours short responses. For the same reason
-        nothing behind the flush is read.
+        nothing after the flush is read.
 
         Returns:
             Whether any was being written.

@@ -10,7 +10,7 @@ class GeneratorCosts(Protocol):
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit beside the weights."""
+        """Tokens whose keys and values fit next to the weights."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
         """Returns the seconds of a decode step: one token for each of `responses`, whose contexts

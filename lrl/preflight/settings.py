@@ -251,7 +251,7 @@ def check_evaluations(trainer: L.Trainer, evaluations: Sequence[Evaluation]) -> 
     concurrency = sum(evaluation.concurrency for evaluation in evaluations)
     if concurrency > SPARE_SLOTS and not getattr(trainer.strategy, "num_evaluation_generators", 0):
         log.warning(
-            "Evaluation.concurrency adds up to %d; beside the rollouts a generator has %d slots.",
+            "Evaluation.concurrency adds up to %d; besides the rollouts a generator has %d slots.",
             concurrency,
             SPARE_SLOTS,
         )

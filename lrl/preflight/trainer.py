@@ -168,7 +168,7 @@ def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
         return  # it sets the flags below
     if trainer.state.fn == "fit":
         remedy = (
-            "within fit, evaluations run beside the training. Remove it and set "
+            "within fit, evaluations run during the training. Remove it and set "
             "Evaluation.every_n_steps"
         )
         seconds: float | None = trainer._val_check_time_interval

@@ -10,7 +10,7 @@ from lrl.rewards.reference import reference_of
 class ExactMatch(Reward):
     """1 if the response equals a column of the row, apart from white space around both, else 0.
 
-    A number in the column is written without an exponent; a whole one may have `.0` behind it or
+    A number in the column is written without an exponent; a whole one may have `.0` after it or
     not.
 
     Args:

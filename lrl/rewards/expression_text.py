@@ -82,7 +82,7 @@ def cleaned(text: str) -> str:
 def comparable(right: str, finals: list[str]) -> tuple[str, list[str]]:
     """Returns cleaned expressions that can equal `right`, ready for comparison.
 
-    A single letter behind a number is left out as a unit if the other side has no letters. The
+    A single letter after a number is left out as a unit if the other side has no letters. The
     `finals` that the parser misreads, or that are in another base than `right`, are left out.
     """
     base = _base_of(right)

@@ -5,7 +5,7 @@ The first of these forms that the response has decides, right or wrong:
 1. the last `\boxed{}`, `\fbox{}` or `<answer></answer>` with a content; of one within another, the
    inner one;
 2. in the sentence after the last "answer is", "answer:" or `####`: the first formula (`$...$`,
-   `$$...$$`, `\(...\)`, `\[...\]`), else the whole sentence if it has no words beside a number,
+   `$$...$$`, `\(...\)`, `\[...\]`), else the whole sentence if it has no words besides a number,
    else its first number;
 3. the last formula;
 4. the whole response if it is one line without words, else its last number.

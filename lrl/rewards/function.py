@@ -113,7 +113,7 @@ def _port_from_trl(function: Callable[..., Any], name: str) -> str:
     define, call = ("async def", f"(await {call})") if is_async else ("def", call)
     return (
         f"The reward {name} takes `completions`, as a reward function of TRL: a list, of which it judges every member. "
-        "A reward of lrl judges one response, a text, and returns one number. Write beside it "
+        "A reward of lrl judges one response, a text, and returns one number. Write next to it "
         f"`{define} {name}_of_one(prompt, response, **columns): return {call}[0]`, and give {name}_of_one. "
         'If it reads messages, write `completions=[[{"role": "assistant", "content": response}]]` there.'
     )

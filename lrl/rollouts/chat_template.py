@@ -70,11 +70,11 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> l
 
 
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
-    """Returns the tokens of a plain prompt: the text's, behind what the tokenizer puts before every
+    """Returns the tokens of a plain prompt: the text's, after what the tokenizer puts before every
     text (BOS).
 
     A text that begins so already, such as a rendered chat, does not get it twice. What the
-    tokenizer puts behind every text (EOS) is left out: the response would be written behind its own
+    tokenizer puts after every text (EOS) is left out: the response would be written after its own
     end.
 
     Args:

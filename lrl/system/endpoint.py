@@ -108,7 +108,7 @@ class Endpoint:
         reservation = socket.socket(
             socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM
         )
-        # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen beside
+        # Bound and never listening: vLLM, which sets SO_REUSEADDR too, can bind and listen next to
         # it, while the kernel gives the port to no process that requests a free one. A port that
         # was found and released is sometimes lost.
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,7 @@ import warnings
 import lightning as L
 
 UNTRUE_WARNINGS = (
-    r"Total length of `\w+` across ranks is zero",  # no validation loop within fit: evaluations run beside the training
+    r"Total length of `\w+` across ranks is zero",  # no validation loop within fit: evaluations run during the training
     r"Using ModelCheckpoint with manual optimization",  # the state after the step is the state to resume from
     r"You're resuming from a checkpoint that ended before the epoch ended",  # the ledger resumes exactly
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own use of torch

@@ -43,7 +43,7 @@ different length."""
 
 
 HIGH_QUANTILE = 0.9
-"""The quantile of the differences that counts beside their mean. A leak reaches most tokens of a
+"""The quantile of the differences that counts besides their mean. A leak reaches most tokens of a
 response."""
 
 

@@ -31,7 +31,7 @@ def rounded(weight: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """
     if dtype == torch.float32:
         return weight
-    # Of the 23 bits behind a float32's point.
+    # Of the 23 bits after a float32's point.
     dropped = 23 + round(math.log2(torch.finfo(dtype).eps))
     draw = torch.Generator(weight.device).manual_seed(seed)
     bits = torch.randint(

@@ -4,7 +4,7 @@ guarded by the run's token.
     POST /lrl/fetch            fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
     GET  /lrl/weights/<name>   serves a file of the version that this generator holds to other generators
 
-A fetch runs on a thread beside the server's event loop; the generator writes meanwhile.
+A fetch runs on a thread besides the server's event loop; the generator writes meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Ray driver of a launcher: a program of its own beside the trainer.
+"""The Ray driver of a launcher: a separate program next to the trainer.
 
 Ray ends the process of a driver when the head of its cluster is gone for a minute, and takes
 SIGTERM from it. Neither may happen to a trainer. So this program, and not the trainer, knows Ray;
@@ -58,7 +58,7 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
     program = Path(sys.executable).with_name("lrl")
     if not program.exists():
         return (
-            f"there is no lrl beside {sys.executable} on node {os.uname().nodename}: install it "
+            f"there is no lrl next to {sys.executable} on node {os.uname().nodename}: install it "
             "there"
         )
     from lrl.system.parent_death import bound_to_this_process

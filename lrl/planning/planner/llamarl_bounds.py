@@ -95,7 +95,7 @@ class Problem:
     def _shared(self, m: int) -> float:
         """Returns the fewest device-seconds of both sides at one m.
 
-        The memory beside both W is divided between the batches: on a grid, then finer around its
+        The memory besides both W is divided between the batches: on a grid, then finer around its
         best point, as the seconds need not be convex in the share.
         """
         trainer, generator = self.trainer, self.generator

@@ -14,7 +14,7 @@ RESERVE = 4 * GB
 one process; not measured."""
 STATE_BYTES = 16
 """A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8, as lrl keeps them.
-With bfloat16 weights and gradients beside a float32 copy it is 2 + 2 + 12, the same (ZeRO,
+With bfloat16 weights and gradients besides a float32 copy it is 2 + 2 + 12, the same (ZeRO,
 1910.02054, section 3.1)."""
 HEAD_CHUNK_TOKENS = 1024
 """Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""

@@ -1,7 +1,7 @@
 """Forecast and fact, compared after a run: `lrl plan --compare RUN`.
 
     timeline.jsonl  ->  costs and lengths of responses  \\
-    config.yaml     ->  settings                       -> simulation -> its steps beside the run's
+    config.yaml     ->  settings                       -> simulation -> its steps next to the run's
 
 The costs are fitted to the run itself. Differences then do not come from a machine that is faster
 or slower than its data sheet, but from the simulator's gaps and errors: waits, order, contention,
@@ -27,7 +27,7 @@ from lrl.planning.simulator.simulate import Simulation
 TIMELINE_FILE, CONFIG_FILE = "timeline.jsonl", "config.yaml"
 REMEDIES = {
     TIMELINE_FILE: (
-        "Add the callback lrl.callbacks.Timeline behind lrl.callbacks.Throughput, and run again."
+        "Add the callback lrl.callbacks.Timeline after lrl.callbacks.Throughput, and run again."
     ),
     CONFIG_FILE: "`lrl fit` writes it; a run of a Python script has none and cannot be compared.",
 }

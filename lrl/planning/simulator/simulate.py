@@ -4,7 +4,7 @@ and trainer.
     admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
 
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
-every step in the order of `lrl.weights.sync`: first the work that runs beside the generators, then
+every step in the order of `lrl.weights.sync`: first the work that runs while the generators write, then
 their pause. Rewards take no time.
 """
 

@@ -2,7 +2,7 @@
 
 It costs a tenth of a millisecond a prompt, and some 20 ms for a fit on the newest prompts. Of the
 models tried on GSM8K it also ranked best; stochastic gradient descent, fed once with each step,
-came out behind the bare length.
+did worse than the bare length.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
 
 
 def _rank(callback: L.Callback) -> int:
-    """Returns the place in `ORDER`, or -1 for a user's callback."""
+    """Returns the index in `ORDER`, or -1 for a user's callback."""
     return next((rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind)), -1)
 
 

@@ -106,10 +106,10 @@ class _Report:
     def add(self, metrics: Mapping[str, Tensor], step: int) -> None:
         """Adds a step's metrics; logs a line where the rule is broken as it has not been before."""
         values = _values(self.rule.metric, metrics)
-        self.steps_outside += not all(map(self.rule.holds, values.values()))
+        self.steps_outside += not all(map(self.rule.allows, values.values()))
         for lag, value in values.items():
             self.against[lag] = (
-                self.against[lag] + 1 if self.rule.holds(value) == (lag in self.outside) else 0
+                self.against[lag] + 1 if self.rule.allows(value) == (lag in self.outside) else 0
             )
             if self.against[lag] == self.steps:
                 self.outside ^= {lag}

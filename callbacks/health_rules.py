@@ -21,7 +21,7 @@ class Rule:
     high: float | None = None
     """Largest one."""
 
-    def holds(self, value: float) -> bool:
+    def allows(self, value: float) -> bool:
         """Tells whether `value` is in the range; NaN is in none."""
         low = -math.inf if self.low is None else self.low
         return low <= value <= (math.inf if self.high is None else self.high)

@@ -32,10 +32,10 @@ class CheckpointFolder(CheckpointFile):
     them cannot."""
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
-        place, leads = Path(path), dist.get_rank() == 0
+        target, leads = Path(path), dist.get_rank() == 0
         unfinished, older = (
-            place.with_name(place.name + UNFINISHED),
-            place.with_name(place.name + REPLACED_SUFFIX),
+            target.with_name(target.name + UNFINISHED),
+            target.with_name(target.name + REPLACED_SUFFIX),
         )
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}
@@ -49,9 +49,9 @@ class CheckpointFolder(CheckpointFile):
             save_parts(parts, unfinished)
             if leads:
                 torch.save(readable_part(whole), unfinished / META)
-                if place.exists():
-                    place.replace(older)
-                unfinished.replace(place)
+                if target.exists():
+                    target.replace(older)
+                unfinished.replace(target)
                 _remove(older)
         finally:
             if leads:

@@ -113,7 +113,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str) -> str:
 
 
 def _at(mark: yaml.Mark, problem: str, text: str) -> str:
-    """Returns the problem with its place, and the line; for the end of the text, its last line."""
+    """Returns the problem with its position, and the line; for the end of the text, its last line."""
     lines = text.rstrip().splitlines() or [""]
     last = len(lines) - 1
     line, column = (mark.line, mark.column) if mark.line <= last else (last, len(lines[last]))
@@ -124,7 +124,7 @@ def _at(mark: yaml.Mark, problem: str, text: str) -> str:
 
 
 def _faults(root: yaml.Node | None) -> Iterator[tuple[yaml.Mark, str]]:
-    """Yields each tag that nobody reads and each key that stands twice, with its place."""
+    """Yields each tag that nobody reads and each key that stands twice, with its position."""
     for node in _nodes(root, set()):
         if node.tag.startswith("!"):
             yield (

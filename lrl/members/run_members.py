@@ -27,7 +27,7 @@ from lrl.system.endpoint import is_loopback
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Jobs of each place that may fail before a run gives up at its start."""
+"""Jobs of each slot that may fail before a run gives up at its start."""
 POLL_S = 0.1
 
 

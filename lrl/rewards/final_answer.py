@@ -133,7 +133,7 @@ def _marked(text: str) -> Iterator[_Piece]:
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Returns the place of the brace that closes the one before `start`, or the end of the text."""
+    """Returns the index of the brace that closes the one before `start`, or the end of the text."""
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

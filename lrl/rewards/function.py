@@ -86,12 +86,12 @@ def _check_parameters(function: Callable[..., Any], name: str) -> None:
             f"Define it as `def {name}(prompt, response, **columns)`."
         )
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    places = [each for each, parameter in parameters.items() if parameter.kind in by_place]
-    is_swapped = "response" in places[:1] or "prompt" in places[1:]
-    if inspect.Parameter.VAR_POSITIONAL not in kinds and (len(places) < 2 or is_swapped):
+    positional = [each for each, parameter in parameters.items() if parameter.kind in by_place]
+    is_swapped = "response" in positional[:1] or "prompt" in positional[1:]
+    if inspect.Parameter.VAR_POSITIONAL not in kinds and (len(positional) < 2 or is_swapped):
         raise ConfigError(
             f"The reward {name} gets the prompt as its first argument and the response as its "
-            f"second, and takes ({', '.join(places)}). Define it as `def {name}(prompt, response, "
+            f"second, and takes ({', '.join(positional)}). Define it as `def {name}(prompt, response, "
             "**columns)`."
         )
 

@@ -64,9 +64,9 @@ class Quantiles:
     def of(self, responses: int) -> NDArray[np.float64]:
         """Returns the ascending lengths of `responses` responses, float64 [responses]: quantiles (i
         + 1/2) / n."""
-        places = (np.arange(responses) + 0.5) / responses
+        quantiles = (np.arange(responses) + 0.5) / responses
         return np.interp(
-            places, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values
+            quantiles, (np.arange(len(self.values)) + 0.5) / len(self.values), self.values
         )
 
 

@@ -120,10 +120,10 @@ class ObservedLengths(LengthSampler):
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         """See `LengthSampler.tokens`."""
-        places = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(
+        ranks = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(
             np.int64
         )
-        return self._sorted[places.clip(max=len(self._sorted) - 1)]
+        return self._sorted[ranks.clip(max=len(self._sorted) - 1)]
 
 
 class ReplayedLengths(ObservedLengths):

@@ -50,7 +50,7 @@ class Request:
     responses: int
     """Number of responses; they go to one generator."""
     priority: int
-    """The group's place in the run."""
+    """The group's index in the run."""
     due: int = 0
     """The step that trains it (`Group.due`): the trainer waits for the smallest first."""
     written: float = 0.0

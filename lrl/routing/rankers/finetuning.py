@@ -88,9 +88,9 @@ class FineTuned:
         by_length = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         found: dict[int, float] = {}
         for start in range(0, len(texts), BATCH):
-            places = by_length[start : start + BATCH]
+            batch = by_length[start : start + BATCH]
             found |= zip(
-                places, self._numbers([texts[index] for index in places]).tolist(), strict=True
+                batch, self._numbers([texts[index] for index in batch]).tolist(), strict=True
             )
         return [found[index] for index in range(len(texts))]
 

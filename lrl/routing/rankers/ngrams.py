@@ -49,9 +49,9 @@ class NgramRanker(Ranker):
 
     def guess(self, prompt: Prompt) -> float:
         """See `Ranker`."""
-        places, values = features(prompt.token_ids)
+        columns, values = features(prompt.token_ids)
         weights, intercept = self._weights  # one read: another thread may fit meanwhile
-        return float(weights[places] @ values) + intercept
+        return float(weights[columns] @ values) + intercept
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Fits the newest prompts anew, these among them."""
@@ -74,9 +74,11 @@ class NgramRanker(Ranker):
         rows = [row for row, _ in self._rows]
         empty: SparseRow = np.empty(0, np.int16), np.empty(0, np.float32)
         return {
-            "places": torch.from_numpy(np.concatenate([empty[0], *(places for places, _ in rows)])),
+            "places": torch.from_numpy(
+                np.concatenate([empty[0], *(columns for columns, _ in rows)])
+            ),
             "values": torch.from_numpy(np.concatenate([empty[1], *(values for _, values in rows)])),
-            "sizes": torch.tensor([len(places) for places, _ in rows], dtype=torch.int64),
+            "sizes": torch.tensor([len(columns) for columns, _ in rows], dtype=torch.int64),
             "numbers": torch.tensor([number for _, number in self._rows], dtype=torch.float32),
         }
 
@@ -89,7 +91,9 @@ class NgramRanker(Ranker):
             state["numbers"].tolist(),
             strict=True,
         )
-        self._rows = [((places.numpy(), values.numpy()), number) for places, values, number in rows]
+        self._rows = [
+            ((columns.numpy(), values.numpy()), number) for columns, values, number in rows
+        ]
         self._refit()
 
 
@@ -98,10 +102,10 @@ def features(token_ids: list[int]) -> SparseRow:
     length."""
     ids = np.asarray(token_ids[-MAX_PROMPT_TOKENS:], dtype=np.int64)
     ngrams = np.concatenate([ids * 2654435761, ids[:-1] * 40503 + ids[1:] * 2246822519 + 1])
-    places, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH_FEATURE, return_counts=True)
+    columns, counts = np.unique((ngrams ^ (ngrams >> 15)) % LENGTH_FEATURE, return_counts=True)
     values = np.log1p(counts)
     values /= max(float(np.linalg.norm(values)), 1.0)
     length = np.log(1.0 + len(token_ids)) - USUAL_LENGTH
-    return np.append(places, LENGTH_FEATURE).astype(np.int16), np.append(values, length).astype(
+    return np.append(columns, LENGTH_FEATURE).astype(np.int16), np.append(values, length).astype(
         np.float32
     )

@@ -29,9 +29,9 @@ def fit(
 
     It solves the normal equations by conjugate gradients. The penalty makes them positive definite.
     """
-    sizes = torch.tensor([len(places) for places, _ in rows])
+    sizes = torch.tensor([len(columns_of_row) for columns_of_row, _ in rows])
     row = torch.arange(len(rows)).repeat_interleave(sizes)
-    column = torch.from_numpy(np.concatenate([places for places, _ in rows])).long()
+    column = torch.from_numpy(np.concatenate([columns_of_row for columns_of_row, _ in rows])).long()
     value = torch.from_numpy(np.concatenate([values for _, values in rows])).double()
     wanted = torch.tensor(numbers, dtype=torch.float64)
 

@@ -98,9 +98,9 @@ def run_command(words: list[str]) -> int:
     )
 
 
-def bad_input(what: str) -> int:
+def bad_input(message: str) -> int:
     """Writes the error; returns the exit status."""
-    sys.stderr.write(f"lrl: error: {what}\n")
+    sys.stderr.write(f"lrl: error: {message}\n")
     return 2
 
 

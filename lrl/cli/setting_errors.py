@@ -240,21 +240,21 @@ def _no_class(found: Found) -> str:
     name = found.match[1]
     if broken := _broken_yaml(name):
         return f"{found.setting}{broken}"
-    said = f"{found.setting}: there is no class {name!r}."
+    fault = f"{found.setting}: there is no class {name!r}."
     if elsewhere := _objective_elsewhere(found, name):
-        return f"{said} {elsewhere}"
+        return f"{fault} {elsewhere}"
     classes = sorted(set().union(*map(_subclasses, found.bases)))
     word = name.rpartition(".")[2]
     begun = [one for one in classes if one.lower().startswith(word.lower())]
     near = begun[0] if len(begun) == 1 else import_by_name.nearest(word, classes)
     if near is not None:
-        return f"{said} Did you mean {near}?"
+        return f"{fault} Did you mean {near}?"
     if 0 < len(classes) <= MOST_LISTED:
         return (
-            f"{said} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write "
+            f"{fault} There {'is' if len(classes) == 1 else 'are'} {', '.join(classes)}; or write "
             "module.Class."
         )
-    return f"{said} Write module.Class."
+    return f"{fault} Write module.Class."
 
 
 def _objective_elsewhere(found: Found, name: str) -> str:

@@ -213,11 +213,11 @@ class Generator(Slots):
         Returns:
             Whether any was being written.
         """
-        those = {id(rollout) for rollout in rollouts}
+        moving = {id(rollout) for rollout in rollouts}
         leaving = {
             request
             for request, part in self._requests.items()
-            if id(part[0]) in those and not request.done()
+            if id(part[0]) in moving and not request.done()
         }
         if leaving:
             self._leaving |= leaving

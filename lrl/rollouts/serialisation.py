@@ -110,10 +110,12 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
         ValueError: The group had another prompt.
     """
     if (prompt.id, _digest(prompt)) != (saved["prompt_id"], saved["prompt_digest"]):
-        what = "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
+        difference = (
+            "has other tokens" if prompt.id == saved["prompt_id"] else f"is row {prompt.id}"
+        )
         raise ValueError(
             f"The checkpoint has responses to row {saved['prompt_id']} of the data set at place "
-            f"{saved['index']} of the run, and the prompt there {what}: data.prompts has changed "
+            f"{saved['index']} of the run, and the prompt there {difference}: data.prompts has changed "
             "(rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]

@@ -322,15 +322,15 @@ class GeneratorDevices(GracefulShutdown):
     def _settings(self, trainer: L.Trainer) -> ServerSettings:
         """Returns the servers' settings, completed from policy and data: no two settings have to
         agree."""
-        asked: Any = self.server_settings
+        configured: Any = self.server_settings
         policy: Any = trainer.lightning_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         return replace(
-            asked,
-            max_model_len=asked.max_model_len or data.max_model_tokens,
-            max_num_seqs=asked.max_num_seqs + SPARE_SLOTS,
-            threads=asked.threads or (os.cpu_count() if self.placement == "shared" else None),
-            dtype=policy.dtype_name if asked.dtype == "auto" else asked.dtype,
+            configured,
+            max_model_len=configured.max_model_len or data.max_model_tokens,
+            max_num_seqs=configured.max_num_seqs + SPARE_SLOTS,
+            threads=configured.threads or (os.cpu_count() if self.placement == "shared" else None),
+            dtype=policy.dtype_name if configured.dtype == "auto" else configured.dtype,
         )
 
     def _terms(self, trainer: L.Trainer, settings: ServerSettings, generators: int) -> JoinSpec:

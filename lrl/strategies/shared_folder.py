@@ -38,15 +38,19 @@ def check_writes(ranks: Ranks, folders: list[Path]) -> None:
 def check_reads(ranks: Ranks, checkpoint: str) -> None:
     """Checks that all ranks see the checkpoint from which rank 0 resumes; raises ConfigError on all
     ranks if not."""
-    wanted = ranks.share(described(Path(checkpoint)))
-    own = described(Path(checkpoint))
+    of_rank_0 = ranks.share(described(Path(checkpoint)))
+    seen_here = described(Path(checkpoint))
     seen = ranks.gather(
-        f"{checkpoint} on {socket.gethostname()} {own or 'is not there'}" if own != wanted else None
+        f"{checkpoint} on {socket.gethostname()} {seen_here or 'is not there'}"
+        if seen_here != of_rank_0
+        else None
     )
-    if lost := ranks.share([f"rank {rank}: {what}" for rank, what in enumerate(seen) if what]):
+    if lost := ranks.share(
+        [f"rank {rank}: {difference}" for rank, difference in enumerate(seen) if difference]
+    ):
         raise ConfigError(
             f"The run resumes from {checkpoint!r}, which each rank reads, and not all see the one "
-            f"of rank 0 {wanted} ({'; '.join(lost[:3])}). Put it on a file system that all nodes "
+            f"of rank 0 {of_rank_0} ({'; '.join(lost[:3])}). Put it on a file system that all nodes "
             "have, or copy it to the same path on each."
         )
 

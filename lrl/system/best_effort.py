@@ -25,12 +25,12 @@ def os_error(error: BaseException | None) -> OSError | None:
 
 
 @contextmanager
-def best_effort(what: str, path: Path | str) -> Iterator[None]:
-    """Logs an OSError of a block that writes `what` to `path`."""
+def best_effort(subject: str, path: Path | str) -> Iterator[None]:
+    """Logs an OSError of a block that writes `subject` to `path`."""
     try:
         yield
     except OSError as error:
-        log.warning("%s cannot be written to %s: %s. The run continues.", what, path, error)
+        log.warning("%s cannot be written to %s: %s. The run continues.", subject, path, error)
 
 
 @contextmanager

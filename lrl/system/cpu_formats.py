@@ -16,6 +16,6 @@ def computes_in(dtype: str) -> bool:
     """
     if not torch.backends.mkldnn.is_available():
         return True  # another library computes, of which nothing is known
-    asked = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
+    questions = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
     # torch's own question before it takes oneDNN; there is no public one.
-    return dtype not in asked or bool(getattr(torch.ops.mkldnn, asked[dtype])())
+    return dtype not in questions or bool(getattr(torch.ops.mkldnn, questions[dtype])())

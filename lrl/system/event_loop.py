@@ -49,7 +49,7 @@ class LoopThread:
         self,
         work: Coroutine[Any, Any, T],
         deadline_s: float,
-        what: str,
+        purpose: str,
         interrupted: Interrupted = None,
     ) -> T:
         """Runs `work` on the loop and waits for it, from another thread.
@@ -57,16 +57,16 @@ class LoopThread:
         Args:
             work: The coroutine.
             deadline_s: Seconds until it is cancelled.
-            what: Name of the work in the error.
+            purpose: Name of the work in the error.
             interrupted: See `Interrupted`; by default the attribute of that name.
 
         Raises:
             TimeoutError: `work` took longer than `deadline_s`.
         """
-        return self.wait_for(self.submit(work), deadline_s, what, interrupted)
+        return self.wait_for(self.submit(work), deadline_s, purpose, interrupted)
 
     def wait_for(
-        self, future: Future[T], deadline_s: float, what: str, interrupted: Interrupted = None
+        self, future: Future[T], deadline_s: float, purpose: str, interrupted: Interrupted = None
     ) -> T:
         """Waits for the future of a `submit`; see `wait`."""
         end = time.monotonic() + deadline_s
@@ -77,7 +77,7 @@ class LoopThread:
                     [future], min(POLL_S, max(0.0, end - time.monotonic()))
                 ).done:
                     if time.monotonic() >= end:
-                        raise TimeoutError(f"{what} did not end within {deadline_s:g} s.")
+                        raise TimeoutError(f"{purpose} did not end within {deadline_s:g} s.")
                     if interrupted := interrupted or self.interrupted:
                         interrupted()
                 return future.result()

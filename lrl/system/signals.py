@@ -85,9 +85,9 @@ class Signals:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.received = signum
         self._set(signal.SIG_DFL)  # the second one needs no Python to end the process
-        what = "ends" if self.raises else "saves a checkpoint and ends"
+        ending = "ends" if self.raises else "saves a checkpoint and ends"
         line = (
-            f"\n{signal.Signals(signum).name}: the run {what}. A second signal ends it at once.\n"
+            f"\n{signal.Signals(signum).name}: the run {ending}. A second signal ends it at once.\n"
         )
         with contextlib.suppress(OSError):  # the terminal may be gone
             # Print and logging are not safe here: the signal may have come within one.

@@ -275,8 +275,8 @@ def _check_all_there(folder: Path, planned: list[Whole], config: dict[str, Any])
         ),
         "has, and its model does not": sorted(report["unexpected_keys"]),
     }
-    if said := "; ".join(f"{what}: {listed(names)}" for what, names in wrong.items() if names):
-        raise ConfigError(f"{folder} does not hold the model of its config.json. It {said}.")
+    if faults := "; ".join(f"{fault}: {listed(names)}" for fault, names in wrong.items() if names):
+        raise ConfigError(f"{folder} does not hold the model of its config.json. It {faults}.")
 
 
 def _read(

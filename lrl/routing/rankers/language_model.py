@@ -168,12 +168,12 @@ class LanguageModelRanker(Ranker):
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
-    def _schedule(self, job: Callable[..., Any], given: Sequence[Any]) -> Future[Any] | None:
+    def _schedule(self, job: Callable[..., Any], rows: Sequence[Any]) -> Future[Any] | None:
         """Gives the process a job, which waits for earlier jobs; returns None without a process."""
         with self._lock:
             if self._pool is None or not self._pool.active:
                 return None
-            return self._pool.schedule(job, (self._recipe, given), timeout=JOB_S)
+            return self._pool.schedule(job, (self._recipe, rows), timeout=JOB_S)
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
         """Keeps the guesses of a job; runs on pebble's thread. `_is_free` reports the job's error

@@ -195,6 +195,6 @@ class RunMembers:
         assert self.server is not None, "opened before"
         launched = self.launched[kind]
         words = self.server.registry.refusal(kind) or launched.last_words
-        cause = f" The last one said:\n{words}" if words else ""
+        cause = f" The last one ended with:\n{words}" if words else ""
         launcher = f"{launched.launcher.setting} {type(launched.launcher).__name__}"
-        return ServerError(f"No {kind} of {launcher} has joined {when}.{cause}")
+        return ServerError(f"{launcher}: no {kind} has joined {when}.{cause}")

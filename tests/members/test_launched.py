@@ -256,7 +256,7 @@ def test_a_run_whose_jobs_fail_ends_with_what_they_say(
             job.alive = False
         scene.poll()
     said = (
-        f"(?s)No {scene.kind} of strategy.launcher ModelLauncher has joined in 3 attempts.*no such "
+        f"(?s)strategy.launcher ModelLauncher: no {scene.kind} has joined in 3 attempts.*no such "
         "partition"
     )
     with pytest.raises(ServerError, match=said):
@@ -280,7 +280,8 @@ def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
     scene.poll()
     with pytest.raises(
-        ServerError, match=f"No {scene.kind} of .* has joined within server.start_timeout_s=0"
+        ServerError,
+        match=f"ModelLauncher: no {scene.kind} has joined within server.start_timeout_s=0",
     ):
         scene.wait()
     scene.set_status(1, Status.SERVING)

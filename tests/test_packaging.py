@@ -80,8 +80,8 @@ def test_the_package_says_its_version_and_its_names() -> None:
         "__version__",
     } <= set(names)
     command = "from lrl.cli.main import main; main(['--version'])"
-    said = subprocess.check_output([sys.executable, "-c", command], text=True)
-    assert said == f"lrl {version}\n"
+    message = subprocess.check_output([sys.executable, "-c", command], text=True)
+    assert message == f"lrl {version}\n"
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_an_unknown_case_is_refused_with_the_known_ones(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         benchmark.main(["--cases", case])
-    said = capsys.readouterr().err
-    assert f"argument --cases: invalid choice: '{case}'" in said
-    assert all(known in said for known in benchmark.KNOWN)
+    message = capsys.readouterr().err
+    assert f"argument --cases: invalid choice: '{case}'" in message
+    assert all(known in message for known in benchmark.KNOWN)
 
 
 def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:

@@ -80,8 +80,8 @@ def at_lags(share: float = 0.25, **values: float) -> Metrics:
 def test_a_figure_is_warned_of_once_in_a_run_in_a_short_line(lines: Lines) -> None:
     low, high = [0.3, 0.32, 0.31], [0.6, 0.6, 0.65]
     health = Health()
-    (said,) = lines(ess(0.9, *low, 0.2, *high, *low, *high, *low), health)
-    assert said == (
+    (text,) = lines(ess(0.9, *low, 0.2, *high, *low, *high, *low), health)
+    assert text == (
         "WARNING step 3: policy/ess is 0.31 (healthy: at least 0.5). Lower data.max_lag or "
         "model.lr."
     )

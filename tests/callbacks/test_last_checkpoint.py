@@ -241,5 +241,8 @@ def test_the_printed_command_is_quoted_for_the_shell(
         pytest.raises(RuntimeError, match="a fault"),
     ):
         fit(policy, trainer(folder, EndAt(1, "batch end", RuntimeError("a fault")), never()))
-    (said,) = [message for message in caplog.messages if "Resume with" in message]
-    assert shlex.split(said.partition("Resume with ")[2]) == ["--ckpt_path", str(saved(folder)[0])]
+    (output,) = [message for message in caplog.messages if "Resume with" in message]
+    assert shlex.split(output.partition("Resume with ")[2]) == [
+        "--ckpt_path",
+        str(saved(folder)[0]),
+    ]

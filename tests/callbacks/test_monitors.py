@@ -120,10 +120,10 @@ def test_a_figure_that_the_first_step_does_not_log_is_said_with_the_nearest(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit(folder, EarlyStopping("reward/maen", patience=1, strict=False))
-    said = [
+    text = [
         record.getMessage() for record in caplog.records if record.name == "lrl.callbacks.monitors"
     ]
-    assert said == [
+    assert text == [
         "EarlyStopping.monitor is 'reward/maen', which the first step has not logged. Did you mean "
         "reward/mean?"
     ]

@@ -134,20 +134,20 @@ def test_without_a_terminal_there_is_a_line_every_few_steps(
     monkeypatch.setattr(sys, "stderr", stream)
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(Progress(every_n_steps=5), 12)
-    said = [
+    lines = [
         record.getMessage() for record in caplog.records if record.getMessage().startswith("step ")
     ]
-    assert [line.split(":")[0] for line in said] == [
+    assert [line.split(":")[0] for line in lines] == [
         "step 1/12",
         "step 5/12",
         "step 10/12",
         "step 12/12",
     ]
-    assert "lag" not in said[0], "it was not logged, and nan says nothing"
+    assert "lag" not in lines[0], "it was not logged, and nan says nothing"
     what = (
         "reward 0.500, lag 0.2, waited 25%, 12,346 tok/s, 4.0 s/step, waits: rollouts 20%, sync 5%"
     )
-    assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", said[1])
+    assert re.fullmatch(rf"step 5/12: {re.escape(what)}, \d\d:\d\d left", lines[1])
     assert "\r" not in stream.getvalue()
 
 

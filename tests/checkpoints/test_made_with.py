@@ -58,11 +58,11 @@ def test_a_fingerprint_is_the_same_in_every_process() -> None:
     )
     environment = [os.environ | {"PYTHONHASHSEED": str(seed)} for seed in (1, 2)]
     command = [sys.executable, "-c", program]
-    said = [
+    message = [
         subprocess.run(command, env=each, capture_output=True, text=True, check=True).stdout
         for each in environment
     ]
-    assert said[0] == said[1] != ""
+    assert message[0] == message[1] != ""
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ ELSEWHERE = {
 @pytest.mark.parametrize("name", ELSEWHERE)
 @pytest.mark.parametrize("option", ["--{} 8", "--{}=8", "{}=8"])
 def test_a_setting_of_another_library_is_answered_with_the_one_here(name: str, option: str) -> None:
-    said = explain(f"unrecognized arguments: {option.format(name)}")
-    assert ELSEWHERE[name] in said and "Did you mean" not in said, said
+    text = explain(f"unrecognized arguments: {option.format(name)}")
+    assert ELSEWHERE[name] in text and "Did you mean" not in text, text
 
 
 @pytest.mark.parametrize(

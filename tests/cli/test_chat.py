@@ -108,10 +108,10 @@ def test_a_folder_that_is_not_a_whole_policy_is_an_error_of_two_lines(
         (tmp_path / name).write_text(text)
     assert main(["chat", str(tmp_path), "1+7="]) == 2
     error = capsys.readouterr().err
-    said = error[error.index("lrl: error: ") :]
+    message = error[error.index("lrl: error: ") :]
     assert (
-        said.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ")
-        and said.count("\n") == 2
+        message.startswith(f"lrl: error: {tmp_path} cannot be opened as a policy: ")
+        and message.count("\n") == 2
     )
 
 
@@ -245,8 +245,8 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     prompts.load(make_tokenizer(), 100)
     prompt_form.save(prompts.form, policy)
     assert chat.main([str(policy), "1+7"]) == 2
-    said = capsys.readouterr().err
-    assert "`template` names level" in said and "with --plain" in said
+    message = capsys.readouterr().err
+    assert "`template` names level" in message and "with --plain" in message
     command = shlex.split(chat_command(policy, prompts))
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
 

@@ -70,9 +70,9 @@ SYNTAX = {
 
 def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["fit", *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lrl: error: ") and len(said.splitlines()) <= 5, said
-    return said
+    message = capsys.readouterr().err
+    assert message.startswith("lrl: error: ") and len(message.splitlines()) <= 5, message
+    return message
 
 
 @pytest.mark.parametrize("case", SYNTAX)
@@ -83,8 +83,8 @@ def test_a_fault_of_yaml_names_the_file_and_the_line_and_shows_the_line(
     text, line, shown, named = SYNTAX[case]
     file = tmp_path / "own.yaml"
     file.write_text(text)
-    said = error(capsys, *([f"{option}{file}"] if option.endswith("=") else [option, str(file)]))
-    first, second, *_ = said.splitlines()
+    message = error(capsys, *([f"{option}{file}"] if option.endswith("=") else [option, str(file)]))
+    first, second, *_ = message.splitlines()
     assert f"{option.rstrip('=')} {file}, line {line}, column" in first and named in first
     assert second.startswith(f"  {line} | ") and second.endswith(shown)
 
@@ -111,8 +111,8 @@ def test_a_config_that_holds_no_settings_is_named_with_what_it_holds(
     content, named = UNREADABLE[case]
     file = tmp_path / "own.yaml"
     file.write_bytes(content)
-    said = error(capsys, "--config", str(file))
-    assert f"--config {file}" in said and named in said
+    message = error(capsys, "--config", str(file))
+    assert f"--config {file}" in message and named in message
 
 
 def test_a_folder_is_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

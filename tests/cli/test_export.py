@@ -123,7 +123,7 @@ def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("no checkpoint", "there is no such checkpoint"),
         ("text", "is no checkpoint of an lrl run"),
@@ -134,10 +134,10 @@ def broken(name: str, run: Path, folder: Path) -> tuple[Path, Path, list[str]]:
     ],
 )
 def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
-    name: str, said: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, out, more = broken(name, run, tmp_path)
     assert main(["export", str(checkpoint), str(out), *more]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("lrl: error: ") and said in error and len(error.splitlines()) == 1
+    assert error.startswith("lrl: error: ") and text in error and len(error.splitlines()) == 1
     assert not (out / "config.json").exists()

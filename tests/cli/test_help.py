@@ -15,7 +15,7 @@ from lrl.cli import fit_help
 from lrl.cli.main import COMMANDS, LIGHTNINGS, main
 
 
-def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def message(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     status = main(words)
     printed = capsys.readouterr()
     return status, printed.out + printed.err
@@ -25,7 +25,7 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str
 def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = said([verb, "--help"], capsys)
+    status, text = message([verb, "--help"], capsys)
     lines = text.splitlines()
     assert status == 0 and len(lines) <= 120 and max(map(len, lines)) <= fit_help.WIDEST
     order = [
@@ -48,7 +48,7 @@ def test_help_has_the_settings_of_model_data_and_strategy_first_with_a_line_each
 
 
 def test_help_has_types_and_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    _, text = said(["fit", "--help"], capsys)
+    _, text = message(["fit", "--help"], capsys)
     for words in (
         "constant|linear|cosine = constant",
         "float|null = 4.0",
@@ -97,7 +97,7 @@ def test_everything_that_lightning_takes_is_still_to_be_had(
 def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
     word: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, text = said([word, "--config", "quickstart"], capsys)
+    status, text = message([word, "--config", "quickstart"], capsys)
     assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
     assert all(command in text for command in COMMANDS)
 
@@ -108,5 +108,5 @@ def test_a_config_that_is_near_is_named_whether_recipe_or_file(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
     for given, near in (("quickstrat", "quickstart"), ("mien.yaml", "mine.yaml")):
-        status, text = said(["fit", "--config", given], capsys)
+        status, text = message(["fit", "--config", given], capsys)
         assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

@@ -88,5 +88,5 @@ def test_an_address_where_nobody_answers_is_named_with_the_setting(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         assert main([*words, f"http://127.0.0.1:{free.getsockname()[1]}"]) == 2
-    said = capsys.readouterr().err
-    assert "The run does not answer at http://127.0.0.1" in said and "strategy.server.host" in said
+    text = capsys.readouterr().err
+    assert "The run does not answer at http://127.0.0.1" in text and "strategy.server.host" in text

@@ -106,7 +106,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "message"),
     [
         (
             "groups_per_step=4",
@@ -118,14 +118,14 @@ if __name__ == "__main__":
     ids=["found in fit", "found where it is made"],
 )
 def test_a_script_ends_with_the_message_alone_where_the_user_is_at_fault(
-    right: str, wrong: str, said: str, readers_folder: Path
+    right: str, wrong: str, message: str, readers_folder: Path
 ) -> None:
     assert right in SCRIPT
     (readers_folder / "train.py").write_text(SCRIPT.replace(right, wrong))
     command = [sys.executable, "train.py"]
     done = subprocess.run(command, cwd=readers_folder, capture_output=True, text=True, timeout=540)
     errors = done.stderr[done.stderr.index("lrl: error:") :]
-    assert done.returncode == 1 and said in errors, done.stderr
+    assert done.returncode == 1 and message in errors, done.stderr
     assert "Traceback" not in done.stderr and len(errors.splitlines()) <= 3
 
 

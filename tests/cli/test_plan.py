@@ -58,14 +58,14 @@ def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
     assert len(steps) == 5 and steps[0] <= min(steps) * 1.01, (
         "four that run today, and both sides in turn"
     )
-    for said in (
+    for message in (
         "nothing here was measured",
         " binds: ",
         "price of a step",
         "8 in turn",
         "LlamaRL's two problems",
     ):
-        assert said in printed
+        assert message in printed
 
 
 def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
@@ -172,8 +172,8 @@ def test_a_simulated_plan_writes_the_fastest_dispatch_policy(
     ]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    for said in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):
-        assert said in printed
+    for message in ("Simulated", "LeastLoaded", "LeastTokens", "more", "write"):
+        assert message in printed
     assert yaml.safe_load(out.read_text())["data"]["init_args"]["dispatch"] == fastest
 
 
@@ -197,10 +197,10 @@ def test_a_plan_that_lrl_cannot_run_is_printed_and_not_written(
         main(["plan", "--model", str(config), "--cluster", "2xH100", *SMALL, "--out", str(out)])
         == 2
     )
-    said = capsys.readouterr()
-    assert "cannot yet" in said.out and "runs it" not in said.out
-    assert "nothing was written" in said.err and not out.exists()
-    for why in (said.out.split("Forecasts")[0], said.err):
+    message = capsys.readouterr()
+    assert "cannot yet" in message.out and "runs it" not in message.out
+    assert "nothing was written" in message.err and not out.exists()
+    for why in (message.out.split("Forecasts")[0], message.err):
         assert "lrl can run none of these plans today" in why and "takes 13" in why, (
             "said before the table"
         )
@@ -269,19 +269,19 @@ def test_the_assumed_workload_is_printed_with_marked_defaults(
         == 0
     )
     first, second, *_ = capsys.readouterr().out.splitlines()
-    for said in (
+    for message in (
         "64 prompts (--prompts)",
         "512 tokens each (--prompt-tokens, by default)",
         "8 responses to each (--responses, by default)",
         "700 tokens in the mean and 700 at most (--lengths fixed:700)",
     ):
-        assert said in first
-    for said in (
+        assert message in first
+    for message in (
         "1.54 billion parameters on 8xH100",
         "lag up to 1 (--max-lag, by default)",
         "precision bf16",
     ):
-        assert said in second
+        assert message in second
 
 
 @pytest.mark.parametrize("width", [None, 60, 80, 120])
@@ -406,9 +406,9 @@ def test_bad_input_is_one_error_with_the_setting(
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     assert main(["plan", "--model", qwen, *SMALL, *words]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"lrl: error: {named}") and said.err.count("\n") <= 3
-    assert not said.out, "it is said before anything is planned"
+    message = capsys.readouterr()
+    assert message.err.startswith(f"lrl: error: {named}") and message.err.count("\n") <= 3
+    assert not message.out, "it is said before anything is planned"
 
 
 def test_a_comparison_rejects_a_missing_folder_and_settings_of_a_plan(

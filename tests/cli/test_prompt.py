@@ -210,7 +210,7 @@ def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["https://10.0.0.7:5"], "https://10.0.0.7:5 is an address; give the run's folder"),
         ([".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
@@ -218,11 +218,11 @@ def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFi
     ],
 )
 def test_an_option_that_does_not_apply_is_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["prompt", *words])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

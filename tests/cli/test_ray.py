@@ -45,9 +45,9 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as end:
         main(["ray", *words])
     assert end.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 def test_the_number_of_nodes_and_the_gpus_of_each_need_not_be_said_twice(asked: list[Any]) -> None:

@@ -77,7 +77,7 @@ def start(mark: str, tmp_path: Path) -> Iterator[Start]:
             subprocess.run(
                 command, stdin=theirs, stdout=output, stderr=output, check=True, timeout=DEADLINE_S
             )
-        wait_for(lambda: "runs" in said(tmp_path), DEADLINE_S, "the command")
+        wait_for(lambda: "runs" in text(tmp_path), DEADLINE_S, "the command")
         return owner
 
     yield run
@@ -85,7 +85,7 @@ def start(mark: str, tmp_path: Path) -> Iterator[Start]:
         owner.close()
 
 
-def said(folder: Path) -> str:
+def text(folder: Path) -> str:
     return (folder / "output").read_text()
 
 
@@ -96,7 +96,7 @@ def test_a_signal_reaches_the_command_whose_status_comes_back(
     owner = start(SAVES)
     owner.send(f"{int(signum)}\n".encode())
     assert int(owner.recv(64)) == 128 + signum
-    assert said(tmp_path).split() == ["runs", "saving", "saved"]
+    assert text(tmp_path).split() == ["runs", "saving", "saved"]
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -106,9 +106,9 @@ def test_a_command_whose_owner_is_gone_may_save_and_is_asked_once(
     owner = start(SAVES)
     if asked:
         owner.send(b"15\n")
-        wait_for(lambda: "saving" in said(tmp_path), DEADLINE_S, "the first signal")
+        wait_for(lambda: "saving" in text(tmp_path), DEADLINE_S, "the first signal")
     owner.close()
-    wait_for(lambda: "saved" in said(tmp_path), DEADLINE_S, "what it saves")
+    wait_for(lambda: "saved" in text(tmp_path), DEADLINE_S, "what it saves")
 
 
 def test_a_command_that_does_not_end_is_killed_after_its_grace(start: Start, mark: str) -> None:

@@ -166,6 +166,9 @@ def test_a_model_that_is_not_there_is_named_by_the_error(tmp_path: Path) -> None
 
 
 def test_a_failing_generators_error_quotes_the_cause(model: Path, tmp_path: Path) -> None:
-    said = failure(model, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
-    assert "memory for the cache blocks" in said.splitlines()[1] and "root cause above" not in said
-    assert len(said.splitlines()) == 3
+    message = failure(model, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
+    assert (
+        "memory for the cache blocks" in message.splitlines()[1]
+        and "root cause above" not in message
+    )
+    assert len(message.splitlines()) == 3

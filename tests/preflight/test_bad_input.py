@@ -99,19 +99,19 @@ FIT = ("fit", "--config", "{in}/run.yaml")
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run: Run) -> None:
     words, named = CASES[case]
-    status, said = run(*FIT, *words)
+    status, output = run(*FIT, *words)
     assert status == 2
-    assert all(name in said for name in named), said
-    assert len(said.splitlines()) <= 10, said
-    assert "Traceback" not in said and "Expected a <class" not in said, said
-    assert "cannot work:" not in said, "one fault is said once"
+    assert all(name in output for name in named), output
+    assert len(output.splitlines()) <= 10, output
+    assert "Traceback" not in output and "Expected a <class" not in output, output
+    assert "cannot work:" not in output, "one fault is said once"
 
 
 def test_a_setting_of_another_class_is_not_taken_for_one_that_it_is_only_like(run: Run) -> None:
     words = ("--trainer.callbacks+", "Throughput", "--trainer.callbacks.every_n_steps", "5")
-    status, said = run(*FIT, *words)
+    status, output = run(*FIT, *words)
     assert status == 2
-    assert said == (
+    assert output == (
         "lrl: error: trainer.callbacks.every_n_steps: lrl.callbacks.Throughput has no such setting."
     )
 
@@ -124,12 +124,12 @@ def test_a_machine_without_the_library_of_vllms_cpu_build_is_told_what_to_instal
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
-    status, said = run(*FIT)
+    status, output = run(*FIT)
     assert status == 2
     assert (
         "vLLM's CPU build needs libnowhere.so.1, which is not here. Type: sudo apt-get install "
-        "libnuma1" in said
-    ), said
+        "libnuma1" in output
+    ), output
 
 
 HEALTHY = {
@@ -226,9 +226,13 @@ def test_no_rank_is_started_for_a_strategy_without_generators(
     monkeypatch.setattr(
         f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started")
     )
-    status, said = run(*FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights")
+    status, output = run(
+        *FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights"
+    )
     assert status == 2
-    assert "trainer.strategy is ddp, which has no generators" in said and "has no weights" in said
+    assert (
+        "trainer.strategy is ddp, which has no generators" in output and "has no weights" in output
+    )
 
 
 LOGGED = (
@@ -247,8 +251,8 @@ def test_last_resumes_from_the_newest_checkpoint_of_the_run(
     checkpoint = tmp_path / "mine/version_0/checkpoints/last-step=96.ckpt"
     checkpoint.parent.mkdir(parents=True)
     shutil.copy(inputs / "checkpoints/other-model.ckpt", checkpoint)
-    status, said = run(*FIT, *LOGGED, "--ckpt_path", "last")
-    assert status == 2 and f"{str(checkpoint)!r} is of another model" in said
+    status, output = run(*FIT, *LOGGED, "--ckpt_path", "last")
+    assert status == 2 and f"{str(checkpoint)!r} is of another model" in output
     shutil.copy(inputs / "checkpoints/whole.ckpt", checkpoint)
     with pytest.raises(ServerReached):
         run(*FIT, *LOGGED, "--ckpt_path", "last")
@@ -258,8 +262,8 @@ def test_last_resumes_from_the_newest_checkpoint_of_the_run(
 def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path: Path) -> None:
     live = RunFolderLock()
     live.acquire(tmp_path / "mine" / "version_0")
-    status, said = run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
-    assert status == 2 and f"is that of a live run (process {os.getpid()} on" in said
+    status, output = run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
+    assert status == 2 and f"is that of a live run (process {os.getpid()} on" in output
     live.release()
     with pytest.raises(ServerReached):
         run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
@@ -284,11 +288,11 @@ MANY = {
 
 
 def test_all_faults_are_reported_together(run: Run) -> None:
-    status, said = run(*FIT, *(word for words in MANY.values() for word in words))
+    status, output = run(*FIT, *(word for words in MANY.values() for word in words))
     assert status == 2
-    assert all(name in said for name in MANY), said
-    assert said.startswith(f"lrl: error: {len(MANY)} things cannot work:")
-    assert len(said.splitlines()) == 1 + len(MANY)
+    assert all(name in output for name in MANY), output
+    assert output.startswith(f"lrl: error: {len(MANY)} things cannot work:")
+    assert len(output.splitlines()) == 1 + len(MANY)
 
 
 def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
@@ -300,9 +304,9 @@ def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
         "rollout_timeout_s",
     )
     more = [word for name in zeros for word in (f"--data.{name}", "0")]
-    status, said = run(*FIT, *(word for words in MANY.values() for word in words), *more)
-    lines = said.splitlines()
-    assert status == 2 and len(lines) == 10, said
+    status, output = run(*FIT, *(word for words in MANY.values() for word in words), *more)
+    lines = output.splitlines()
+    assert status == 2 and len(lines) == 10, output
     assert lines[0].startswith("lrl: error: 12 things") and lines[-1] == "  and 4 more"
 
 
@@ -310,9 +314,11 @@ def test_a_trainer_that_cannot_be_built_does_not_hide_the_faults_of_data_and_mod
     run: Run,
 ) -> None:
     words = ("--trainer.devices", "1", "--data.prompts.source", "{in}/data/empty.jsonl")
-    status, said = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
+    status, output = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
     assert status == 2
-    assert all(name in said for name in ("generator_devices", "is empty", "has no weights")), said
+    assert all(name in output for name in ("generator_devices", "is empty", "has no weights")), (
+        output
+    )
 
 
 def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(
@@ -320,10 +326,10 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
 ) -> None:
     (tmp_path / "making.py").write_text("def model():\n    raise SystemError('this takes long')\n")
     words = ("--model.model", "making:model", "--data.max_lag", "-1")
-    _, said = run(*FIT, *words)
-    assert "max_lag" in said and "takes long" not in said
-    _, said = run(*FIT, *words[:2])
-    assert "model.model" in said.replace("model=", "model.model=") and "takes long" in said
+    _, output = run(*FIT, *words)
+    assert "max_lag" in output and "takes long" not in output
+    _, output = run(*FIT, *words[:2])
+    assert "model.model" in output.replace("model=", "model.model=") and "takes long" in output
 
 
 def test_a_script_gets_the_same_faults_as_one_error(
@@ -353,10 +359,10 @@ def test_a_script_gets_the_same_faults_as_one_error(
 
 
 def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:
-    status, said = run(
+    status, output = run(
         *FIT, "--trainer.devices", "3", "--trainer.strategy", "lrl.AsyncDDP", "--data.max_lag", "-1"
     )
-    assert status == 2 and "max_lag" in said
+    assert status == 2 and "max_lag" in output
     assert "LOCAL_RANK" not in os.environ, "it would wait for ranks that nobody starts"
 
 
@@ -369,9 +375,9 @@ def test_numbers_that_are_compared_differ_in_the_message(
     free = 800_000  # bytes, of the megabyte that the checkpoint takes
     disk = SimpleNamespace(total=2**40, used=0, free=free)
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
-    status, said = run(*FIT)
-    found = re.search(r"where (\S+) GiB are free, and a checkpoint takes (\S+)\. Free some", said)
-    assert status == 2 and found is not None, said
+    status, output = run(*FIT)
+    found = re.search(r"where (\S+) GiB are free, and a checkpoint takes (\S+)\. Free some", output)
+    assert status == 2 and found is not None, output
     assert float(found[1]) == pytest.approx(free / 2**30, rel=0.1) and float(found[2]) > float(
         found[1]
     )
@@ -409,17 +415,17 @@ def test_too_little_memory_is_an_error_with_its_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(patched, found)
-    status, said = run(*FIT)
-    assert status == 2 and len(said.splitlines()) <= 10
-    assert all(name in said for name in named), said
+    status, output = run(*FIT)
+    assert status == 2 and len(output.splitlines()) <= 10
+    assert all(name in output for name in named), output
 
 
 def test_the_room_of_pull_counts_the_generators_files(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
-    status, said = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
-    assert status == 2 and "strategy.weight_transfer pull takes" in said
+    status, output = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
+    assert status == 2 and "strategy.weight_transfer pull takes" in output
 
 
 @pytest.mark.parametrize(

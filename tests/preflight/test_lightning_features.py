@@ -367,22 +367,22 @@ def test_a_flag_that_would_be_ignored_or_wrong_is_refused(
     row: str, refused: Callable[..., str]
 ) -> None:
     settings, named = FLAGS[row]
-    said = refused(**settings)
-    assert all(name in said for name in named), said
+    message = refused(**settings)
+    assert all(name in message for name in named), message
 
 
 @pytest.mark.parametrize("row", CALLBACKS)
 def test_a_callback_that_cannot_work_is_refused(row: str, refused: Callable[..., str]) -> None:
     make, named = CALLBACKS[row]
-    said = refused(callbacks=[make()])
-    assert all(name in said for name in ("trainer.callbacks has", *named)), said
+    message = refused(callbacks=[make()])
+    assert all(name in message for name in ("trainer.callbacks has", *named)), message
 
 
 @pytest.mark.parametrize("row", VERBS)
 def test_an_unknown_verb_is_refused(row: str, refused: Callable[..., str]) -> None:
     verb, named = VERBS[row]
-    said = refused(verb)
-    assert all(name in said for name in named), said
+    message = refused(verb)
+    assert all(name in message for name in named), message
 
 
 def documented() -> dict[str, str]:
@@ -393,9 +393,9 @@ def documented() -> dict[str, str]:
 
 def test_the_table_agrees_with_the_tests() -> None:
     works = [*FIRST, *SECOND, *QUICK, *ELSEWHERE]
-    said = documented()
-    assert {row for row, verdict in said.items() if verdict == "works"} == set(works)
-    assert {row for row, verdict in said.items() if verdict == "refused"} == {
+    message = documented()
+    assert {row for row, verdict in message.items() if verdict == "works"} == set(works)
+    assert {row for row, verdict in message.items() if verdict == "refused"} == {
         *FLAGS,
         *CALLBACKS,
         *VERBS,

@@ -15,7 +15,7 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         ({"objective": "PPO"}, "model.objective is 'PPO'; give an object of the class Objective."),
         ({"objective": lrl.objectives.PPO}, "give PPO()."),
@@ -26,15 +26,15 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
     ],
 )
 def test_a_policys_setting_of_another_kind_is_named(
-    settings: dict[str, Any], said: str, quickstart_policy: object
+    settings: dict[str, Any], text: str, quickstart_policy: object
 ) -> None:
     with pytest.raises(lrl.ConfigError) as caught:
         lrl.PolicyModule(str(quickstart_policy), **settings)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "text"),
     [
         (
             {"advantages": lrl.advantages.GRPO},
@@ -49,11 +49,11 @@ def test_a_policys_setting_of_another_kind_is_named(
     ],
 )
 def test_a_data_modules_setting_of_another_kind_is_named(
-    settings: dict[str, Any], said: str
+    settings: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(lrl.ConfigError) as caught:
         lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()], **settings)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 def test_the_class_of_a_reward_is_no_reward() -> None:

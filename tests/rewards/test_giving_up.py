@@ -137,8 +137,8 @@ def test_no_formula_loses_a_worker_or_fails(pool, formulas, gold):
 def test_the_first_verifier_that_gives_up_is_in_the_log_with_reason_and_response(pool, caplog):
     with caplog.at_level(logging.INFO, logger="lrl.rewards.failure_stats"):
         scored(pool, *boxed("1000000!", "2^{2^{40}}"), columns={"answer": "4"})
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "math: the response would have more than" in said and "1000000!" in said
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert "math: the response would have more than" in text and "1000000!" in text
 
 
 def test_the_gold_answer_itself_is_right_at_any_size():

@@ -168,8 +168,8 @@ def test_a_scorer_ends_when_the_run_says_that_it_is_over(tmp_path: Path) -> None
         scorer = made.start_scorer()
         made.joined(1)
         made.registry.end()
-        said, _ = scorer.communicate(timeout=START_S)
-        assert scorer.returncode == 0 and said.endswith(
+        message, _ = scorer.communicate(timeout=START_S)
+        assert scorer.returncode == 0 and message.endswith(
             "scorer 0: the run has ended, and so does it.\n"
         )
 
@@ -250,8 +250,8 @@ def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(
             workers = children(scorer.pid)
         finally:
             rank_0.kill()
-    said, _ = scorer.communicate(timeout=START_S)
-    assert scorer.returncode == 0 and said.endswith(
+    message, _ = scorer.communicate(timeout=START_S)
+    assert scorer.returncode == 0 and message.endswith(
         "scorer 0: the run has ended, and so does it.\n"
     )
     assert workers and all_gone(workers)
@@ -259,8 +259,8 @@ def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(
 
 def test_without_the_token_no_scorer_joins(shared: ServedPool, tmp_path: Path) -> None:
     scorer = shared.start_scorer(token="another-token-of-a-run")
-    said, _ = scorer.communicate(timeout=START_S)
-    assert scorer.returncode == 2 and "the token is not the run's (LRL_TOKEN)" in said
+    message, _ = scorer.communicate(timeout=START_S)
+    assert scorer.returncode == 2 and "the token is not the run's (LRL_TOKEN)" in message
     assert len(shared.pool.remote.ready) == 1
 
 
@@ -272,10 +272,10 @@ def test_a_scorer_on_which_the_trial_fails_gets_no_job(
     with served(pool, tmp_path, first=Prompt(id=0, token_ids=[1], text="")) as made:
         refused, taken = made.start_scorer(without="LRL_TEST_THIS_MACHINE"), made.start_scorer()
         made.joined(1)
-        said, _ = refused.communicate(timeout=START_S)
+        message, _ = refused.communicate(timeout=START_S)
         assert (
             refused.returncode == 1
-            and "the trial response, which rank 0 has scored, fails here" in said
+            and "the trial response, which rank 0 has scored, fails here" in message
         )
         assert "KeyError: 'LRL_TEST_THIS_MACHINE'" in made.refusal and taken.poll() is None
         assert not pool.scored_by, "a trial is no response"
@@ -286,8 +286,8 @@ def test_a_scorer_knows_the_run_by_its_certificate(tmp_path: Path, scorers_first
     pool = RewardPool([odd_rewards.obey], workers=1)
     with served(pool, tmp_path, endpoint=Endpoint(tls_cert=cert, tls_key=key)) as made:
         stranger = made.start_scorer()  # by the system's authorities
-        said, _ = stranger.communicate(timeout=START_S)
-        assert stranger.returncode == 2 and "certificate verify failed" in said
+        message, _ = stranger.communicate(timeout=START_S)
+        assert stranger.returncode == 2 and "certificate verify failed" in message
         made.start_scorer("--run_cert", cert)
         made.joined(1)
         assert scored(pool, "give 1", "give 2")[1].reward == 2.0 and "rank 0" not in pool.scored_by
@@ -307,10 +307,10 @@ def test_ctrl_c_ends_a_scorer_and_others_score_its_responses(
         assert [each.reward for each in scoring.done()] == [1.0, 4.0] and counted(pool) == {
             "scored": 2
         }
-        said, _ = scorer.communicate(timeout=START_S)
+        message, _ = scorer.communicate(timeout=START_S)
         assert (
             scorer.returncode == 0
-            and "scorer 0: has left; its unfinished responses continue elsewhere" in said
+            and "scorer 0: has left; its unfinished responses continue elsewhere" in message
         )
         assert all_gone(workers)
 
@@ -319,8 +319,8 @@ def test_a_scorer_without_the_module_says_so_on_both_ends_and_gets_no_job(
     shared: ServedPool, tmp_path: Path
 ) -> None:
     scorer = shared.start_scorer(path=tmp_path)
-    said, _ = scorer.communicate(timeout=START_S)
-    assert scorer.returncode == 1 and "No module named 'odd_rewards'" in said
+    message, _ = scorer.communicate(timeout=START_S)
+    assert scorer.returncode == 1 and "No module named 'odd_rewards'" in message
     refusal = shared.refusal
     assert "No module named 'odd_rewards'" in refusal and "put them on its machine" in refusal
     assert refusal.startswith("Scorer ") and len(shared.pool.remote.ready) == 1

@@ -170,19 +170,19 @@ def output_of(*command, text=None):
 def test_a_reward_that_is_in_no_file_is_refused_with_the_remedy(how, reward, name):
     script = NOT_IN_A_FILE + REFUSED.format(reward=reward)
     if how == "-c":
-        said = output_of("-c", script)
+        output = output_of("-c", script)
     else:  # as IPython does: the cells run in a module of their own that stands in for __main__
         cell = "import sys, types\nmain = sys.modules['__main__'] = types.ModuleType('__main__')\n"
-        said = output_of("-c", cell + f"exec({script!r}, vars(main))\n")
-    assert f"{name!r}, which is defined in a notebook" in said
-    assert "%%writefile my_rewards.py" in said and f"`my_rewards:{name}`" in said
+        output = output_of("-c", cell + f"exec({script!r}, vars(main))\n")
+    assert f"{name!r}, which is defined in a notebook" in output
+    assert "%%writefile my_rewards.py" in output and f"`my_rewards:{name}`" in output
 
 
 def test_a_script_on_standard_input_is_refused_with_the_remedy():
-    said = output_of("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
+    output = output_of("-", text=NOT_IN_A_FILE + REFUSED.format(reward="GSM8K()"))
     assert (
-        said.startswith("This script is <stdin>, which is no file.")
-        and "write it to a file" in said
+        output.startswith("This script is <stdin>, which is no file.")
+        and "write it to a file" in output
     )
 
 

@@ -391,7 +391,7 @@ def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"n": 3}, "data.rollouts_per_group was 2 and is 3"),
         ({"max_tokens": 5}, "data.max_response_tokens was 9 and is 5"),
@@ -400,14 +400,14 @@ def test_a_failed_run_has_saved_the_tokens_of_the_response_that_failed() -> None
     ],
 )
 def test_with_other_sampling_settings_open_groups_are_generated_anew_and_none_is_lost(
-    changed: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+    changed: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampling = replace(SAMPLING, **changed)
     controller, fleet, trained = resumed_run(SHORT, interrupted_run(SHORT, 7.5), sampling)
     assert [index for index, _ in fleet.asked] == [0, 1, 2, 3, 4, 5]
     assert all(len(group.rollouts) == sampling.n for group in trained) and not controller.resumed
     (record,) = caplog.records
-    assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {said}."
+    assert record.getMessage() == f"4 open groups of the checkpoint are generated anew: {message}."
 
 
 @pytest.mark.parametrize(

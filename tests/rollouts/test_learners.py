@@ -89,13 +89,13 @@ CASES: dict[str, tuple[Dependencies, set[str], str]] = {
 def test_what_was_learnt_is_restored_only_under_the_settings_on_which_it_depends(
     case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, expected, said = CASES[case]
+    settings, expected, message = CASES[case]
     state, resumed = through_a_file(taught().state_dict(SETTINGS)), learners()
     with caplog.at_level(logging.WARNING):
         resumed.load_state_dict(state, settings, prompt_at)
     assert known(resumed) == expected
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == len(ALL - expected) and all(said in line for line in told)
+    assert len(told) == len(ALL - expected) and all(message in line for line in told)
     assert all(any(f"data.{name} begins anew" in line for line in told) for name in ALL - expected)
 
 

@@ -146,7 +146,7 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "text"),
     [
         (
             "rows.csv",
@@ -163,10 +163,10 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_there_and_cannot_be_read_says_why(
-    name: str, content: str, said: str, tmp_path: Path
+    name: str, content: str, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         list(read_rows(str(tmp_path / name), None, "train"))
 
 

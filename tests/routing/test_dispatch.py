@@ -375,7 +375,7 @@ def test_an_idle_generator_takes_a_held_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: SkewnessAware(long_tail=1.0), "data.dispatch.long_tail is 1.0"),
         (lambda: SkewnessAware(combine=("mean")), "data.dispatch.combine is 'mean'"),  # type: ignore[arg-type]
@@ -384,8 +384,8 @@ def test_an_idle_generator_takes_a_held_request() -> None:
         (lambda: DecodeLatency(step_ms=0.0), "step_ms is 0.0"),
     ],
 )
-def test_a_setting_outside_its_range_is_named(make: Callable[[], object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_setting_outside_its_range_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 

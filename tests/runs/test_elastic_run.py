@@ -132,19 +132,19 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
             ),
         )
         assert guest.joining is not None
-        said, _ = guest.joining.communicate(timeout=300)
+        message, _ = guest.joining.communicate(timeout=300)
     finally:
         if guest.joining is not None:
             guest.joining.kill()
-    assert guest.joining.returncode == 0, said
+    assert guest.joining.returncode == 0, message
     assert strategy.transport is not None and strategy.transport.backend == (
         "pull" if namespace else "shared_memory"
     )
     assert [path.name for path in guest.elsewhere.rglob("*.*")] == (
         ["generator-1.log"] if namespace else []
     )
-    assert ("generator 1: fetches the run's model" in said) == bool(namespace)
-    assert "generator 1: serves since version" in said and "generator 1: has left" in said
+    assert ("generator 1: fetches the run's model" in message) == bool(namespace)
+    assert "generator 1: serves since version" in message and "generator 1: has left" in message
     assert set(guest.alive[: JOINS_AT + 1]) == {1} and set(
         guest.alive[JOINS_AT + 1 : LEAVES_AT + 1]
     ) == {2}

@@ -54,13 +54,13 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     monkeypatch.setenv(MARK, strategy.run_id)
     data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-    left = [said for process in living(strategy.run_id) if (said := words(process))]
+    left = [text for process in living(strategy.run_id) if (text := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
         "that one is of this process"
     )
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 1
-    said = (tmp_path / "run" / "srun-generator-0.log").read_text()
-    assert "srun --gpus=0" in said and "generator 0: serves since version 0" in said
-    assert "the run has ended, and so does it" in said
+    text = (tmp_path / "run" / "srun-generator-0.log").read_text()
+    assert "srun --gpus=0" in text and "generator 0: serves since version 0" in text
+    assert "the run has ended, and so does it" in text
     assert not (tmp_path / "run" / "fleet").exists()

@@ -153,7 +153,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
     )
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
-    left = [said for process in living(strategy.run_id) if (said := words(process))]
+    left = [text for process in living(strategy.run_id) if (text := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
         "that one is of this process"
     )
@@ -229,7 +229,7 @@ class Command:
     mark: str
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         return (self.folder / "output").read_text()
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
@@ -244,7 +244,7 @@ class Command:
         self.wait_for(
             lambda: self.steps() >= TRAINED or self.process.poll() is not None, "some steps"
         )
-        assert self.process.poll() is None, self.said
+        assert self.process.poll() is None, self.text
 
     def ends(self) -> int:
         """Waits until it has ended; returns its exit status."""
@@ -354,10 +354,10 @@ def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(
         ),
         *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
     )
-    assert command.ends() == 0, command.said
-    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.said))
-    assert "Starting with 2 processes" in command.said and "step 3/3: " in command.said
-    assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.said.splitlines()}
+    assert command.ends() == 0, command.text
+    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.text))
+    assert "Starting with 2 processes" in command.text and "step 3/3: " in command.text
+    assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.text.splitlines()}
     command.leaves_nothing()
 
 
@@ -369,11 +369,11 @@ def test_a_command_that_gets_a_signal_and_is_killed_leaves_a_checkpoint_and_noth
     command.trains()
     command.process.send_signal(signal.SIGTERM)
     command.wait_for(
-        lambda: "SIGTERM: the run saves a checkpoint and ends" in command.said, "its last words"
+        lambda: "SIGTERM: the run saves a checkpoint and ends" in command.text, "its last words"
     )
     command.process.kill()
     command.leaves_nothing()
-    assert len(command.checkpoints()) == 1, command.said
+    assert len(command.checkpoints()) == 1, command.text
 
 
 def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
@@ -384,13 +384,13 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     lost = cluster.nodes[-1]
     lost.kill("raylet/raylet")
     try:
-        assert command.ends() == 1, command.said
+        assert command.ends() == 1, command.text
         assert re.search(
             rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path",
-            command.said,
+            command.text,
         )
         command.leaves_nothing()
-        assert len(command.checkpoints()) == 1, command.said
+        assert len(command.checkpoints()) == 1, command.text
     finally:
         lost.close()
         cluster.add_node()
@@ -420,9 +420,9 @@ def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     head, other = cluster.nodes[0], cluster.nodes[-1]
     head.kill("gcs_server")
     try:
-        assert command.ends() == 1, command.said
+        assert command.ends() == 1, command.text
         command.leaves_nothing()
-        assert len(command.checkpoints()) == 1, command.said
+        assert len(command.checkpoints()) == 1, command.text
     finally:
         other.close()
         head.close()

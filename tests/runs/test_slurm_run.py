@@ -69,7 +69,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
             groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1)
         )
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-        left = [said for process in living(strategy.run_id) if (said := words(process))]
+        left = [message for process in living(strategy.run_id) if (message := words(process))]
     assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
         "that one is of this process"
     )

@@ -49,10 +49,10 @@ def test_a_strategy_without_generators_is_refused_and_leaves_no_rank(
     policy_folder: Path, tmp_path: Path, mark: str
 ) -> None:
     assert run(policy_folder, tmp_path, "auto").wait(400) == 1
-    said = (tmp_path / "output").read_text()
-    assert said.count("trainer.strategy is DDPStrategy, which has no generators") == 1, said
-    assert "GLOBAL_RANK: 1" not in said and "Traceback" not in said
-    assert "is a rank of another process: False" in said, (
+    message = (tmp_path / "output").read_text()
+    assert message.count("trainer.strategy is DDPStrategy, which has no generators") == 1, message
+    assert "GLOBAL_RANK: 1" not in message and "Traceback" not in message
+    assert "is a rank of another process: False" in message, (
         "its next run would wait for ranks that nobody starts"
     )
 

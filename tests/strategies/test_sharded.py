@@ -132,7 +132,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "said"),
+    ("config", "size", "text"),
     [
         (
             transformers.GPT2Config(vocab_size=32, n_embd=32, n_layer=2, n_head=4),
@@ -143,8 +143,8 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
     ],
 )
 def test_a_model_that_tensor_parallelism_cannot_divide_is_refused(
-    config: PreTrainedConfig, size: int, said: str, tmp_path: Path
+    config: PreTrainedConfig, size: int, text: str, tmp_path: Path
 ) -> None:
     network = opened(save_model(tmp_path / "model", config)).network
-    with pytest.raises(ConfigError, match=f"strategy.tensor_parallel_size is {size}, .*{said}"):
+    with pytest.raises(ConfigError, match=f"strategy.tensor_parallel_size is {size}, .*{text}"):
         tensor_parallel_plan(network, size)

@@ -131,9 +131,9 @@ def test_a_checkpoint_that_one_rank_cannot_write_leaves_nothing_and_the_run_goes
 ) -> None:
     saved = sorted(path.name for path in (folder / "parts").glob("*.ckpt*"))
     assert saved == ["step=1.ckpt", "step=3.ckpt"]
-    said = (folder / "parts" / "output").read_text()
+    text = (folder / "parts" / "output").read_text()
     assert (
-        said.count("The checkpoint of step 2 cannot be written") == 1 and "File too large" in said
+        text.count("The checkpoint of step 2 cannot be written") == 1 and "File too large" in text
     )
 
 
@@ -141,12 +141,12 @@ def test_a_last_checkpoint_that_one_rank_cannot_write_goes_elsewhere_with_the_pa
     runs: dict[str, Any], folder: Path
 ) -> None:
     assert not (folder / "copies" / "step=7.ckpt").exists()
-    said = re.search(
+    text = re.search(
         r"Saved after 7 steps. Resume with --ckpt_path (\S+)",
         (folder / "copies" / "output").read_text(),
     )
-    assert said is not None
-    for name, weight in read_weights(Path(said[1])).items():
+    assert text is not None
+    for name, weight in read_weights(Path(text[1])).items():
         assert torch.equal(runs["copies"]["policy"][name], weight)
 
 
@@ -158,8 +158,8 @@ def test_a_rank_that_dies_ends_the_run_in_lrls_words_and_leaves_the_last_checkpo
         sharded_fit.main, str(policy_folder), str(tmp_path), 2, 9, dies_at=place
     )
     before = set(os.listdir(SHM))
-    said = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
+    text = run_ranks(call, 2, tmp_path, ends=[1, -signal.SIGKILL])
     wait_for_none(lambda: left_in_shared_memory(before), 60.0, "its files in shared memory")
-    assert re.search("Another rank has ended|Another rank does not take part", said), said
+    assert re.search("Another rank has ended|Another rank does not take part", text), text
     saved = sorted(path.name for path in tmp_path.glob("step=*"))
     assert saved == (["step=1.ckpt"] if place in ("step", "save") else []), "what was saved before"

@@ -45,9 +45,9 @@ def run(policy_folder: Path, tmp_path: Path, mark: str) -> Iterator[Callable[...
 
 def wait_for_step(process: Fork | subprocess.Popen[str], step: int, output: Path) -> None:
     """Waits until a run has printed that it has done a step."""
-    said = f"step {step}\n"
-    wait_for(lambda: said in output.read_text() or process.poll() is not None, 300.0, said)
-    if said not in output.read_text():
+    text = f"step {step}\n"
+    wait_for(lambda: text in output.read_text() or process.poll() is not None, 300.0, text)
+    if text not in output.read_text():
         pytest.fail(f"the run ended before step {step}:\n{output.read_text()[-4000:]}")
 
 

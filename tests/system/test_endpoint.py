@@ -75,11 +75,11 @@ def test_an_address_that_other_machines_reach_needs_tls_or_insecure(host: str) -
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_loopback_needs_neither(host: str) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("always")
         ServerSettings(host=host).endpoint.warn()
     # A socket that another test left warns, too.
-    assert not [one for one in said if one.category is UserWarning]
+    assert not [one for one in output if one.category is UserWarning]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,13 @@ def test_the_trainer_reaches_a_generator_on_every_address_by_loopback(host: str,
 
 
 def test_an_insecure_address_is_warned_of_once(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as output:
         warnings.simplefilter("default")
         servers = [make(tmp_path, number, host="0.0.0.0", insecure=True) for number in range(2)]
     assert (
-        len(said) == 1 and "token" in str(said[0].message) and "'0.0.0.0'" in str(said[0].message)
+        len(output) == 1
+        and "token" in str(output[0].message)
+        and "'0.0.0.0'" in str(output[0].message)
     )
     assert servers[0].port != servers[1].port
 

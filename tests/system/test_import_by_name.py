@@ -60,7 +60,7 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("by_name_scores:shrot", r"by_name_scores \(.*\) has no 'shrot'. Did you mean short?"),
         ("by_name_scorse:short", "no module 'by_name_scorse'. Did you mean by_name_scores?"),
@@ -78,7 +78,7 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
     ],
 )
 def test_an_error_names_the_missing_part_and_a_similar_name(
-    name: str, said: str, here: Path
+    name: str, message: str, here: Path
 ) -> None:
     files = {
         "by_name_broken.py": "def f(:\n",
@@ -89,5 +89,5 @@ def test_an_error_names_the_missing_part_and_a_similar_name(
     }
     for file, text in files.items():
         (here / file).write_text(text)
-    with pytest.raises(ValueError, match=said.replace("?", r"\?")):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         import_by_name.function(name)

@@ -135,16 +135,16 @@ def test_a_run_on_another_thread_leaves_the_handlers_alone(policy: str, tmp_path
 
 
 def test_the_second_signal_ends_the_run_at_once(policy: str, tmp_path: Path) -> None:
-    said = (tmp_path / "output").read_text
+    text = (tmp_path / "output").read_text
     (tmp_path / "output").touch()
     # Forked, because a new Python needs many seconds to import what is loaded here.
     process = multiprocessing.get_context("fork").Process(target=stay_busy, args=(policy, tmp_path))
     process.start()
     assert process.pid is not None
     try:
-        wait_for(lambda: "backward" in said(), 60.0, "the first backward pass")
+        wait_for(lambda: "backward" in text(), 60.0, "the first backward pass")
         os.kill(process.pid, signal.SIGTERM)
-        wait_for(lambda: "A second signal" in said(), 60.0, "the word on the first signal")
+        wait_for(lambda: "A second signal" in text(), 60.0, "the word on the first signal")
         assert process.is_alive()
         os.kill(process.pid, signal.SIGINT)
         process.join(60)

@@ -171,7 +171,7 @@ def two(policy: lrl.PolicyModule) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("configure", "said"),
+    ("configure", "text"),
     [
         (two, "gives 2 optimizers.*a parameter group"),
         (lambda policy: torch.optim.LBFGS(policy.parameters()), "LBFGS.*another optimizer"),
@@ -180,9 +180,9 @@ def two(policy: lrl.PolicyModule) -> Any:
     ids=["two optimizers", "LBFGS", "a plateau"],
 )
 def test_an_optimizer_that_a_step_cannot_use_is_refused(
-    folder: str, configure: Configured, said: str
+    folder: str, configure: Configured, text: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         fit(Own(folder, configure), 1, strategy=lrl.AsyncSingleDevice(), devices=2)
 
 

@@ -65,13 +65,13 @@ def refusal(folder: Path) -> str:
         lambda: reference.open("elsewhere", "float32", None, CPU, Ranks()),
         lambda: PolicyModule(str(folder)).configure_model(),
     ]
-    said = set()
+    text = set()
     for way in ways:
         with pytest.raises(ValueError, match="is quantised") as error:
             way()
-        said.add(str(error.value))
-    assert len(said) == 1
-    return said.pop()
+        text.add(str(error.value))
+    assert len(text) == 1
+    return text.pop()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -80,14 +80,14 @@ def test_a_quantised_model_is_refused_by_name_wherever_it_is_opened(
 ) -> None:
     save_tiny("llama", tmp_path)
     write(tmp_path, load_file(tmp_path / "model.safetensors"), {"quant_method": name, "bits": 4})
-    said = refusal(tmp_path)
-    assert str(tmp_path) in said and f"quant_method {name}" in said
+    text = refusal(tmp_path)
+    assert str(tmp_path) in text and f"quant_method {name}" in text
     remedy = (
         f"`lrl dequantize {tmp_path} OUT`"
         if name in ("mxfp4", "fp8")
         else "Take the model in bfloat16"
     )
-    assert remedy in said
+    assert remedy in text
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def broken(kind: str, method: str, stored: dict[str, Tensor]) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "text"),
     [
         ("a scale is missing", "there is no"),
         ("a weight is missing", "lacks: model.layers.1.input_layernorm.weight"),
@@ -280,7 +280,7 @@ def broken(kind: str, method: str, stored: dict[str, Tensor]) -> dict[str, Tenso
 )
 def test_what_is_not_the_whole_model_is_named_and_nothing_is_written(
     kind: str,
-    said: str,
+    text: str,
     folder: Path,
     method: str,
     tmp_path: Path,
@@ -294,7 +294,7 @@ def test_what_is_not_the_whole_model_is_named_and_nothing_is_written(
     )
     assert main(["dequantize", str(tmp_path), str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("lrl: error: ") and said in error and not (tmp_path / "out").exists()
+    assert error.startswith("lrl: error: ") and text in error and not (tmp_path / "out").exists()
 
 
 def test_other_forms_and_folders_are_named_with_what_to_do(
@@ -313,9 +313,9 @@ def test_other_forms_and_folders_are_named_with_what_to_do(
         (str(tmp_path), str(tmp_path / "out")): "holds no model",
         (str(tmp_path / "none" / "of" / "these"), str(tmp_path / "out")): "no such folder",
     }
-    for words, said in cases.items():
+    for words, text in cases.items():
         assert main(["dequantize", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -103,9 +103,9 @@ def test_a_generator_on_another_machine_fetches_whole_and_delta(
                 for name, weight in scene.policy.as_bfloat16.items()
             }
             scene.close()
-        said, _ = process.communicate("", timeout=300)
+        message, _ = process.communicate("", timeout=300)
     finally:
         process.kill()
-    found = json.loads(said)
+    found = json.loads(message)
     assert found["version"] == "2" and found["sums"] == pytest.approx(expected, abs=1e-9)
     assert fetched == sent > 0  # one listens on loopback, which the other cannot reach

@@ -146,14 +146,14 @@ def test_without_a_plan_of_today_the_nearest_cluster_is_named() -> None:
         plans_today(LLAMA, parse_cluster("2xH200"), 1)
     )
     assert {plan.training.costs.shards > 1 for plan in plans_today(LLAMA, EIGHT, 1)} == {True}
-    said = why_none(LLAMA, two, max_lag=1)
+    text = why_none(LLAMA, two, max_lag=1)
     assert re.search(
         "takes 13[0-9] GB of each device that trains, .* and 76 of a device of 2xH100 are free",
-        said,
+        text,
     )
     assert (
-        "The nearest cluster that can is 2xH200" in said
-        and "at most about 4.5 billion parameters" in said
+        "The nearest cluster that can is 2xH200" in text
+        and "at most about 4.5 billion parameters" in text
     )
     alone = parse_cluster("1xH200")
     assert "no device left for generators" in why_none(

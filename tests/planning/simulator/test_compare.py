@@ -189,5 +189,5 @@ def test_an_incomplete_run_folder_is_one_error_with_the_missing_part(
 ) -> None:
     spoil(run)
     assert main(["plan", "--compare", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("lrl: error: ") and words in said and said.count("\n") == 1
+    text = capsys.readouterr().err
+    assert text.startswith("lrl: error: ") and words in text and text.count("\n") == 1

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
+    from lrl.training.critic import Critic
     from lrl.training.lora import LoRA
     from lrl.training.reference import Reference
     from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -42,6 +43,7 @@ _HOME = {
     "AsyncFSDP": "lrl.strategies.fsdp",
     "AsyncSingleDevice": "lrl.strategies.single_device",
     "ConfigError": "lrl.errors",
+    "Critic": "lrl.training.critic",
     "Group": "lrl.types",
     "GroupMean": "lrl.advantages",
     "LoRA": "lrl.training.lora",

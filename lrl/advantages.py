@@ -5,18 +5,22 @@ finish. Responses without a reward are left out: an error is not a reward, and m
 baseline either.
 
 Notation: r_i is the reward of response i of n, mean and std are over the group.
+
+With a critic (`lrl.Critic`) an advantage is relative to the critic's values of the same response:
+`GAE`.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lrl.system.config_errors import fault
-from lrl.types import Rollout
+from lrl.types import Rollout, Turn
 
 
 class Advantages(ABC):
@@ -27,6 +31,8 @@ class Advantages(ABC):
 
     min_rollouts: int = 2
     """Least scored responses of a group; a group with fewer is discarded and counted."""
+    needs_critic: bool = False
+    """Whether `of` reads `Rollout.values`, which only a critic (`lrl.Critic`) gives."""
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -176,3 +182,66 @@ class ReinforcePlusPlus(Advantages):
         """Restores the running moments."""
         moments = state.get("moments")
         self._moments = (moments[0], moments[1]) if moments else None
+
+
+class GAE(Advantages):
+    """Generalised advantage estimation over the policy's tokens, undiscounted (1506.02438, equation
+    16): A_t = sum_k lam^k (r_{t+k} + V_{t+k+1} - V_{t+k}).
+
+    V is the value of `lrl.Critic` before each token, 0 behind the last; the reward comes with the
+    last token. Needs `model.critic`. A group may have a single response.
+
+    Args:
+        lam: lambda, in [0, 1]: 1 is the reward less the value, without bias; below it there is less
+            noise, and a bias by the critic's errors.
+
+    Raises:
+        ConfigError: A setting is outside its range.
+    """
+
+    min_rollouts = 1
+    needs_critic = True
+
+    def __init__(self, lam: float = 1.0) -> None:
+        if not 0 <= lam <= 1:
+            fault(f"GAE(lam={lam}): it must be in [0, 1].")
+        self.lam = lam
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        raise NotImplementedError("rewards alone have no value of each token: call `of`")
+
+    def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
+        return [gae(rollout, of_tokens(rollout), self.lam) for rollout in rollouts]
+
+
+def of_tokens(rollout: Rollout) -> list[Turn]:
+    """Returns each token that the policy wrote, as a stretch of its own."""
+    return [Turn(index, index + 1) for index, own in enumerate(rollout.mask) if own]
+
+
+def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
+    """Returns the advantages of `GAE` over the actions of a scored rollout with values.
+
+    Args:
+        rollout: The rollout; its reward, less the KL penalty, comes with the last action.
+        actions: Stretches of the policy's tokens, in order; the value of one is that before its
+            first token.
+        lam: lambda, in [0, 1].
+
+    Returns:
+        float32 [tokens]: each action's advantage at all of its tokens, 0 elsewhere.
+    """
+    found = torch.zeros(len(rollout.token_ids))
+    if not actions:
+        return found
+    assert rollout.values is not None and rollout.reward is not None
+    values = [rollout.values[action.start] for action in actions]
+    rewards = [0.0] * (len(actions) - 1) + [rollout.reward - rollout.kl_penalty]
+    errors = [
+        reward + after - value
+        for reward, after, value in zip(rewards, [*values[1:], 0.0], values, strict=True)
+    ]
+    backwards = accumulate(reversed(errors), lambda ahead, error: error + lam * ahead)
+    for action, advantage in zip(reversed(actions), backwards, strict=True):
+        found[action.start : action.stop] = advantage
+    return found

@@ -60,7 +60,7 @@ class RolloutDataModule(L.LightningDataModule):
         rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names
             (`module:function`, `file.py:function`).
         groups_per_step: Prompts of one optimizer step.
-        rollouts_per_group: Responses to each prompt.
+        rollouts_per_group: Responses to each prompt; one needs a critic (`model.critic`).
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is
             on-policy.
         stragglers: What happens when a group has reached that bound and still runs: `wait` holds
@@ -182,10 +182,18 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _check_settings(self) -> None:
         sampling = self.sampling
-        if sampling.n < 2:
+        needs = self.advantages.min_rollouts
+        if sampling.n < needs:
             fault(
-                f"data.rollouts_per_group is {sampling.n}; it must be at least 2: advantages are "
-                "relative to the group."
+                f"data.rollouts_per_group is {sampling.n}; data.advantages "
+                f"{type(self.advantages).__name__} needs at least {needs}. Raise it, or take "
+                "lrl.advantages.GAE with model.critic, which needs one."
+            )
+        if self.max_skipped_per_step and (self.advantages.needs_critic or sampling.n == 1):
+            fault(
+                f"data.max_skipped_per_step is {self.max_skipped_per_step}, and with data.advantages "
+                f"{type(self.advantages).__name__} responses of equal rewards have a gradient: "
+                "leave it out."
             )
         if 0 < sampling.temperature < LEAST_TEMPERATURE:
             fault(

@@ -7,12 +7,12 @@ ranks and order of arrival cannot change the gradient.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import lightning as L
 import torch
@@ -20,6 +20,7 @@ from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.nn import Parameter
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -38,6 +39,7 @@ from lrl.system.lightning_warnings import forget_last_step
 from lrl.system.malloc_trim import trim_heap
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.collate import blank
+from lrl.training.critic import Critic, ValueSums
 from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.isolation import may_share_rows
@@ -45,9 +47,11 @@ from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
     checkpoint_weights,
+    decoder_of,
     find_model,
+    head_logprobs,
     is_made,
-    label_logprobs,
+    last_hidden,
     open_empty_network,
     open_network,
     open_tokenizer,
@@ -64,6 +68,8 @@ from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
 from lrl.weights.sampled_proof import ENOUGH_TOKENS, check_sampled
 
+Output = Literal["logprobs", "values", "both"]
+
 
 class PolicyModule(L.LightningModule):
     """A causal language model, trained by an objective on packed rollouts.
@@ -78,6 +84,8 @@ class PolicyModule(L.LightningModule):
         lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all
             weights.
         reference: A frozen policy to stay near to; null loads none.
+        critic: A value head that learns the return of each token, for `lrl.advantages.GAE`; null
+            has none.
         abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
             version in the trainer wrote itself (`policy/mismatch_kl`, nats) is above this: the
             generators then compute something else.
@@ -104,6 +112,7 @@ class PolicyModule(L.LightningModule):
         normalise_by: NormaliseBy | None = None,
         lora: LoRA | None = None,
         reference: Reference | None = None,
+        critic: Critic | None = None,
         abort_on_mismatch: float | None = None,
         lr: float = 1e-6,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -122,6 +131,7 @@ class PolicyModule(L.LightningModule):
             objective=(Objective, objective),
             lora=(LoRA, lora),
             reference=(Reference, reference),
+            critic=(Critic, critic),
         )
         self.automatic_optimization = False
         self.model = model
@@ -131,6 +141,7 @@ class PolicyModule(L.LightningModule):
         )
         self.lora = lora
         self.reference = reference
+        self.critic = critic
         self.abort_on_mismatch = abort_on_mismatch
         self.strict_loading = lora is None
         self.lr = lr
@@ -206,6 +217,7 @@ class PolicyModule(L.LightningModule):
             self.responses_share_rows = may_share_rows(self.network)
             self._add_adapters(self.network)
             self._check_adapters(self.network)
+            self._open_critic()
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
@@ -218,6 +230,7 @@ class PolicyModule(L.LightningModule):
         with model_files(self.policy_folder, ranks) as files:
             self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
+        self._open_critic()
         self.sharding.divide(self, self.network)
         self.sharding.fill(self.network, whole, self.device_of_use)
         del whole
@@ -226,6 +239,11 @@ class PolicyModule(L.LightningModule):
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
             self.lora.add_to(network)
+
+    def _open_critic(self) -> None:
+        if self.critic is not None:
+            trained = next(one for one in self.network.parameters() if one.requires_grad)
+            self.critic.open(self.network, trained.dtype)
 
     def _check_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
@@ -268,14 +286,20 @@ class PolicyModule(L.LightningModule):
         """Device that trains; without a trainer, the device of the module."""
         return self.device if self._trainer is None else self.trainer.strategy.root_device
 
-    def forward(self, micro: MicroBatch) -> Tensor:
+    def forward(self, micro: MicroBatch, output: Output = "logprobs") -> Any:
         """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0
         outside the mask.
 
-        All that reads weights in training goes through here, so a strategy can shard this module as
-        the root.
+        With output `values` the critic's values before them, float32 [R, L], and with `both`
+        log-probs and values. All that reads weights in training goes through here, so a strategy
+        can shard this module as the root.
         """
-        return label_logprobs(self.network, micro, self.head_chunk_tokens)
+        hidden = last_hidden(decoder_of(self.network), micro)
+        values = None if output == "logprobs" else cast(Critic, self.critic)(hidden, micro)
+        if output == "values":
+            return values
+        logprobs = head_logprobs(self.network, hidden, micro, self.head_chunk_tokens)
+        return logprobs if output == "logprobs" else (logprobs, values)
 
     @property
     def ranks(self) -> Ranks:
@@ -304,20 +328,35 @@ class PolicyModule(L.LightningModule):
     # ---- a step
 
     def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
-        """Adds the log-probs of the reference, if there is one, to a finished group."""
+        """Adds the log-probs of the reference and the values of the critic, if there are such, to a
+        finished group."""
         if self.reference is not None:
             self.reference.fill(group, temperature, micro_batch_tokens, self.reference_logprobs)
+        if self.critic is not None:
+            self.critic.fill(group, temperature, micro_batch_tokens, self.critic_values)
 
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
         computes a share."""
+        return self._in_shares(batches, self._reference_logprobs)
+
+    @collective
+    def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Returns the critic's values before the labels of each batch: float32 [R, L] on the CPU;
+        every rank computes a share."""
+        return self._in_shares(batches, self._critic_values)
+
+    def _in_shares(
+        self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
+    ) -> list[Tensor]:
+        """Returns, on rank 0, what `compute` gives for each batch; every rank computes a share."""
         size = self.data_parallel_size
         together = self.ranks.size // size
         share = list(batches[self.ranks.rank // together :: size])
         if self.sharding is not None and len(share) * size < len(batches):
             share.append(blank())  # all ranks take part in a pass
-        own = [self._reference_logprobs(each.to(self.device_of_use)) for each in share]
+        own = [compute(each.to(self.device_of_use)) for each in share]
         found = self.ranks.gather(own)[::together]
         return [
             found[number % size][number // size] for number in range(len(batches) if found else 0)
@@ -331,20 +370,35 @@ class PolicyModule(L.LightningModule):
         shard_again(self)
         return found.cpu()
 
+    @torch.no_grad()
+    def _critic_values(self, micro: MicroBatch) -> Tensor:
+        found: Tensor = self(micro, "values")
+        shard_again(self)
+        return found.cpu()
+
     def compute_loss(self, micro: MicroBatch) -> Tensor:
-        """Returns the weighted sum (not the mean) of the micro-batch's token losses. Override it
-        for your own loss."""
-        tokens = Tokens.select(self(micro), micro, self.diagnostics.version)
+        """Returns the weighted sum (not the mean) of the micro-batch's token losses, the critic's
+        included. Override it for your own loss."""
+        values: Any = None
+        if self.critic is None:
+            logprobs = self(micro)
+        else:
+            logprobs, values = self(micro, "both")
+        tokens = Tokens.select(logprobs, micro, self.diagnostics.version)
         self.diagnostics.add(self.objective, tokens)
         losses = self.objective.token_losses(tokens)
         if self.reference is not None:
             losses = losses + self.reference.token_losses(tokens)
-        return (token_weights(self.normalise_by, tokens.responses) * losses).sum()
+        weights = token_weights(self.normalise_by, tokens.responses)
+        loss = (weights * losses).sum()
+        return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
 
     def training_step(self, step: Step, batch_idx: int) -> None:
         """Does one optimizer step; the policy's version grows by one, also if the step has no
         token."""
         self.diagnostics = Diagnostics(version=self.trainer.global_step)
+        if self.critic is not None:
+            self.critic.sums = ValueSums()
         loss = torch.zeros((), device=self.device_of_use)
         for micro in step:
             loss += self._add_gradient(micro)
@@ -362,13 +416,13 @@ class PolicyModule(L.LightningModule):
         ]
         average_over_ranks(trained, self.trainer.world_size)
         divisor = denominator(self.normalise_by, step)
-        metrics = self._metrics(loss, divisor)
+        of_critic = self._critic_metrics(step.num_tokens, divisor)
+        metrics: dict[str, Any] = self._metrics(loss, divisor) | of_critic
+        metrics["policy/loss"] -= of_critic.get("critic/loss", 0.0)
         scale = self.data_parallel_size / divisor  # the sum over ranks was divided by their number
-        metrics["grad_norm"] = scale_and_clip(
-            trained, scale, self.max_grad_norm, self.trainer.global_step
-        )
+        metrics |= self._scale_and_clip(trained, scale)
         for name, value in metrics.items():
-            self.log(f"policy/{name}", value, prog_bar=name == "lag_mean")
+            self.log(name, value, prog_bar=name == "policy/lag_mean")
         # Lightning counts these calls, and so the versions: step also without gradients.
         cast(LightningOptimizer, self.optimizers()).step()
         step_schedulers(self.trainer, batch_idx)
@@ -381,13 +435,53 @@ class PolicyModule(L.LightningModule):
         """Adds the gradient of a micro-batch; returns its loss, float32 []."""
         micro = micro.to(self.device_of_use)
         with explain_broken_collective():
-            # A blank has no loss, but takes part in every collective of the passes.
-            loss = self.compute_loss(micro) if micro.mask.any() else 0.0 * self(micro).sum()
+            loss = self.compute_loss(micro) if micro.mask.any() else self.blank_loss(micro)
             self.manual_backward(loss)
         return loss.detach()
 
+    def blank_loss(self, micro: MicroBatch) -> Tensor:
+        """Returns a loss of 0 that takes part in every collective of the passes: float32 []."""
+        if self.critic is None:
+            return 0.0 * self(micro).sum()
+        logprobs, values = self(micro, "both")
+        return 0.0 * (logprobs.sum() + values.sum())
+
+    def _scale_and_clip(self, trained: Sequence[Parameter], scale: float) -> dict[str, Tensor]:
+        """Scales all gradients, and clips those of policy and critic apart; returns their norms."""
+        step, own = self.trainer.global_step, set(self.critic_weights)
+        of_policy = [weight for weight in trained if weight not in own]
+        norms = {
+            "policy/grad_norm": scale_and_clip(of_policy, scale, self.max_grad_norm, step),
+        }
+        if self.critic is not None:
+            of_critic = [weight for weight in trained if weight in own]
+            norms["critic/grad_norm"] = scale_and_clip(
+                of_critic, scale, self.critic.max_grad_norm, step
+            )
+        return norms
+
+    def _critic_metrics(self, num_tokens: int, divisor: int) -> dict[str, Any]:
+        """Returns the metrics of the step's values over all ranks; empty without a critic.
+
+        Raises ConfigError if the critic has not learnt from each of the step's `num_tokens`.
+        """
+        if self.critic is None:
+            return {}
+        sums, reduce = self.critic.sums, self.trainer.strategy.reduce
+        # These ranks have counted the same.
+        together = self.trainer.world_size // self.data_parallel_size
+        sums.sums = reduce(sums.sums.to(self.device_of_use) / together, reduce_op="sum")
+        if round(sums.tokens) != num_tokens:
+            raise ConfigError(
+                f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
+                "super().compute_loss in it, write an objective (lrl.objectives.Objective) in its "
+                "place, or leave model.critic out."
+            )
+        return {f"critic/{name}": value for name, value in sums.result(divisor).items()}
+
     def _metrics(self, loss: Tensor, divisor: int) -> dict[str, Any]:
-        """Returns the step's metrics over all ranks.
+        """Returns the policy's metrics of the step over all ranks; its loss may have the critic's in
+        it.
 
         Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from
         the policy.
@@ -399,12 +493,13 @@ class PolicyModule(L.LightningModule):
             diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum"
         )
         diagnostics.maxima = reduce(diagnostics.maxima.to(self.device_of_use), reduce_op="max")
-        found = diagnostics.result()
+        found: dict[str, Any] = diagnostics.result()
         self._prove_sampling(found)
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
-        return found | {"loss": reduce(loss / together, reduce_op="sum") / divisor}
+        found["loss"] = reduce(loss / together, reduce_op="sum") / divisor
+        return {f"policy/{name}": value for name, value in found.items()}
 
     def _prove_sampling(self, metrics: dict[str, float]) -> None:
         """Compares, once in a fit, the log-probs of sampled tokens
@@ -440,13 +535,22 @@ class PolicyModule(L.LightningModule):
         stepped at its `interval`, as in Lightning: an epoch unless it is `step`. A resumed run has
         the optimizer state of its checkpoint.
         """
-        trained = [weight for weight in self.parameters() if weight.requires_grad]
-        optimizer = torch.optim.AdamW(
-            trained, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay
-        )
+        own = set(self.critic_weights)
+        trained = [one for one in self.parameters() if one.requires_grad and one not in own]
+        groups: list[dict[str, Any]] = [{"params": trained, "lr": self.lr}]
         factor = partial(lr_factor, self.schedule, self.warmup_steps, self.trainer.max_steps)
-        scheduler = {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+        factors: list[Callable[[int], float]] = [factor]
+        if self.critic is not None:
+            groups.append({"params": self.critic_weights, "lr": self.critic.lr})
+            factors.insert(0, partial(factor, first_step=self.critic.value_only_steps))
+        optimizer = torch.optim.AdamW(groups, betas=self.betas, weight_decay=self.weight_decay)
+        scheduler = {"scheduler": LambdaLR(optimizer, factors), "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    @property
+    def critic_weights(self) -> list[Parameter]:
+        """The trained weights of the critic, which are the optimizer's second parameter group."""
+        return [] if self.critic is None else list(self.critic.parameters())
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Runs the preflight checks and returns the default callbacks."""
@@ -476,6 +580,8 @@ class PolicyModule(L.LightningModule):
         checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
         if self.lora is not None:
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
+        if self.critic is not None:
+            checkpoint["critic"] = self.critic.kind
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 
@@ -488,6 +594,12 @@ class PolicyModule(L.LightningModule):
                 f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
                 "the same."
             )
+        kind = None if self.critic is None else self.critic.kind
+        if checkpoint.get("critic") != kind:
+            raise ConfigError(
+                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
+                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
+            )
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
@@ -499,19 +611,24 @@ class PolicyModule(L.LightningModule):
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}
+            lrs = [self.lr] if self.critic is None else [self.lr, self.critic.lr]
             restart_at(
-                self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), self.lr, settings
+                self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), lrs, settings
             )
 
     # ---- the weights
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what a checkpoint holds: all weights, or the adapters alone."""
+        """Returns what a checkpoint holds: all weights, or the adapters and the critic alone."""
         found = super().state_dict(*args, **kwargs)
         return (
             found
             if self.lora is None
-            else {name: found[name] for name in found if is_adapter(name)}
+            else {
+                name: found[name]
+                for name in found
+                if is_adapter(name) or name.startswith("critic.")
+            }
         )
 
     @collective

@@ -72,6 +72,11 @@ class Rollout:
     """Each reward by name, before its weight."""
     reference_logprobs: list[float] | None = None
     """Log-prob of each token in nats under the reference policy; None without one."""
+    values: list[float] | None = None
+    """The critic's value before each token, in units of reward; None without a critic."""
+    returns: list[float] | None = None
+    """What the critic's value before each token learns to be, 0 for an environment's; None without
+    a critic."""
     kl_penalty: float = 0.0
     """KL penalty that is subtracted from the reward before the baseline; 0 unless it is
     configured."""
@@ -194,6 +199,10 @@ class MicroBatch:
     reference_logprobs: Tensor | None = None
     """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is
     false; or None."""
+    values: Tensor | None = None
+    """float32 [R, L]: `Rollout.values` of the label, 0 where `mask` is false; or None."""
+    returns: Tensor | None = None
+    """float32 [R, L]: `Rollout.returns` of the label, 0 where `mask` is false; or None."""
     partial: bool = False
     """Whether `mask` has only some of a response's own tokens, because the others are too old to
     train."""

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import GRPO, RLOO, Advantages, DrGRPO, GroupMean, ReinforcePlusPlus
-from lrl.types import Rollout
+from lrl.advantages import GAE, GRPO, RLOO, Advantages, DrGRPO, GroupMean, ReinforcePlusPlus
+from lrl.types import ENVIRONMENT, Rollout
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
@@ -105,12 +105,25 @@ def test_the_kl_penalty_is_subtracted_before_the_baseline() -> None:
     assert [advantage.item() for advantage in found] == [-0.25, 0.25]
 
 
+def test_a_tokens_advantage_is_what_comes_after_its_value() -> None:
+    one = rollout(1.0, tokens=4, kl_penalty=0.5)
+    one.values = [0.1, 9.0, 0.3, 0.2]
+    one.versions[1] = ENVIRONMENT
+    errors = [0.3 - 0.1, 0.2 - 0.3, 0.5 - 0.2]
+    (reward_less_value,), (one_step,), (between,) = (GAE(lam).of([one]) for lam in (1.0, 0.0, 0.5))
+    assert reward_less_value.tolist() == pytest.approx([0.4, 0.0, 0.2, 0.3])
+    assert one_step.tolist() == pytest.approx([errors[0], 0.0, *errors[1:]])
+    first = errors[0] + 0.5 * errors[1] + 0.25 * errors[2]
+    assert between.tolist() == pytest.approx([first, 0.0, errors[1] + 0.5 * errors[2], errors[2]])
+
+
 @pytest.mark.parametrize(
     ("baseline", "setting"),
     [
         (GRPO, {"epsilon": 0.0}),
         (ReinforcePlusPlus, {"decay": 1.0}),
         (ReinforcePlusPlus, {"epsilon": 0.0}),
+        (GAE, {"lam": 1.01}),
     ],
 )
 def test_a_setting_out_of_range_is_refused(

@@ -12,9 +12,11 @@ ONE_PASS = (
     "their age, and data.replay trains groups again."
 )
 ONE_TURN = "There is none: a response is one turn."
-NO_CRITIC = (
-    "There is none: advantages are relative to the group (data.advantages), and no critic is "
-    "trained."
+UNDISCOUNTED = "There is none: rewards are not discounted."
+CRITIC = "model.critic lrl.Critic, with --data.advantages lrl.advantages.GAE"
+VALUE_GRADIENT = (
+    "model.critic.trunk_gradient, with --model.critic lrl.Critic; its own weights have a gradient "
+    "of their own"
 )
 NO_ENTROPY = "There is none: add the term in `compute_loss` of a lrl.PolicyModule of your own."
 PACKED = "There is none: responses are always packed, by length."
@@ -109,10 +111,12 @@ SETTINGS = {
     "scale_rewards": SCALED,
     "norm_adv_by_std_in_grpo": SCALED,
     "adv_estimator": "data.advantages",
-    "gamma": NO_CRITIC,
-    "lam": NO_CRITIC,
-    "critic": NO_CRITIC,
-    "vf_coef": NO_CRITIC,
+    "gamma": UNDISCOUNTED,
+    "lam": "data.advantages.lam, with --data.advantages lrl.advantages.GAE",
+    "gae_lambda": "data.advantages.lam, with --data.advantages lrl.advantages.GAE",
+    "critic": CRITIC,
+    "critic_warmup": "model.critic.value_only_steps, with --model.critic lrl.Critic",
+    "vf_coef": VALUE_GRADIENT,
     "dynamic_sampling": "data.max_skipped_per_step",
     "filter_groups": "data.max_skipped_per_step",
     # objective

@@ -17,6 +17,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.system.config_errors import EXPECTED, fault, noting
+from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule
@@ -40,6 +41,7 @@ class Policy(Protocol):
     objective: Objective
     lora: LoRA | None
     reference: Reference | None
+    critic: Critic | None
     lr: float
     warmup_steps: int
     schedule: Schedule

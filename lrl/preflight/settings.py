@@ -50,6 +50,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     if trainer.state.fn != "fit":
         return
     check_objective(policy, data)
+    check_critic_steps(trainer, policy)
     check_sync(trainer, data)
     check_reward_launcher(strategy, data)
     if policy.lora is not None and strategy.tensor_parallel_size > 1:
@@ -173,9 +174,18 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
 
 
 def check_objective(policy: Policy, data: RolloutDataModule) -> None:
-    """Checks that the advantages are the ones that the objective needs, and the groups large enough
-    for them."""
+    """Checks that the advantages are the ones that the objective and the critic need."""
     objective, advantages = policy.objective, data.advantages
+    if advantages.needs_critic and policy.critic is None:
+        fault(
+            f"data.advantages {type(advantages).__name__} needs the values of a critic: set "
+            "model.critic to lrl.Critic."
+        )
+    if policy.critic is not None and not advantages.needs_critic:
+        fault(
+            f"model.critic is set, and data.advantages {type(advantages).__name__} does not use its "
+            "values: set data.advantages to lrl.advantages.GAE, or leave model.critic out."
+        )
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
         fault(
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
@@ -187,11 +197,15 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             "data.stragglers mask leaves out their tokens that are too old: set data.stragglers to "
             "wait, or take an objective that weighs each token."
         )
-    if 2 <= data.sampling.n < advantages.min_rollouts:
+
+
+def check_critic_steps(trainer: L.Trainer, policy: Policy) -> None:
+    """Checks that the policy learns at all."""
+    alone = 0 if policy.critic is None else policy.critic.value_only_steps
+    if 0 < trainer.max_steps <= alone:
         fault(
-            f"data.rollouts_per_group is {data.sampling.n} and data.advantages "
-            f"{type(advantages).__name__} needs {advantages.min_rollouts} responses a group: raise "
-            "data.rollouts_per_group."
+            f"model.critic.value_only_steps is {alone} and trainer.max_steps {trainer.max_steps}: "
+            "the policy would learn nothing. Lower the one or raise the other."
         )
 
 

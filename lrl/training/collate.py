@@ -1,5 +1,6 @@
 """Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,41 @@ def blank() -> MicroBatch:
     )
 
 
+def each_rollout(
+    group: Group,
+    temperature: float,
+    micro_batch_tokens: int,
+    compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
+) -> Iterator[tuple[Rollout, Tensor]]:
+    """Yields each rollout of a group that has a token, with one number for each of its tokens.
+
+    Args:
+        group: The group.
+        temperature: Sampling temperature of the run.
+        micro_batch_tokens: Most tokens of a pass, padding included; a longer rollout gets its own.
+        compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out.
+    """
+    batches = list(_batches(group, micro_batch_tokens))
+    micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
+    for rollouts, micro, found in zip(batches, micros, compute(micros), strict=True):
+        for rollout, row, mask in zip(rollouts, found, micro.mask, strict=True):
+            yield rollout, row[mask]
+
+
+def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
+    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding
+    included."""
+    prompt = len(group.prompt.token_ids)
+    # The longest first: rollouts of similar length need little padding.
+    left = sorted(
+        (one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids)
+    )
+    while left:
+        rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))
+        yield left[:rows]
+        left = left[rows:]
+
+
 def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
     """Returns rollouts of a group, each with at least one token and in its own row, with every
     token in the mask."""
@@ -73,6 +109,7 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     sequences = [sequence for row in rows for sequence in row]
     referenced = all(sequence.rollout.reference_logprobs is not None for sequence in sequences)
+    valued = all(sequence.rollout.returns is not None for sequence in sequences)
     batch = MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
         position_ids=torch.zeros(shape, dtype=torch.int64),
@@ -85,6 +122,8 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
         group_ids=torch.full(shape, -1, dtype=torch.int64),
         temperature=temperature,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
+        values=torch.zeros(shape, dtype=torch.float32) if valued else None,
+        returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
         partial=any(sequence.partial for sequence in sequences),
     )
     groups = {
@@ -120,10 +159,13 @@ def _write(batch: MicroBatch, row: int, whole: slice, sequence: TrainingSample) 
     columns = torch.arange(first, first + len(trained))[trained]
     batch.mask[row, columns] = True
     batch.labels[row, columns] = token_ids[trained]
-    batch.behaviour_logprobs[row, columns] = batch.advantages.new_tensor(rollout.logprobs)[trained]
     batch.advantages[row, columns] = sequence.advantages.expand(len(trained))[trained]
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[trained]
-    if batch.reference_logprobs is not None:
-        batch.reference_logprobs[row, columns] = batch.advantages.new_tensor(
-            rollout.reference_logprobs
-        )[trained]
+    for field, numbers in (
+        (batch.behaviour_logprobs, rollout.logprobs),
+        (batch.reference_logprobs, rollout.reference_logprobs),
+        (batch.values, rollout.values),
+        (batch.returns, rollout.returns),
+    ):
+        if field is not None:
+            field[row, columns] = field.new_tensor(numbers)[trained]

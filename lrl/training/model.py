@@ -157,6 +157,21 @@ def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
         )
 
 
+def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
+    """Returns the last hidden state of a micro-batch: [R, L, H]."""
+    # Flash attention reads from position_ids where sequences begin, but only if all of them are in
+    # one row.
+    flat = "flash" in (decoder.config._attn_implementation or "")
+    shape = (1, -1) if flat else micro.input_ids.shape
+    outputs = decoder(
+        input_ids=micro.input_ids.view(shape),
+        position_ids=micro.position_ids.view(shape),
+        use_cache=False,
+    )
+    hidden: Tensor = outputs.last_hidden_state
+    return hidden.view(*micro.input_ids.shape, -1)
+
+
 def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
     """Returns the log-probs of the labels of a micro-batch on the network's device, at its
     temperature.
@@ -164,16 +179,13 @@ def label_logprobs(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: in
     They are float32 [R, L] in nats, 0 where the mask is false. `chunk_tokens` is as for
     `token_logprobs`.
     """
-    # Flash attention reads from position_ids where sequences begin, but only if all of them are in
-    # one row.
-    flat = "flash" in (network.config._attn_implementation or "")
-    shape = (1, -1) if flat else micro.input_ids.shape
-    outputs = decoder_of(network)(
-        input_ids=micro.input_ids.view(shape),
-        position_ids=micro.position_ids.view(shape),
-        use_cache=False,
-    )
-    hidden = outputs.last_hidden_state.view(*micro.input_ids.shape, -1)
+    return head_logprobs(network, last_hidden(decoder_of(network), micro), micro, chunk_tokens)
+
+
+def head_logprobs(
+    network: PreTrainedModel, hidden: Tensor, micro: MicroBatch, chunk_tokens: int
+) -> Tensor:
+    """Returns the log-probs of `label_logprobs` from the last hidden state."""
     head = network.get_output_embeddings()
     logprobs = token_logprobs(
         hidden[micro.mask].to(

@@ -1,5 +1,6 @@
 """Checks the result of a user's `configure_optimizers`, and steps its schedulers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
@@ -59,9 +60,13 @@ def step_schedulers(trainer: L.Trainer, batch_idx: int) -> None:
 
 
 def restart_at(
-    optimizer: torch.optim.Optimizer, scheduler: LambdaLR, lr: float, settings: dict[str, Any]
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    lrs: Sequence[float],
+    settings: dict[str, Any],
 ) -> None:
-    """Overwrites the learning rate and AdamW's settings that a checkpoint has restored."""
-    scheduler.base_lrs = [lr] * len(optimizer.param_groups)
-    for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+    """Overwrites the learning rate of each parameter group, and AdamW's settings, that a checkpoint
+    has restored."""
+    scheduler.base_lrs = list(lrs)
+    for group, factor, lr in zip(optimizer.param_groups, scheduler.lr_lambdas, lrs, strict=True):
         group.update(lr=lr * factor(scheduler.last_epoch), initial_lr=lr, **settings)

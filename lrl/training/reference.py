@@ -5,7 +5,7 @@ with the rollout.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.config_errors import fault
-from lrl.training.collate import unpacked
+from lrl.training.collate import each_rollout
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
     Dtype,
@@ -28,7 +28,7 @@ from lrl.training.model import (
 )
 from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
-from lrl.types import Group, MicroBatch, Rollout
+from lrl.types import Group, MicroBatch
 
 log = logging.getLogger(__name__)
 
@@ -169,16 +169,11 @@ class Reference:
         # From a replay, and the reference is still the same.
         if group.reference_version == self.version:
             return
-        batches = list(_batches(group, micro_batch_tokens))
-        micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
-        for rollouts, micro, found in zip(batches, micros, logprobs(micros), strict=True):
-            for rollout, row, mask in zip(rollouts, found, micro.mask, strict=True):
-                rollout.reference_logprobs = row[mask].tolist()
-                if self.penalty_in == "reward":
-                    kl = self._kl(torch.tensor(rollout.logprobs), row[mask])
-                    rollout.kl_penalty = (
-                        self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
-                    )
+        for rollout, found in each_rollout(group, temperature, micro_batch_tokens, logprobs):
+            rollout.reference_logprobs = found.tolist()
+            if self.penalty_in == "reward":
+                kl = self._kl(torch.tensor(rollout.logprobs), found)
+                rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
 
     def token_losses(self, tokens: Tokens) -> Tensor:
@@ -234,17 +229,3 @@ class Reference:
         if self.estimator == "k2":
             return difference.square() / 2
         return k3(difference)
-
-
-def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
-    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding
-    included."""
-    prompt = len(group.prompt.token_ids)
-    # The longest first: rollouts of similar length need little padding.
-    left = sorted(
-        (one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids)
-    )
-    while left:
-        rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))
-        yield left[:rows]
-        left = left[rows:]

@@ -17,9 +17,15 @@ def check_end(schedule: Schedule, max_steps: int) -> None:
         )
 
 
-def lr_factor(schedule: Schedule, warmup_steps: int, max_steps: int, step: int) -> float:
-    """Returns learning rate over peak at `step` (from 0): up to 1 in warm-up, then down to 0 at
-    `max_steps`."""
+def lr_factor(
+    schedule: Schedule, warmup_steps: int, max_steps: int, step: int, first_step: int = 0
+) -> float:
+    """Returns learning rate over peak at `step` (from 0): 0 before `first_step`, up to 1 in
+    warm-up, then down to 0 at `max_steps`."""
+    if step < first_step:
+        return 0.0
+    step -= first_step
+    max_steps -= first_step
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":

@@ -60,21 +60,21 @@ class Sharding:
         """Micro-batches that are trained at the same time."""
         return self.mesh.size() // self.tensor_parallel_size
 
-    def divide(self, root: nn.Module, network: PreTrainedModel) -> None:
-        """Divides the parameters of `network`: each layer by itself, then `root`, which calls it,
-        with the rest.
+    def divide(self, root: nn.Module, *networks: PreTrainedModel) -> None:
+        """Divides the parameters of `networks`: each layer by itself, then `root`, which calls
+        them, with the rest.
 
-        `root` gathers what belongs to no layer. It is not `network`, because lrl calls the decoder
+        `root` gathers what belongs to no layer. It is not a network, because lrl calls the decoder
         and the head apart.
         """
-        if self.tensor_parallel_size > 1:
+        for network in networks if self.tensor_parallel_size > 1 else ():
             plan = tensor_parallel_plan(network, self.tensor_parallel_size)
             apply_tensor_parallelism(network, self.mesh["tensor"], plan)
         names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
-        layers = set(network._no_split_modules or ())
+        layers = [layer for network in networks for layer in _layers(network)]
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         offload = CPUOffloadPolicy() if self.cpu_offload else OffloadPolicy()
-        for module in [one for one in network.modules() if type(one).__name__ in layers] + [root]:
+        for module in [*layers, root]:
             fully_shard(module, mesh=self.mesh[names], mp_policy=precision, offload_policy=offload)
         if self.reduce_gradients == "once":
             cast(FSDPModule, root).set_requires_gradient_sync(False)
@@ -108,6 +108,11 @@ class Sharding:
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not tied)
         with explain_broken_collective():
             set_model_state_dict(network, weights, options=options)
+
+
+def _layers(network: PreTrainedModel) -> Iterator[nn.Module]:
+    names = set(network._no_split_modules or ())
+    return (module for module in network.modules() if type(module).__name__ in names)
 
 
 PARALLEL_STYLES = (

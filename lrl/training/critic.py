@@ -1,0 +1,186 @@
+"""The critic: a value head that predicts the return from every token, if `model.critic` is set.
+
+`lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt
+beside it. Values are computed once per rollout, when its group reaches its step, by the weights with
+which the step begins, and stay with the rollout. The critic learns in the policy's own step: its
+weights are a parameter group of the one optimizer, because Lightning counts the steps of every
+optimizer, and a version of the policy is one step. They are neither sent to generators nor part of
+the exported policy.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lrl.advantages import gae, of_tokens
+from lrl.system.config_errors import above, at_least, fault
+from lrl.training.collate import each_rollout
+from lrl.types import Group, MicroBatch
+
+Values = Callable[[Sequence[MicroBatch]], list[Tensor]]
+
+
+class Critic(nn.Module):
+    """A value head, one linear layer that begins at 0, and how it learns.
+
+    The loss of a token is (V - R)^2 / 2 for its value V and its return R = V' + the advantage of
+    GAE (1506.02438, equation 16) with the critic's own `lam`, where V' is the value with which the
+    step began.
+
+    Args:
+        lr: Peak learning rate of AdamW for the critic's weights. Its warm-up and schedule are the
+            policy's.
+        lam: lambda of the returns, in [0, 1]; 1 makes them the response's reward (VC-PPO,
+            2503.01491: lambda of the value apart from that of the policy).
+        value_only_steps: First steps of a run, in which the critic learns and the policy's learning
+            rate is 0 (VC-PPO: value pretraining).
+        max_grad_norm: The gradient of the critic's weights is scaled down to this L2 norm; null
+            never does.
+        trunk_gradient: Share of the value loss's gradient that reaches the policy through the
+            hidden state; 0 for none.
+
+    Raises:
+        ConfigError: A setting is outside its range.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1e-5,
+        lam: float = 1.0,
+        value_only_steps: int = 10,
+        max_grad_norm: float | None = 1.0,
+        trunk_gradient: float = 0.0,
+    ) -> None:
+        super().__init__()
+        at_least(0, "model.critic", lr=lr, value_only_steps=value_only_steps)
+        at_least(0, "model.critic", trunk_gradient=trunk_gradient)
+        above(0, "model.critic", max_grad_norm=max_grad_norm)
+        if not 0 <= lam <= 1:
+            fault(f"model.critic.lam is {lam}; it must be in [0, 1].")
+        self.lr = lr
+        self.lam = lam
+        self.value_only_steps = value_only_steps
+        self.max_grad_norm = max_grad_norm
+        self.trunk_gradient = trunk_gradient
+        self.sums = ValueSums()
+
+    @property
+    def kind(self) -> str:
+        """What a checkpoint must have been made with."""
+        return "a head on the policy"
+
+    def open(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
+        """Makes the head for the hidden state of a policy's network, on its device."""
+        output = network.get_output_embeddings().weight
+        device = "cpu" if output.is_meta else output.device
+        self.head = nn.Linear(output.shape[1], 1, dtype=dtype, device=device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, hidden: Tensor, micro: MicroBatch) -> Tensor:
+        """Returns the value before each label: float32 [R, L], 0 outside the mask.
+
+        Args:
+            hidden: [R, L, H], the last hidden state of the policy.
+            micro: The micro-batch, R rows of L tokens.
+        """
+        if hidden.requires_grad:
+            hidden = self._limited(hidden)
+        # In float32, also under autocast: a value is a difference of rewards.
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight, bias = self.head.weight.float(), self.head.bias.float()
+            values = nn.functional.linear(hidden[micro.mask].float(), weight, bias).squeeze(-1)
+        return torch.zeros(micro.mask.shape, device=values.device).masked_scatter(
+            micro.mask, values
+        )
+
+    def _limited(self, hidden: Tensor) -> Tensor:
+        """Returns the hidden state, through which `trunk_gradient` of the gradient flows back."""
+        if not self.trunk_gradient:
+            return hidden.detach()
+        limited = hidden.view_as(hidden)
+        limited.register_hook(lambda gradient: self.trunk_gradient * gradient)
+        return limited
+
+    def fill(
+        self, group: Group, temperature: float, micro_batch_tokens: int, values: Values
+    ) -> None:
+        """Sets `values` and `returns` of every scored rollout of a group that has a token.
+
+        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
+        gets its own pass. `values` has all ranks compute them (`lrl.PolicyModule.critic_values`).
+        The rewards must be there, less their KL penalty if there is one.
+        """
+        for rollout, found in each_rollout(group, temperature, micro_batch_tokens, values):
+            rollout.values = found.tolist()
+            if rollout.reward is not None:
+                ahead = gae(rollout, of_tokens(rollout), self.lam)
+                rollout.returns = (ahead + torch.tensor(rollout.values)).tolist()
+
+    def loss(self, values: Tensor, micro: MicroBatch, weights: Tensor) -> Tensor:
+        """Returns the weighted sum of the losses of a micro-batch's tokens, and counts them.
+
+        Args:
+            values: float32 [R, L], the result of `forward`; carries the gradient.
+            micro: The micro-batch, with the returns of `fill`.
+            weights: float32 [n], the factor of each trained token's loss.
+        """
+        assert micro.returns is not None, "every group passes `fill` before it is packed"
+        returns, now = micro.returns[micro.mask], values[micro.mask]
+        losses = weights * (now - returns).square() / 2
+        self.sums.add(now, returns, losses)
+        return losses.sum()
+
+
+class ValueSums:
+    """What the critic did over the trained tokens of one step, gathered micro-batch by
+    micro-batch."""
+
+    NAMES = ("tokens", "value", "return", "return_squared", "error", "error_squared", "loss")
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens so far."""
+        return self.sums[0].item()
+
+    @torch.no_grad()
+    def add(self, values: Tensor, returns: Tensor, losses: Tensor) -> None:
+        """Adds one micro-batch: float32 [n] each."""
+        errors = returns - values
+        each = (
+            torch.ones_like(values),
+            values,
+            returns,
+            returns.square(),
+            errors,
+            errors.square(),
+            losses,
+        )
+        self.sums = self.sums.to(values.device) + torch.stack(each).double().sum(1)
+
+    def result(self, divisor: int) -> dict[str, float]:
+        """Returns the step's metrics; empty if it had no token.
+
+        `loss`: the sum of the weighted losses over `divisor`, as the policy's. `value_mean`,
+        `return_mean`: in units of reward. `explained_variance`: 1 - Var(R - V) / Var(R); 1 for
+        perfect values, 0 for a constant; left out where all returns are the same.
+        """
+        sums = dict(zip(self.NAMES, self.sums.tolist(), strict=True))
+        if not (n := sums["tokens"]):
+            return {}
+        variance = sums["return_squared"] / n - (sums["return"] / n) ** 2
+        unexplained = sums["error_squared"] / n - (sums["error"] / n) ** 2
+        metrics = {
+            "loss": sums["loss"] / divisor,
+            "value_mean": sums["value"] / n,
+            "return_mean": sums["return"] / n,
+        }
+        # Below it is rounding.
+        if variance > 1e-9:
+            metrics["explained_variance"] = 1 - unexplained / variance
+        return metrics

@@ -1,0 +1,259 @@
+"""The critic: its values, its gradient and the policy's under it, and the steps of both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from lrl.advantages import GAE
+from lrl.errors import ConfigError
+from lrl.objectives import REINFORCE
+from lrl.policy import PolicyModule
+from lrl.rollouts.packing import Packer
+from lrl.training.critic import Critic
+from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
+from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
+
+LAM, VALUE_LAM = 0.9, 0.7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+def filled(policy: PolicyModule) -> PolicyModule:
+    """Gives the head weights that no gradient leaves alone."""
+    torch.manual_seed(4)
+    torch.nn.init.normal_(policy.critic.head.weight, std=0.3)
+    torch.nn.init.constant_(policy.critic.head.bias, 0.2)
+    return policy
+
+
+def with_critic(folder: str, **settings: Any) -> PolicyModule:
+    return filled(opened(folder, objective=REINFORCE(), critic=Critic(lam=VALUE_LAM, **settings)))
+
+
+def groups() -> list[Group]:
+    """Groups of several responses and of one; one response is empty, and one has an observation."""
+    found = [make_group(0), make_group(1), make_group(2, responses=1)]
+    found[0].rollouts[1] = Rollout(finish_reason="length", reward=1.0)
+    longest = max(found[1].rollouts, key=lambda one: len(one.token_ids))
+    longest.versions[2:4] = [ENVIRONMENT, ENVIRONMENT]
+    return found
+
+
+def packed(policy: PolicyModule, given: list[Group], budget: int = 10_000) -> list[MicroBatch]:
+    packer = Packer(budget, GAE(LAM), 1.0)
+    rounds = []
+    for group in given:
+        policy.prepare(group, 1.0, budget)
+        rounds += list(packer.add(group))
+    return [batch for each in [*rounds, *packer.flush()] for batch in each if batch is not None]
+
+
+def gradients(policy: PolicyModule, batches: list[MicroBatch]) -> dict[str, Tensor]:
+    policy.zero_grad()
+    for batch in batches:
+        policy.compute_loss(batch).backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
+
+
+def written_out(
+    folder: str, head: torch.nn.Linear, given: list[Group], trunk_gradient: float
+) -> dict[str, Tensor]:
+    """Returns the gradients of the sum of losses in float64, response by response and token by
+    token."""
+    network = AutoModelForCausalLM.from_pretrained(folder).double()
+    own = copy.deepcopy(head).double()
+    total = torch.zeros((), dtype=torch.float64)
+    for group in given:
+        prompt = group.prompt.token_ids
+        for rollout in group.rollouts:
+            places = [i for i, version in enumerate(rollout.versions) if version != ENVIRONMENT]
+            if not places:
+                continue
+            tokens = torch.tensor([prompt + rollout.token_ids])
+            hidden = network.model(tokens).last_hidden_state[0]
+            logprobs = network.lm_head(hidden).log_softmax(-1)
+            before = [len(prompt) - 1 + place for place in places]
+            states = hidden[before]
+            through = trunk_gradient * states + (1 - trunk_gradient) * states.detach()
+            values = through @ own.weight[0] + own.bias
+            fixed = values.detach()
+            for i, place in enumerate(places):
+                advantage, target = 0.0, fixed[i].item()
+                for k in range(i, len(places)):
+                    last = k + 1 == len(places)
+                    error = (rollout.reward if last else fixed[k + 1]) - fixed[k]
+                    advantage = advantage + LAM ** (k - i) * error
+                    target = target + VALUE_LAM ** (k - i) * error
+                logprob = logprobs[before[i], rollout.token_ids[place]]
+                total = total - advantage * logprob + (values[i] - target) ** 2 / 2
+    total.backward()
+    found = {f"network.{name}": weight.grad for name, weight in network.named_parameters()}
+    return found | {f"critic.head.{name}": weight.grad for name, weight in own.named_parameters()}
+
+
+@pytest.mark.parametrize("trunk_gradient", [0.0, 0.4])
+@pytest.mark.parametrize("budget", [1, 48, 10_000])
+def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
+    folder: str, trunk_gradient: float, budget: int
+) -> None:
+    policy, given = with_critic(folder, trunk_gradient=trunk_gradient), groups()
+    found = gradients(policy, packed(policy, given, budget))
+    expected = written_out(folder, policy.critic.head, given, trunk_gradient)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 1e-3, name
+        torch.testing.assert_close(found[name].double(), gradient, atol=2e-4, rtol=2e-4, msg=name)
+
+
+class LiveStep(FakeStep):
+    """A step that prepares and packs its groups when it is trained, as the step stream does."""
+
+    def __init__(self, policy: PolicyModule) -> None:
+        super().__init__([])
+        self.policy = policy
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        self.batches = packed(self.policy, groups(), 48)
+        yield from self.batches
+
+
+def run(
+    policy: PolicyModule, steps: int, place: Path | None = None, ckpt_path: str | None = None
+) -> list[dict[str, float]]:
+    """Trains up to `steps`; returns the metrics of each step, and saves every one in `place`."""
+    saving = ModelCheckpoint(place, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    kept: dict[str, Any] = {"callbacks": [saving], "enable_checkpointing": True} if place else {}
+    running = trainer(max_steps=steps, **kept)
+    found: list[dict[str, float]] = []
+    policy.on_train_batch_end = lambda *_: found.append(  # type: ignore[method-assign]
+        {
+            name: float(value)
+            for name, value in running.callback_metrics.items()
+            if name.startswith("critic/")
+            or name in ("policy/lr", "policy/loss", "policy/grad_norm")
+        }
+    )
+    running.fit(policy, Steps([LiveStep(policy) for _ in range(steps)]), ckpt_path=ckpt_path)
+    return found
+
+
+def learner(folder: str, **settings: Any) -> PolicyModule:
+    critic = Critic(lr=1e-2, value_only_steps=2, max_grad_norm=0.5)
+    policy = PolicyModule(folder, objective=REINFORCE(), critic=critic, lr=1e-3, **settings)
+    policy.configure_model()
+    return policy
+
+
+def weights(module: torch.nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+
+
+def test_the_policy_stays_as_it_is_while_the_value_learns_alone(folder: str) -> None:
+    policy = learner(folder, warmup_steps=2)
+    policies = [weights(policy.network)]
+    critics = [weights(policy.critic)]
+
+    def seen(*args: Any) -> None:
+        policies.append(weights(policy.network))
+        critics.append(weights(policy.critic))
+
+    policy.on_train_batch_end = seen  # type: ignore[method-assign]
+    trainer(max_steps=4).fit(policy, Steps([LiveStep(policy)] * 4))
+    changes = [not torch.equal(one, other) for one, other in pairwise(policies)]
+    assert changes == [False, False, True, True]
+    assert all(not torch.equal(one, other) for one, other in pairwise(critics))
+
+
+def test_the_value_learns_the_returns_and_its_metrics_say_so(folder: str) -> None:
+    policy = PolicyModule(folder, critic=Critic(lr=3e-2, value_only_steps=40), lr=1e-3)
+    found = run(policy, 40)
+    assert [one["policy/lr"] for one in found] == [0.0] * 40
+    assert found[0]["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    assert found[-1]["critic/explained_variance"] > 0.5
+    assert found[-1]["critic/loss"] < 0.5 * found[0]["critic/loss"]
+    given = [one for group in groups() for one in group.rollouts]
+    own = [(sum(one.mask), one.reward) for one in given]
+    mean = sum(count * reward for count, reward in own) / sum(count for count, _ in own)
+    assert found[0]["critic/return_mean"] == pytest.approx(mean)
+    squares = sum(count * reward**2 for count, reward in own) / sum(count for count, _ in own)
+    assert found[0]["critic/loss"] == pytest.approx(squares / 2)
+
+
+def test_policy_and_critic_are_clipped_apart(folder: str) -> None:
+    policy = learner(folder, max_grad_norm=0.25)
+    clipped: list[float] = []
+
+    def before_the_step(*args: Any) -> None:
+        for module in (policy.network, policy.critic):
+            norms = [weight.grad.norm() for weight in module.parameters()]
+            clipped.append(torch.stack(norms).norm().item())
+
+    policy.on_before_optimizer_step = before_the_step  # type: ignore[method-assign]
+    found = run(policy, 3)[0]
+    assert found["policy/grad_norm"] > 0.25 and found["critic/grad_norm"] > 0.5
+    assert clipped[:2] == pytest.approx([0.25, 0.5], rel=1e-3)
+
+
+def test_a_resumed_run_has_the_values_and_moments_of_an_unbroken_one(
+    folder: str, tmp_path: Path
+) -> None:
+    unbroken, resumed = learner(folder), learner(folder)
+    expected = run(unbroken, 5, tmp_path)
+    found = run(resumed, 5, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    assert found == expected[3:]
+    assert torch.equal(weights(resumed), weights(unbroken))
+
+
+def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
+    folder: str, tmp_path: Path
+) -> None:
+    run(learner(folder), 3, tmp_path)
+    with pytest.raises(ConfigError, match="made with model.critic a head on the policy.* None"):
+        run(PolicyModule(folder), 4, ckpt_path=str(tmp_path / "step=3.ckpt"))
+
+
+def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path) -> None:
+    plain, policy = opened(folder), with_critic(folder)
+    assert dict(policy.sent_weights()).keys() == dict(plain.sent_weights()).keys()
+    policy.export(tmp_path)
+    again = opened(str(tmp_path))
+    assert torch.equal(weights(again), weights(plain))
+
+
+def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
+    class Own(PolicyModule):
+        def compute_loss(self, micro: MicroBatch) -> Tensor:
+            return -self(micro)[micro.mask].sum()
+
+    policy = Own(folder, critic=Critic(value_only_steps=0))
+    policy.configure_model()
+    with pytest.raises(ConfigError, match="Own.compute_loss leaves out the loss of model.critic"):
+        fit(policy, [LiveStep(policy)])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"lr": -1.0},
+        {"lam": 1.5},
+        {"value_only_steps": -1},
+        {"max_grad_norm": 0.0},
+        {"trunk_gradient": -0.1},
+    ],
+)
+def test_a_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
+        Critic(**setting)

@@ -5,6 +5,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
 from lrl.rollouts.stream import StepStream
 from lrl.system.best_effort import best_effort
+from lrl.types import Group
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +77,7 @@ class Timeline(OnRankZero):
         step = step_record(times, stream, self._update.lap(), self._now_s)
         self._now_s += step.seconds
         groups = [timeline.group_record(group) for group in stream.groups]
-        passes = [
-            MicroBatchRecord(
-                seconds=seconds, tokens=sum(lengths), tokens_squared=sum(n * n for n in lengths)
-            )
-            for seconds, lengths in stream.passes  # of rank 0
-        ]
+        passes = [pass_record(*one) for one in stream.passes]  # of rank 0
         with best_effort("The timeline", path := self.path(trainer)):
             timeline.write(path, [*self._generators.lap(), *passes, *groups, step], "a")
 
@@ -105,11 +102,7 @@ def step_record(
     times: StepTimes, stream: StepStream, update_s: float, started_s: float
 ) -> StepRecord:
     """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
-    tokens = [  # that may be trained, prompts included
-        sum(len(group.prompt.token_ids) + len(rollout.token_ids) for rollout in group.scored)
-        for group in stream.groups
-    ]
-    waits = list(zip(stream.waits, tokens, strict=True))
+    waits = list(zip(stream.waits, map(trainable_tokens, stream.groups), strict=True))
     first_s, more_s, last_s = timeline.split_waits(waits, stream.packer.budget)
     parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
     parts |= {
@@ -118,12 +111,10 @@ def step_record(
         "sync_s": times.sync,
     }
     parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
-    versions = Counter(
-        one
-        for group in stream.groups
-        for rollout in group.rollouts
-        for one in rollout.policy_versions
-    )
+    versions = Counter[int]()
+    for group in stream.groups:
+        for rollout in group.rollouts:
+            versions.update(rollout.policy_versions)
     return StepRecord(
         step=stream.step,
         started_s=started_s,
@@ -138,6 +129,18 @@ def step_record(
         },
         **parts,
     )
+
+
+def pass_record(seconds: float, lengths: Sequence[int]) -> MicroBatchRecord:
+    """Returns the record of a forward and backward pass over sequences of these lengths."""
+    squared = sum(length * length for length in lengths)
+    return MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=squared)
+
+
+def trainable_tokens(group: Group) -> int:
+    """Returns the tokens of a group that may be trained, prompts included."""
+    prompt = len(group.prompt.token_ids)
+    return sum(prompt + len(rollout.token_ids) for rollout in group.scored)
 
 
 def synchronize(device: torch.device) -> None:

@@ -226,11 +226,9 @@ def simulate(plans: Sequence[Plan], workload: Workload, console: Console) -> Non
     numbered = track(
         enumerate(plans, start=1), "Simulating", total=len(plans), console=console, transient=True
     )
-    outcomes = [
-        (number, one)
-        for number, plan in numbered
-        for one in simulated_plan.outcomes(plan, workload)
-    ]
+    outcomes = []
+    for number, plan in numbered:
+        outcomes += [(number, one) for one in simulated_plan.outcomes(plan, workload)]
     print_whole(console, simulated_plan.table(outcomes))
 
 

@@ -20,7 +20,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from lrl.system import hub
 from lrl.training.lora import LoRA
@@ -145,10 +150,7 @@ def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> 
     original = with_dtype(
         json.loads((first_folder / CONFIG).read_text(encoding="utf-8")), saved["dtype"]
     )
-    then, now = (
-        with_dtype(json.loads(json.dumps(one.to_dict(), default=str)), "")
-        for one in (before, network.config)
-    )
+    then, now = _without_dtype(before), _without_dtype(network.config)
     sampling = GenerationConfig().to_dict().keys() - set(NO_SAMPLING)
     changed = {
         name: saved.get(name)
@@ -159,6 +161,10 @@ def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> 
     (folder / CONFIG).write_text(
         json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
+
+
+def _without_dtype(config: PreTrainedConfig) -> dict[str, Any]:
+    return with_dtype(json.loads(json.dumps(config.to_dict(), default=str)), "")
 
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -107,13 +107,12 @@ class LoRA:
 
     def layers(self, network: PreTrainedModel) -> list[str]:
         """Returns the names of the layers with adapters; see `add_to`."""
-        linear = [
-            name
-            for name, layer in network.named_modules()
-            if isinstance(layer, nn.Linear)
-            and type(layer).forward in PRODUCTS
-            and layer is not network.get_output_embeddings()
-        ]
+        head = network.get_output_embeddings()
+        linear: list[str] = []
+        for name, layer in network.named_modules():
+            is_product = isinstance(layer, nn.Linear) and type(layer).forward in PRODUCTS
+            if is_product and layer is not head:
+                linear.append(name)
         if not linear:  # GPT-2 has layers of another class, with transposed weights
             raise ConfigError(
                 f"model.lora is set, and {type(network).__name__} has no linear layers: leave it "

@@ -86,10 +86,8 @@ class Problem:
 
     def asynchronous_s(self) -> float:
         """Returns the asynchronous optimum in seconds a step; infinite if nothing fits."""
-        x, y = (
-            min(side.device_seconds(self.memory, m) for m in self.sizes)
-            for side in (self.trainer, self.generator)
-        )
+        x = min(self.trainer.device_seconds(self.memory, m) for m in self.sizes)
+        y = min(self.generator.device_seconds(self.memory, m) for m in self.sizes)
         return self.samples / self.devices * (x + y)
 
     def _shared(self, m: int) -> float:

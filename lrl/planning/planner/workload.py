@@ -145,11 +145,12 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
 
 
 def _numbers(text: str, setting: str, whole: str) -> dict[str, float]:
+    numbers: dict[str, float] = {}
     try:
-        return {
-            name.strip(): float(value)
-            for name, value in (part.split("=") for part in text.split(","))
-        }
+        for part in text.split(","):
+            name, value = part.split("=")
+            numbers[name.strip()] = float(value)
+        return numbers
     except ValueError:
         raise ValueError(f"{setting} is {whole!r}; give {FORMS}.") from None
 

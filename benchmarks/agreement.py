@@ -1,5 +1,5 @@
 """How far trainer and generator differ by rounding, beside what the policy alone says of it
-(`lrl.weights.agreement`).
+(`lrl.weights.tolerance`).
 
     python -m benchmarks.agreement                        the quickstart's policy and random ones
     python -m benchmarks.agreement --folders FOLDER       others, in Hugging Face format
@@ -30,8 +30,8 @@ from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.training.rounding import Rounded
 from lrl.types import Sampling
-from lrl.weights.agreement import LARGEST, mean_difference, tolerance
 from lrl.weights.first_proof import Text
+from lrl.weights.tolerance import MAX_TOLERANCE_NATS, mean_difference, rounding_tolerance
 
 FAMILIES = ("llama", "gemma2", "qwen3_moe", "granite", "phi3")
 TOKENS = 256
@@ -141,7 +141,7 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
         "logprob": records.rounded(sum(text.expected) / len(text.expected)),
         "difference": records.rounded(mean_difference(text.expected, found)),
         "spread": records.rounded(spread),
-        "limit": records.rounded(tolerance(dtype, spread)),
+        "limit": records.rounded(rounding_tolerance(dtype, spread)),
         "largest": records.rounded(
             max(abs(a - b) for a, b in zip(text.expected, found, strict=True))
         ),
@@ -172,7 +172,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folders", nargs="*", default=[], help="policies of your own, in Hugging Face format"
     )
-    dtypes = [dtype for dtype in get_args(Rounded) if dtype in LARGEST]
+    dtypes = [dtype for dtype in get_args(Rounded) if dtype in MAX_TOLERANCE_NATS]
     parser.add_argument(
         "--dtypes", nargs="+", choices=dtypes, default=["bfloat16"], help="of the generator"
     )

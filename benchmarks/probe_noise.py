@@ -8,7 +8,7 @@ steps old.
 A policy is trained for `--steps` steps of AdamW by random advantages, in float32. Each version is
 sent to a real generator by shared memory and probed, as in a run. Then the probes are evaluated
 again as if the generator had taken no weights after some version, for several of these, with the
-rule of a run (`lrl.weights.yardstick`).
+rule of a run (`lrl.weights.tolerance`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.system.event_loop import LoopThread
-from lrl.weights.agreement import mean_difference as off
 from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
-from lrl.weights.yardstick import Yardstick
+from lrl.weights.tolerance import ProbeTolerance
+from lrl.weights.tolerance import mean_difference as off
 
 POLICIES = ("random", "quickstart")
 LEARNING_RATES = (1e-6, 1e-5, 1e-4)
@@ -121,9 +121,9 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
 def caught_after(found: Probed, dtype: str, stop: int) -> int | None:
     """Returns the versions that a generator missed until the rule noticed; None if it never did.
     `stop` 0: it misses none."""
-    yardstick = Yardstick(dtype)
+    tolerance = ProbeTolerance(dtype)
     for version, (policy, generator) in enumerate(found):
-        fault = yardstick.fault(
+        fault = tolerance.fault(
             policy, found[stop - 1][1] if stop and version >= stop else generator
         )
         if fault is not None:

@@ -30,8 +30,8 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights import communicator
-from lrl.weights.checksum import checksum as checksum_of
 from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.staged_file import checksum as checksum_of
 
 COPY = "/copy"
 """The route that copies bytes over a plain connection."""

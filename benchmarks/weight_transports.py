@@ -56,13 +56,14 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
 from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.staged_file import SHARED_MEMORY
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
+from lrl.weights.wire import Weights
 from tests.weights.nccl_over_gloo import install
 
 DEADLINE_S = 600.0

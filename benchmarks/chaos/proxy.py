@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from lrl.generators.client import GENERATE
 from lrl.system.event_loop import LoopThread
-from lrl.weights.checksum import checksum
+from lrl.weights.staged_file import checksum
 
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0

@@ -37,7 +37,7 @@ from vllm.model_executor.model_loader.reload import (
 
 from lrl.system.malloc_trim import trim_heap
 from lrl.weights.adapters import are_adapters, merged
-from lrl.weights.checksum import checksum
+from lrl.weights.staged_file import checksum
 
 
 @dataclass
@@ -52,7 +52,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     Args:
         file: A safetensors file of full tensors under their Hugging Face names, or of
             `lrl.weights.adapters`.
-        checksum: What `lrl.weights.checksum` gives for it.
+        checksum: What `lrl.weights.staged_file.checksum` gives for it.
     """
 
     file: str

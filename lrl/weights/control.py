@@ -1,12 +1,11 @@
 """The control plane of a sync: vLLM's routes, called on all generators of a pool at once."""
 
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout, RankLostError
 from lrl.generators.generator import Generator, gather
@@ -15,10 +14,6 @@ from lrl.weights.communicator import ABORT_ROUTE
 
 T = TypeVar("T")
 INIT, UPDATE = "/init_weight_transfer_engine", "/update_weights"
-
-Weights = Callable[[], Iterator[tuple[str, Tensor]]]
-"""Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
-
 
 LOOK_S = 0.1
 """Seconds between two looks at a collective transfer."""

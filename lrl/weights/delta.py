@@ -79,7 +79,7 @@ def write_delta(
 
 
 def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
-    """Writes to `out` what `delta` makes of `old`; returns its checksum (`lrl.weights.checksum`).
+    """Writes to `out` what `delta` makes of `old`; returns its checksum (`staged_file.checksum`).
 
     Raises:
         DamagedDelta: It does not fit the file, or is no delta.

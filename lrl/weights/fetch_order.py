@@ -20,7 +20,7 @@ class RemoteFile:
     size: int
     """Bytes."""
     checksum: int
-    """Of `lrl.weights.checksum`."""
+    """Of `lrl.weights.staged_file.checksum`."""
 
 
 @dataclass(frozen=True)

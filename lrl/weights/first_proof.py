@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lrl.generators.generator import Generator
 from lrl.training.rounding import Rounded
-from lrl.weights.agreement import mean_difference, parts, rounds_as, tolerance
+from lrl.weights.tolerance import mean_difference, parts, rounding_tolerance, rounds_as
 
 LONGEST = 8192
 """Tokens of the long text at most..."""
@@ -70,14 +70,16 @@ class Text:
             found: Its log-probs.
             dtype: The less exact of the two number formats.
             allowed: Largest mean difference in nats per token; None takes
-                `lrl.weights.agreement.tolerance`.
+                `rounding_tolerance`.
 
         Returns:
             What speaks against the generator, or None.
         """
         for part in parts(len(self.expected)):
             difference = mean_difference(self.expected[part], found[part])
-            limit = tolerance(dtype, self.spread(dtype, part)) if allowed is None else allowed
+            limit = (
+                rounding_tolerance(dtype, self.spread(dtype, part)) if allowed is None else allowed
+            )
             if not difference <= limit:  # NaN, too
                 return (
                     f"the log-probs of tokens {part.start + 1} to {part.stop} of a text of "

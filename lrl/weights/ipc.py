@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.wire import Wire
+from lrl.weights.wire import Weights, Wire
 
 BUFFER_BYTES = 2**28
 """Bytes of the buffer, if the largest tensor has no more."""

@@ -8,11 +8,15 @@ members runs on a thread beside the one that watches it (`Control.join`)."""
 
 from __future__ import annotations
 
+import atexit
 import base64
+import logging
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,37 +24,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lrl.errors import StuckTransfer
 from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator
-from lrl.weights.control import Control, Weights
-from lrl.weights.stuck import abort_broadcast
+from lrl.weights.control import Control
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.wire import Wire
+from lrl.weights.wire import Weights, Wire
 
 if TYPE_CHECKING:
     from lrl.generators.settings import ServerSettings
 
 BUFFER_BYTES = 2**28
 """Bytes that are packed for one broadcast; one tensor more may come on top."""
-BUFFERS = 2
+BUFFER_COUNT = 2
 """Buffers of either side, so that one is packed or loaded while the other travels."""
 OF_ONE_MACHINE = (
-    *(
-        "NCCL_HOSTID",
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_OOB_NET_IFNAME",
-        "NCCL_IB_HCA",
-        "NCCL_COMM_ID",
-        "NCCL_CONF_FILE",
-    ),
-    *(
-        "NCCL_DEBUG",
-        "NCCL_DEBUG_FILE",
-        "NCCL_DEBUG_SUBSYS",
-        "NCCL_TOPO_FILE",
-        "NCCL_TOPO_DUMP_FILE",
-    ),
-    *("NCCL_GRAPH_FILE", "NCCL_GRAPH_DUMP_FILE", "NCCL_RAS_ADDR"),
+    "NCCL_HOSTID",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_OOB_NET_IFNAME",
+    "NCCL_IB_HCA",
+    "NCCL_COMM_ID",
+    "NCCL_CONF_FILE",
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_FILE",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_TOPO_FILE",
+    "NCCL_TOPO_DUMP_FILE",
+    "NCCL_GRAPH_FILE",
+    "NCCL_GRAPH_DUMP_FILE",
+    "NCCL_RAS_ADDR",
 )
 """NCCL's variables that name things of one machine, and those of its log; all others must agree in
 a communicator."""
@@ -120,7 +122,7 @@ class Nccl(Transport):
     def buffer_bytes(cls, largest: int) -> int:
         """The buffers, and one that is made before the oldest is free; each may exceed its size by
         a tensor."""
-        return (BUFFERS + 1) * (BUFFER_BYTES + largest)
+        return (BUFFER_COUNT + 1) * (BUFFER_BYTES + largest)
 
     def __init__(self) -> None:
         self._communicator: Any = None
@@ -143,7 +145,7 @@ class Nccl(Transport):
         self._name = communicator.transfer_name(encoded)
         size = 1 + sum(one.tensor_parallel_size for one in settings)
         info = {"nccl_unique_id_b64": encoded, "rank_offset": 1, "world_size": size, "packed": True}
-        buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
+        buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFER_COUNT}
         joining = control.start_init(info | buffers)
         joined = start_daemon_call(
             partial(communicator.join, unique_id, 0, size, this_device()), "lrl-nccl-join"
@@ -203,7 +205,7 @@ class Nccl(Transport):
                     src=0,
                     post_iter_func=lambda item: item[1],
                     buffer_size_bytes=BUFFER_BYTES,
-                    num_buffers=BUFFERS,
+                    num_buffers=BUFFER_COUNT,
                 )
             finally:
                 deque(tensors, maxlen=0)  # all ranks take part in reading, to the end
@@ -245,3 +247,39 @@ def _abort_late(joined: Future[Any]) -> None:
     """Ends a communicator that came into being after it was given up."""
     if joined.exception() is None:
         communicator.abort(joined.result())
+
+
+def abort_broadcast(group: Any, sending: Future[Any], deadline_s: float) -> None:
+    """Aborts a broadcast that waits for a lost member, or ends the process.
+
+    The flag that an abort sets ends the kernels and threads that wait, the broadcast returns, and
+    the run continues. If it does not, the driver or the GPU is broken, and nothing on it may ever
+    return: the run ends by an error, with its last checkpoint if that can still be read.
+
+    Args:
+        group: The communicator.
+        sending: The broadcast, on a thread of its own.
+        deadline_s: Seconds for its return: it may have to read the rest of a sharded policy.
+
+    Raises:
+        StuckTransfer: The broadcast has not returned.
+    """
+    started = time.monotonic()
+    if communicator.abort(group) and wait([sending], deadline_s).done:
+        return
+    # CUDA's libraries would wait for the GPU as they are unloaded.
+    atexit.register(_leave)
+    raise StuckTransfer(
+        f"The broadcast of the weights has not ended {time.monotonic() - started:.0f} s after its "
+        "abort: the GPU or its driver hangs. The run ends; resume it from its newest checkpoint, "
+        "on a machine that is well."
+    )
+
+
+def _leave() -> None:
+    """Ends the process with status 1 before any library is unloaded: `atexit` runs what was
+    registered last first."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

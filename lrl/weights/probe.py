@@ -12,9 +12,15 @@ from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import Probe
 from lrl.training.rounding import Rounded
-from lrl.weights.agreement import format_of, less_exact, mean_difference, rounds_as, tolerance
 from lrl.weights.first_proof import FirstProof, PromptLogprobs, Text
-from lrl.weights.yardstick import Yardstick
+from lrl.weights.tolerance import (
+    ProbeTolerance,
+    format_of,
+    less_exact,
+    mean_difference,
+    rounding_tolerance,
+    rounds_as,
+)
 
 
 class Probes:
@@ -22,7 +28,7 @@ class Probes:
 
     Args:
         tolerance: Largest mean difference in nats per token; None derives it from the policy and
-            the noise of each generator (`lrl.weights.agreement`, `lrl.weights.yardstick`).
+            the noise of each generator (`lrl.weights.tolerance`).
         deadline_s: Seconds for a generator's answer.
     """
 
@@ -32,7 +38,7 @@ class Probes:
         self.difference = 0.0
         """Largest mean difference of the last probe over all generators, in nats per token."""
         self._made = 0
-        self._yardsticks: WeakKeyDictionary[Generator, Yardstick] = WeakKeyDictionary()
+        self._tolerances: WeakKeyDictionary[Generator, ProbeTolerance] = WeakKeyDictionary()
         self._first: Text | None = None  # the short text of the last first proof
         self._formats: set[str] = set()  # of all generators
 
@@ -66,7 +72,7 @@ class Probes:
         salt = f"probe-{self._made}"  # never reuses the keys and values of an earlier probe
 
         async def probe(generator: Generator) -> None:
-            asked = texts[:1] if generator in self._yardsticks else texts
+            asked = texts[:1] if generator in self._tolerances else texts
             client, deadline_s = generator.client, self.deadline_s
             found = await asyncio.gather(
                 *(
@@ -93,13 +99,13 @@ class Probes:
         if self.tolerance is not None:
             return self.tolerance
         dtype = less_exact(training_dtype, *self._formats)
-        return tolerance(dtype, None if self._first is None else self._first.spread(dtype))
+        return rounding_tolerance(dtype, None if self._first is None else self._first.spread(dtype))
 
     def _measured(self, policy_dtype: str, first: FirstProof | None) -> set[Rounded] | None:
         """Returns the formats whose rounding the first proof of new generators needs; None if there
         are none."""
         new = (
-            [generator for generator in first.generators if generator not in self._yardsticks]
+            [generator for generator in first.generators if generator not in self._tolerances]
             if first
             else []
         )
@@ -119,10 +125,12 @@ class Probes:
     def _fault(
         self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
     ) -> str | None:
-        yardstick = self._yardsticks.setdefault(generator, Yardstick(dtype, texts[0].spread(dtype)))
+        tolerance = self._tolerances.setdefault(
+            generator, ProbeTolerance(dtype, texts[0].spread(dtype))
+        )
         if (
             self.tolerance is None
-            and (fault := yardstick.fault(texts[0].expected, found[0])) is not None
+            and (fault := tolerance.fault(texts[0].expected, found[0])) is not None
         ):
             return fault
         compared = list(zip(texts, found, strict=True))[0 if self.tolerance is not None else 1 :]

@@ -10,31 +10,58 @@ one the whole. Those that have the version serve it to others (`lrl.weights.uplo
 other end is `lrl.vllm_plugin.pull_routes`.
 """
 
+import asyncio
+import http
 import logging
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+from aiohttp import web
 
 from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
-from lrl.weights.checksum import checksum
-from lrl.weights.control import Control, Weights
+from lrl.system.token_server import TokenServer
+from lrl.weights.control import Control
 from lrl.weights.delta import MAX_DELTA_SHARE, write_delta
-from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport, RemoteFile
-from lrl.weights.file_server import FileServer
-from lrl.weights.staged_file import SHARED_MEMORY, UnnamedFile, stage_unnamed, too_little_room
+from lrl.weights.fetch_order import FETCH, FILES, FetchOrder, FetchReport, RemoteFile
+from lrl.weights.staged_file import (
+    SHARED_MEMORY,
+    UnnamedFile,
+    checksum,
+    stage_unnamed,
+    too_little_room,
+)
 from lrl.weights.transport import Transport
 from lrl.weights.upload_slots import UploadSlots, is_here
-from lrl.weights.wire import Described, described, formatted
+from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_specs
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.25
 """Share of a phase's deadline after which the trainer opens one more place, if none has become free
 for so long."""
+
+
+class FileServer(TokenServer):
+    """Serves staged files to the generators; see `TokenServer`."""
+
+    def __init__(self, endpoint: Endpoint, token: str) -> None:
+        self.files: dict[str, Path] = {}
+        """What it serves, by name."""
+        super().__init__(endpoint, token, [web.get(FILES + "{name}", self._serve)])
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        path = self.files.get(request.match_info["name"])
+        if path is None or not await asyncio.to_thread(path.exists):
+            return web.json_response(
+                {"error": "there is no such version any more"}, status=http.HTTPStatus.NOT_FOUND
+            )
+        # By the kernel alone without TLS, else in such pieces.
+        return web.FileResponse(path, chunk_size=2**20)
 
 
 @dataclass(frozen=True)
@@ -80,7 +107,7 @@ class Pull(Transport):
     def __init__(self) -> None:
         self._name = ""
         self._dtype: torch.dtype | None = None
-        self._tensors: list[Described] = []
+        self._tensors: list[TensorSpec] = []
         self._endpoint = Endpoint()
         self._server: FileServer | None = None
         self._number = 0
@@ -105,12 +132,12 @@ class Pull(Transport):
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights as the generators compute with them; keeps the version before for the
         delta."""
-        self._tensors = self._tensors or described(weights, self._dtype)
+        self._tensors = self._tensors or tensor_specs(weights, self._dtype)
         self._number += 1
         name = f"{self._name}-{self._number}"
         file = UnnamedFile(name)
         try:
-            found = stage_unnamed(self._tensors, formatted(weights, self._dtype), file)
+            found = stage_unnamed(self._tensors, cast_for_transfer(weights, self._dtype), file)
         except BaseException:
             file.close()
             raise

@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from lrl.weights import staged_file
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
 from lrl.weights.staged_file import stage_file, too_little_room
 from lrl.weights.transport import Transport
-from lrl.weights.wire import Described, described, formatted
+from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_specs
 
 
 class SharedMemory(Transport):
@@ -43,7 +43,7 @@ class SharedMemory(Transport):
 
     def __init__(self) -> None:
         self._name = ""
-        self._tensors: list[Described] = []
+        self._tensors: list[TensorSpec] = []
         self._file: Path | None = None
         self._checksum = 0
 
@@ -54,10 +54,10 @@ class SharedMemory(Transport):
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights next to the older file, then renames."""
-        self._tensors = self._tensors or described(weights, narrow=None)
+        self._tensors = self._tensors or tensor_specs(weights, narrow=None)
         folder = Path(tempfile.gettempdir()) if use_fallback else staged_file.SHARED_MEMORY
         file = folder / self._name
-        self._checksum = stage_file(self._tensors, formatted(weights, narrow=None), file)
+        self._checksum = stage_file(self._tensors, cast_for_transfer(weights, narrow=None), file)
         if self._file not in (None, file):
             self.close()
         self._file = file

@@ -9,6 +9,7 @@ rank 0.
 """
 
 import json
+import mmap
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from lrl.system.byte_counts import GIB, in_gib
-from lrl.weights.checksum import checksum
-from lrl.weights.wire import Described
+from lrl.weights.wire import TensorSpec
 
 SHARED_MEMORY = Path("/dev/shm")
 FORMATS = {
@@ -53,25 +54,25 @@ class UnnamedFile:
 
 
 def stage_file(
-    described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: Path
+    specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], file: Path
 ) -> int:
     """Writes weights as safetensors next to `file`, then renames; returns the checksum.
 
     A rename replaces an older file at once, so a reader never sees half of one.
 
     Args:
-        described: What `tensors` will yield, in the order of the file.
+        specs: What `tensors` will yield, in the order of the file.
         tensors: Names and tensors, in any order.
         file: The target.
 
     Raises:
         OSError: There is no room.
     """
-    head = header(described)
-    require_room(file.parent, len(head) + sum(one.nbytes for one in described))
+    head = header(specs)
+    require_room(file.parent, len(head) + sum(one.nbytes for one in specs))
     draft = file.with_suffix(".draft")
     try:
-        _write(head, described, tensors, draft)
+        _write(head, specs, tensors, draft)
         found = checksum(draft)
         draft.rename(file)
     except OSError as error:
@@ -84,30 +85,30 @@ def stage_file(
 
 
 def stage_unnamed(
-    described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], file: UnnamedFile
+    specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], file: UnnamedFile
 ) -> int:
     """Writes weights as safetensors into `file`; returns the checksum. See `stage_file`.
 
     Raises:
         OSError: There is no memory for them.
     """
-    head = header(described)
+    head = header(specs)
     needed, free = (
-        len(head) + sum(one.nbytes for one in described),
+        len(head) + sum(one.nbytes for one in specs),
         psutil.virtual_memory().available,
     )
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-    _write(head, described, tensors, file.path)
+    _write(head, specs, tensors, file.path)
     return checksum(file.path)
 
 
 def _write(
-    head: bytes, described: Sequence[Described], tensors: Iterable[tuple[str, Tensor]], draft: Path
+    head: bytes, specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], draft: Path
 ) -> None:
     places, place = {}, len(head)
-    for one in described:
+    for one in specs:
         places[one.name] = place
         place += one.nbytes
     with draft.open("wb") as out:
@@ -121,12 +122,12 @@ def _write(
         )
 
 
-def header(described: Sequence[Described]) -> bytes:
+def header(specs: Sequence[TensorSpec]) -> bytes:
     """Returns the beginning of a safetensors file: the length of a table, and the table of what
     comes behind it."""
     table: dict[str, Any] = {}
     end = 0
-    for one in described:
+    for one in specs:
         begin, end = end, end + one.nbytes
         table[one.name] = {
             "dtype": FORMATS[one.dtype],
@@ -140,6 +141,15 @@ def header(described: Sequence[Described]) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def checksum(path: Path | str) -> int:
+    """Returns XXH3 of a whole file, 64 bits, for its writer and its reader.
+
+    A load within the pause waits for it, and CRC-32 took six times as long.
+    """
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        return xxh3_64_intdigest(view)
 
 
 def require_room(folder: Path, needed: int) -> None:

@@ -26,8 +26,9 @@ from typing import Any
 from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
 from lrl.weights.transport import Transport
+from lrl.weights.wire import Weights
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.generators.settings import ServerSettings
-    from lrl.weights.control import Control, Weights
+    from lrl.weights.control import Control
+    from lrl.weights.wire import Weights
 
 
 class Machine(NamedTuple):

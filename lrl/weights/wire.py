@@ -1,25 +1,24 @@
 """The policy's weights as they travel: which number format, in which order.
 
-The format is that of `lrl.weights.narrowing`. vLLM packs tensors of any format one behind the other
-into a buffer of bytes, and can view one as its own format only where its size divides the offset.
-So tensors of an odd size come last, the widest of them first; then every offset fits, wherever a
-buffer begins. All others keep the policy's order, in which a sharded policy gathers each of them
-once.
+vLLM packs tensors of any format one after the other into a buffer of bytes, and can view one as its
+own format only where its size divides the offset. So tensors of an odd size come last, the widest
+of them first; then every offset fits, wherever a buffer begins. All others keep the policy's order,
+in which a sharded policy gathers each of them once.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lrl.weights.control import Weights
-from lrl.weights.narrowing import travels_as
+Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+"""Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
 
 
-class Described(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor on the wire."""
 
     name: str
@@ -32,17 +31,36 @@ class Described(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def described(weights: Weights, narrow: torch.dtype | None) -> list[Described]:
-    """Returns what `formatted` yields, in the order of a wire; reads all weights once."""
+def transfer_dtype(
+    dtype: torch.dtype, shape: tuple[int, ...], narrow: torch.dtype | None
+) -> torch.dtype:
+    """Returns the number format in which a tensor travels.
+
+    Matrices travel in the generators' format, if that is narrower: a generator would round them
+    anyway. Vectors keep the policy's: they are few bytes, and vLLM computes with some of them in
+    float32. So do integers.
+
+    Args:
+        dtype: The policy's format of the tensor.
+        shape: Its shape.
+        narrow: The generators' format; None leaves all as they are.
+    """
+    if narrow is None or len(shape) < 2 or not dtype.is_floating_point:
+        return dtype
+    return narrow if narrow.itemsize < dtype.itemsize else dtype
+
+
+def tensor_specs(weights: Weights, narrow: torch.dtype | None) -> list[TensorSpec]:
+    """Returns what `cast_for_transfer` yields, in the order of a wire; reads all weights once."""
     found = [
-        Described(name, tensor.dtype, tuple(tensor.shape))
-        for name, tensor in formatted(weights, narrow)
+        TensorSpec(name, tensor.dtype, tuple(tensor.shape))
+        for name, tensor in cast_for_transfer(weights, narrow)
     ]
-    odd = odd_ones(found)
+    odd = unaligned(found)
     return [one for one in found if one not in odd] + odd
 
 
-def odd_ones(found: Sequence[Described]) -> list[Described]:
+def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Returns the tensors behind which the widest numbers would not fit, in their order on the
     wire."""
     widest = max((one.dtype.itemsize for one in found), default=1)
@@ -51,11 +69,11 @@ def odd_ones(found: Sequence[Described]) -> list[Described]:
     )
 
 
-def formatted(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def cast_for_transfer(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights as they are now, in the format in which they travel and the policy's
     order."""
     for name, tensor in weights():
-        yield name, tensor.detach().to(travels_as(tensor.dtype, tuple(tensor.shape), narrow))
+        yield name, tensor.detach().to(transfer_dtype(tensor.dtype, tuple(tensor.shape), narrow))
 
 
 class Wire:
@@ -69,7 +87,7 @@ class Wire:
     def __init__(self, weights: Weights, narrow: torch.dtype) -> None:
         self._weights = weights
         self._narrow = narrow
-        self.tensors = described(weights, narrow)
+        self.tensors = tensor_specs(weights, narrow)
         """What `__iter__` yields, in its order."""
 
     @property
@@ -79,8 +97,8 @@ class Wire:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors as they are now."""
-        kept: dict[str, Tensor | None] = {one.name: None for one in odd_ones(self.tensors)}
-        for name, tensor in formatted(self._weights, self._narrow):
+        kept: dict[str, Tensor | None] = {one.name: None for one in unaligned(self.tensors)}
+        for name, tensor in cast_for_transfer(self._weights, self._narrow):
             if name in kept:
                 kept[name] = tensor
             else:

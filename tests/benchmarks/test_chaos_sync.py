@@ -36,8 +36,8 @@ from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.system import job_supervisor
 from lrl.system.event_loop import LoopThread
 from lrl.types import Group, Prompt, Rollout
-from lrl.weights.checksum import checksum
 from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staged_file import checksum
 from tests.leftovers import wait_for
 
 LATE_S = 2.0

@@ -17,7 +17,7 @@ from lrl.vllm_plugin import fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.delta import write_delta
 from lrl.weights.fetch_order import FILES, FetchOrder, RemoteFile
-from lrl.weights.file_server import FileServer
+from lrl.weights.pull import FileServer
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call
 from tests.weights.scripted_source import Fault, scripted

@@ -27,8 +27,8 @@ from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.vllm_plugin.pull_routes import PullRoutes
-from lrl.weights.checksum import checksum
 from lrl.weights.fetch_order import FETCH
+from lrl.weights.staged_file import checksum
 
 TOKEN = "secret"
 

@@ -13,7 +13,8 @@ import torch
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
+from lrl.weights.wire import Weights
 
 INIT, PAUSE, UPDATE = (
     "/init_weight_transfer_engine",

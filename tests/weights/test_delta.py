@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from lrl.errors import DamagedDelta
 from lrl.weights import delta
-from lrl.weights.checksum import checksum
 from lrl.weights.delta import apply_delta, write_delta
+from lrl.weights.staged_file import checksum
 
 SIZE = 5000
 

@@ -14,9 +14,15 @@ from benchmarks.tiny_families import save_tiny
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.policy import PolicyModule
-from lrl.weights.agreement import LARGEST, format_of, less_exact, parts, tolerance
 from lrl.weights.first_proof import FirstProof
 from lrl.weights.probe import Probes
+from lrl.weights.tolerance import (
+    MAX_TOLERANCE_NATS,
+    format_of,
+    less_exact,
+    parts,
+    rounding_tolerance,
+)
 from tests.test_policy import one_thread, opened  # noqa: F401
 from tests.weights.model_sync import make_generators
 
@@ -101,7 +107,7 @@ def test_a_systematic_difference_is_found_in_bfloat16(what: str, tmp_path: Path)
     expected, found = (
         torch.tensor(each.prompt_logprobs(SHORT)) for each in (policy, answers.policy)
     )
-    assert (expected - found).abs().mean() < LARGEST["bfloat16"], (
+    assert (expected - found).abs().mean() < MAX_TOLERANCE_NATS["bfloat16"], (
         "a limit for any model would pass it"
     )
     with pytest.raises(
@@ -159,8 +165,8 @@ def test_the_least_exact_format_of_both_sides_counts() -> None:
     settings.quantization = "fp8_per_channel"
     assert format_of(settings) == "quantised"
     assert (
-        tolerance("bfloat16", None)
-        == tolerance("bfloat16", 9.0)
-        == LARGEST["bfloat16"]
-        > tolerance("bfloat16", 0.01)
+        rounding_tolerance("bfloat16", None)
+        == rounding_tolerance("bfloat16", 9.0)
+        == MAX_TOLERANCE_NATS["bfloat16"]
+        > rounding_tolerance("bfloat16", 0.01)
     )

@@ -241,13 +241,13 @@ atexit.register(threading.Event().wait)  # as a library that waits for the GPU w
 from concurrent.futures import Future
 from contextlib import nullcontext
 from lrl.system.daemon_call import start_daemon_call
-from lrl.weights import communicator, stuck
+from lrl.weights import communicator, nccl
 from tests.weights.test_nccl import Hanging
 communicator.ABORT_S = 0.1
 sending = start_daemon_call(threading.Event().wait, "a broadcast that never ends")
 try:
-    stuck.abort_broadcast(Hanging(), sending, 0.1)
-except stuck.StuckTransfer as error:
+    nccl.abort_broadcast(Hanging(), sending, 0.1)
+except nccl.StuckTransfer as error:
     print("saved;", error)
     raise
 """

@@ -13,10 +13,11 @@ from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control, Weights
+from lrl.weights.control import Control
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
+from lrl.weights.wire import Weights
 from tests.lent_server import LentServer, start_server
 from tests.weights.policy_in_memory import PolicyInMemory
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from xxhash import xxh3_64_intdigest
 
 from lrl.weights import TRANSPORTS, find_transport, staged_file
-from lrl.weights.checksum import checksum
-from lrl.weights.control import Weights
 from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staged_file import checksum
+from lrl.weights.wire import Weights
 
 
 def test_every_name_has_its_transport() -> None:

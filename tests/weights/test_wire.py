@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lrl.weights.control import Weights
-from lrl.weights.wire import Wire
+from lrl.weights.wire import Weights, Wire
 
 HALF, FULL = torch.bfloat16, torch.float32
 

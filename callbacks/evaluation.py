@@ -195,6 +195,8 @@ class Evaluation(OnRankZero):
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
             weight_sync.move(trainer, trainer.lightning_module, pool)
         generate = pool.generate_spare if beside_rollouts else pool.generate
+        if (episodes := data.episodes(generate)) is not None:
+            generate = episodes.generate
         slots = self.concurrency if beside_rollouts else pool.capacity
         groups = self._generate_all(data, generate, slots // self.sampling.n, done)
         self._running = version, data.fleet.loop.submit(groups)

@@ -131,11 +131,10 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
 
 def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     """Returns means over a step's responses; rewards over the responses that have one."""
-    lengths = torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts])
+    lengths = torch.tensor([float(rollout.num_tokens) for rollout in rollouts])
     found = {
         "rollouts/length_mean": lengths.mean().item(),
-        "rollouts/truncated": sum(rollout.finish_reason == "length" for rollout in rollouts)
-        / len(rollouts),
+        "rollouts/truncated": sum(rollout.cut for rollout in rollouts) / len(rollouts),
     }
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if not scored:
@@ -162,9 +161,7 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
     found = {}
     for lag, part in by_lag.items():
         found[f"rollouts/by_lag/{lag}/share"] = len(part) / len(rollouts)
-        found[f"rollouts/by_lag/{lag}/length"] = sum(
-            len(rollout.token_ids) for rollout in part
-        ) / len(part)
+        found[f"rollouts/by_lag/{lag}/length"] = sum(one.num_tokens for one in part) / len(part)
         rewards = [rollout.reward for rollout in part if rollout.reward is not None]
         if rewards:
             found[f"rollouts/by_lag/{lag}/reward"] = sum(rewards) / len(rewards)
@@ -174,7 +171,7 @@ def scalars_by_lag(rollouts: list[Rollout], step: int) -> dict[str, float]:
 def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
     """Returns length and reward per response and lag per token, each of shape [n]."""
     return {
-        "rollouts/length": torch.tensor([float(len(rollout.token_ids)) for rollout in rollouts]),
+        "rollouts/length": torch.tensor([float(rollout.num_tokens) for rollout in rollouts]),
         "reward/all": torch.tensor(
             [rollout.reward for rollout in rollouts if rollout.reward is not None]
         ),

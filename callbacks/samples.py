@@ -23,7 +23,7 @@ def sample(group: Group, step: int) -> dict[str, Any]:
         "answer": reference(group.prompt)[:MAX_TEXT],
         "response": rollout.text[:MAX_TEXT],
         "reward": reward,
-        "tokens": len(rollout.token_ids),
+        "tokens": rollout.num_tokens,
         "finish reason": rollout.finish_reason,
         "versions": ", ".join(map(str, sorted(set(rollout.policy_versions)))),
     }

@@ -13,14 +13,20 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.checkpoints.made_with import changes
+from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.checkpoints.newest_checkpoint import check_best, newest_checkpoint
+from lrl.environments import Environment, Written
+from lrl.environments.play import Reply
+from lrl.environments.processes import EnvironmentProcesses
+from lrl.errors import EpisodeError
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
-from lrl.rewards import RewardPool
+from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
+from lrl.rewards.reference import trial_response
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.episode import Episodes, EpisodeTerms, Write
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -28,6 +34,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import response_text
+from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -36,7 +43,7 @@ from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import LEAST_TEMPERATURE, Group, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Prompt, Sampling
 
 T = TypeVar("T")
 
@@ -58,7 +65,7 @@ class RolloutDataModule(L.LightningDataModule):
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub or a file, or a list
             of rows.
         rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names
-            (`module:function`, `file.py:function`).
+            (`module:function`, `file.py:function`). With an environment its own are added.
         groups_per_step: Prompts of one optimizer step.
         rollouts_per_group: Responses to each prompt; one needs a critic (`model.critic`).
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is
@@ -92,13 +99,24 @@ class RolloutDataModule(L.LightningDataModule):
             in (0, 1]; above it the run ends with an error. 1 never ends it.
         skip_special_tokens: Whether rewards and logs see responses without special tokens; false
             keeps those that are no end, such as a model's `<think>`.
-        rollout_timeout_s: Most seconds for the responses to one prompt.
+        rollout_timeout_s: Most seconds for the responses to one prompt; with an environment, for a
+            turn.
+        environment: Answers the policy's turns (`lrl.environments.Turns`); null for responses of
+            a single turn.
+        max_turns: Turns after which an episode is cut.
+        max_turn_tokens: Longest turn; null for `max_response_tokens`, which is of the whole
+            episode, with what the environment writes.
+        turn_timeout_s: Most seconds of the environment for one turn.
+        episode_timeout_s: Most seconds of an episode behind its first turn.
+        environment_workers: Processes that play episodes, each many of them at once.
+        environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
+            Linux only.
     """
 
     def __init__(
         self,
         prompts: Prompts | str | list[dict[str, Any]],
-        rewards: Sequence[OneReward] | OneReward,
+        rewards: Sequence[OneReward] | OneReward = (),
         groups_per_step: int = 16,
         rollouts_per_group: int = 8,
         max_lag: int = 1,
@@ -121,6 +139,13 @@ class RolloutDataModule(L.LightningDataModule):
         max_reward_failures: float = 0.1,
         skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,
+        environment: Environment | None = None,
+        max_turns: int = 16,
+        max_turn_tokens: int | None = None,
+        turn_timeout_s: float = 60.0,
+        episode_timeout_s: float = 1800.0,
+        environment_workers: int = 1,
+        environment_memory_gib: float | None = 4.0,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
@@ -131,6 +156,7 @@ class RolloutDataModule(L.LightningDataModule):
             dispatch=(DispatchPolicy, dispatch),
             migration=(Migration, migration),
             length_predictor=(LengthPredictor, length_predictor),
+            environment=(Environment, environment),
         )
         self.stopwatch = Stopwatch()
         """Current activity of the trainer (`lrl.system.stopwatch.TRAINER`)."""
@@ -142,7 +168,21 @@ class RolloutDataModule(L.LightningDataModule):
         """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
         self.rewards = as_list(rewards)
+        if environment and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
+            self.rewards.append(TurnRewards())
         self.rollout_timeout_s = rollout_timeout_s
+        self.environment = environment
+        self.max_turns = max_turns
+        self.max_turn_tokens = max_turn_tokens
+        self.episode_timeout_s = episode_timeout_s
+        self.environments: EnvironmentProcesses | None = None
+        if isinstance(environment, Environment):
+            self.environments = EnvironmentProcesses(
+                environment,
+                environment_workers,
+                turn_timeout_s=turn_timeout_s,
+                memory_gib=environment_memory_gib,
+            )
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
         self.stragglers = stragglers
@@ -171,6 +211,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.skip_special_tokens = skip_special_tokens
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
+        self._environment_settings = self._settings_of_the_environment()
         self._controller: Controller | None = None
         self._restored: dict[str, Any] | None = None
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
@@ -220,6 +261,40 @@ class RolloutDataModule(L.LightningDataModule):
             max_response_tokens=sampling.max_tokens,
         )
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
+        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
+        above(0, "data", episode_timeout_s=self.episode_timeout_s)
+
+    def _settings_of_the_environment(self) -> Settings:
+        """Returns the settings on which episodes depend; empty without an environment."""
+        if self.environment is None:
+            return {}
+        return {
+            "data.environment": fingerprint(
+                [type(self.environment).__mro__, vars(self.environment)]
+            ),
+            "data.max_turns": self.max_turns,
+            "data.max_turn_tokens": self.max_turn_tokens or self.sampling.max_tokens,
+        }
+
+    def episodes(self, write: Write) -> Episodes | None:
+        """Returns what plays the environment's episodes with turns that `write` writes; None
+        without an environment."""
+        if self.environments is None:
+            return None
+        return Episodes(write, self.environments, self._episode_terms())
+
+    def _episode_terms(self) -> EpisodeTerms:
+        assert self.environment is not None, "the caller has checked it"
+        tokenizer = self._policy.tokenizer
+        return EpisodeTerms(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens or self.sampling.max_tokens,
+            timeout_s=self.episode_timeout_s,
+            stop_tokens=turn_stop_tokens(tokenizer, self.environment),
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+            decode=self.decode,
+            vocabulary=len(tokenizer),
+        )
 
     @property
     def requests(self) -> Sampling:
@@ -233,14 +308,29 @@ class RolloutDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Loads the prompts and starts the reward workers."""
+        if not self._trainer.is_global_zero:
+            return
         # Before any server: an error of theirs comes at once.
-        if stage == "fit" and self._trainer.is_global_zero:
+        if stage == "fit":
             self._restored = None  # of an earlier fit; a checkpoint is loaded after this
             self._learners.begin_anew()
             self.load(self.prompts)
             self.reward_pool.start(next(iter(self.prompts)))
             if self.length_predictor is not None:
                 self.length_predictor.ranker.start()
+        if self.environments is not None:
+            first = next(iter(self.prompts)) if stage == "fit" else None
+            self._start_environments(self.environments, first)
+
+    def _start_environments(self, environments: EnvironmentProcesses, first: Prompt | None) -> None:
+        """Tries the environment on the reference answer of the `first` prompt."""
+        terms = self._episode_terms()
+        text = "" if first is None else trial_response(first.columns)
+        try:
+            ids = terms.ids(Reply(text))
+        except EpisodeError:  # the answer need not be in the policy's tokens
+            text, ids = "", []
+        environments.start(first, Written(text, ids), terms.ids)
 
     def load(self, prompts: Prompts) -> None:
         """Loads a data set with the policy's tokenizer."""
@@ -269,6 +359,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _end_processes(self) -> None:
         self.reward_pool.close()
+        if self.environments is not None:
+            self.environments.close()
         if self.length_predictor is not None:
             self.length_predictor.ranker.close()
 
@@ -281,9 +373,10 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _make_controller(self) -> Controller:
         self.fleet.rollouts.requests.use(self.dispatch, self.migration, self.length_predictor)
+        pool = self.fleet.rollouts
         controller = Controller(
             self.prompts,
-            self.fleet.rollouts,
+            self.episodes(pool.generate) or pool,
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
@@ -291,6 +384,7 @@ class RolloutDataModule(L.LightningDataModule):
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
             min_rollouts=self.advantages.min_rollouts,
+            environment=self._environment_settings,
         )
         if (restored := self._restored) is not None:
             self.check_prompts(restored)
@@ -377,9 +471,10 @@ class RolloutDataModule(L.LightningDataModule):
         return self.step_stream
 
     def _next_group(self, step: int) -> Group:
+        behind_first_turns = 0.0 if self.environment is None else self.episode_timeout_s
         return self.fleet.loop.wait(
             self.controller.next_group(step),
-            self.rollout_timeout_s * 2,
+            self.rollout_timeout_s * 2 + behind_first_turns,
             f"waiting for a finished group for step {step}",
             self.poll,
         )
@@ -391,6 +486,7 @@ class RolloutDataModule(L.LightningDataModule):
         return Dependencies(
             sampling=self.sampling,
             rewards=self._reward_settings,
+            environment=self._environment_settings,
             kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
         )
 

@@ -21,6 +21,8 @@
     │   ├── NotRunning                         no run lives in that folder
     │   ├── ScorerError                        a scorer cannot work
     │   └── ScorerLostError                    a scorer has ended or does not answer
+    ├── EpisodeError (RuntimeError)            an episode has failed through no fault of the policy
+    ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
     └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
 
@@ -130,6 +132,23 @@ class ScorerError(MemberError):
 
 class ScorerLostError(MemberError):
     """The scorer of a job is lost; others can score the job."""
+
+
+class EpisodeError(LrlError, RuntimeError):
+    """An episode that cannot go on; it gets no reward.
+
+    Args:
+        kind: One of `lrl.rewards.failure_stats.EPISODE_KINDS`.
+        message: What has happened.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+class EnvironmentLost(LrlError, RuntimeError):
+    """The process of an environment has ended; the episode can be played again."""
 
 
 class UntrustedFile(LrlError, PermissionError):

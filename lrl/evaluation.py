@@ -158,7 +158,7 @@ def evaluate(
         versions=sorted({version for rollout in rollouts for version in rollout.policy_versions}),
         greedy=greedy,
         failures=sum(rollout.reward is None for rollout in rollouts),
-        truncated=sum(rollout.finish_reason == "length" for rollout in rollouts),
+        truncated=sum(rollout.cut for rollout in rollouts),
     )
 
 

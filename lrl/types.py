@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -45,10 +44,11 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """One trajectory after a prompt: turns of the policy, and between them tokens of an environment
-    (none today).
+    """The record of one episode after a prompt: turns of the policy, and between them what an
+    environment wrote. Without an environment it is a single turn.
 
-    The three lists are equally long, and grow together while it is being written.
+    The three lists are equally long. Without an environment they grow while the response is being
+    written; with one they grow by a whole turn and its observation (`lrl.rollouts.episode`).
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -60,8 +60,8 @@ class Rollout:
     """Policy version that wrote each token, or `ENVIRONMENT`. An in-flight sync makes them grow
     within one response."""
     finish_reason: str = ""
-    """`stop` (ended by itself), `length` (cut at the token limit), or empty while it is being
-    written."""
+    """`stop` (ended by itself, or by the environment), `length` (cut at a token limit), `turns`
+    (cut at the turn limit), `failed` (see `failure`), or empty while it is being written."""
     text: str = ""
     """The tokens decoded, without the end of the response
     (`RolloutDataModule.skip_special_tokens`). Never tokenised again."""
@@ -83,11 +83,32 @@ class Rollout:
     reward_failure: str | None = None
     """Cause of a missing reward: one of `lrl.rewards.failure_stats.KINDS`, a colon and the
     message."""
+    turn_ends: list[int] = field(default_factory=list)
+    """For each whole turn, the index behind its last token; empty without an environment."""
+    turn_rewards: list[float] = field(default_factory=list)
+    """The environment's reward for each of these turns."""
+    open_turn: Rollout | None = None
+    """The turn that is being written or waits for its reply; its tokens are not among those above.
+    None before the first turn, at the end, and without an environment."""
+    failure: str = ""
+    """Why the episode has failed through no fault of the policy, as in `reward_failure`: it gets
+    no reward."""
 
     @property
     def finished(self) -> bool:
         """Whether the response is whole."""
         return bool(self.finish_reason)
+
+    @property
+    def cut(self) -> bool:
+        """Whether it was cut at a limit."""
+        return self.finish_reason in ("length", "turns")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy wrote so far."""
+        own = len(self.token_ids) - self.versions.count(ENVIRONMENT)
+        return own if self.open_turn is None else own + self.open_turn.num_tokens
 
     @property
     def mask(self) -> list[bool]:
@@ -101,11 +122,13 @@ class Rollout:
 
     @property
     def turns(self) -> list[Turn]:
-        """The stretches that the policy wrote, in order."""
+        """The whole turns, in order. An empty observation stands between two without a token."""
         found, start = [], 0
-        for by_policy, stretch in groupby(self.mask):
-            stop = start + sum(1 for _ in stretch)
-            found += [Turn(start, stop)] if by_policy else []
+        for stop in self.turn_ends or [len(self.token_ids)] * bool(self.token_ids):
+            while start < stop and self.versions[start] == ENVIRONMENT:
+                start += 1
+            if start < stop:
+                found.append(Turn(start, stop))
             start = stop
         return found
 
@@ -147,10 +170,7 @@ class Group:
     @property
     def num_tokens(self) -> int:
         """Tokens that the policy wrote so far, over all rollouts."""
-        return sum(
-            len(rollout.token_ids) - rollout.versions.count(ENVIRONMENT)
-            for rollout in self.rollouts
-        )
+        return sum(rollout.num_tokens for rollout in self.rollouts)
 
     @property
     def has_tokens(self) -> bool:

@@ -14,7 +14,7 @@ from lrl.preflight.datasets import check_prompts_per_step
 from lrl.preflight.disagreements import check_disagreements, check_score_cap
 from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.stop_tokens import stop_tokens
+from lrl.rollouts.stop_tokens import stop_tokens, turn_stop_tokens
 from lrl.routing.rankers import LanguageModelRanker
 from lrl.system.config_errors import EXPECTED, fault, noting
 from lrl.training.critic import Critic
@@ -78,6 +78,10 @@ def check_policy(
     with noting():
         if sound:
             check_vocabulary(folder, shape, policy.tokenizer)
+    with noting():
+        if sound and data.environment is not None:
+            turn_stop_tokens(policy.tokenizer, data.environment)
+    with noting():
         for prompts in read if data.max_prompt_tokens > 0 else ():
             with noting():
                 prompts.load(policy.tokenizer, data.max_prompt_tokens)

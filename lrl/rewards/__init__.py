@@ -16,6 +16,7 @@ from lrl.rewards.function import Function, as_reward
 from lrl.rewards.gsm8k import GSM8K
 from lrl.rewards.length_penalty import LengthPenalty
 from lrl.rewards.pool import RewardPool
+from lrl.rewards.turn_rewards import TurnRewards
 
 if TYPE_CHECKING:
     from lrl.rewards.math import Math
@@ -31,6 +32,7 @@ __all__ = [
     "Reward",
     "RewardFailuresError",
     "RewardPool",
+    "TurnRewards",
     "as_reward",
 ]
 

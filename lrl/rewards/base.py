@@ -62,9 +62,10 @@ class Reward(ABC):
         Args:
             prompt: The prompt as its author wrote it.
             response: Text of the response, without its end (`data.skip_special_tokens`).
-            columns: The other columns of the row, and two values of the response: `finish_reason`
-                (`stop` or `length`) and `num_tokens` (its length in tokens). These two win over
-                columns of the row with the same names.
+            columns: The other columns of the row, and three values of the response:
+                `finish_reason` (`stop`, `length` or `turns`), `num_tokens` (its length in tokens),
+                and `turn_rewards` (what the environment gave for each turn; empty without one).
+                These win over columns of the row with the same names.
 
         Raises:
             Exception: Any, if the response cannot be judged. It is counted as an error and never

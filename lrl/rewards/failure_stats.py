@@ -30,6 +30,13 @@ KINDS = {
     ),
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
+EPISODE_KINDS = {
+    "tool_timeout": "Mend the environment if it never answers; else raise data.turn_timeout_s.",
+    "environment_error": "Mend the environment; what the policy should read is an observation.",
+    "environment_lost": "See in the log why the processes of the environment end.",
+    "episode_timeout": "Raise data.episode_timeout_s, or lower data.max_turns.",
+}
+"""Reasons for an episode that has failed, each with its remedy. See docs/environments.md."""
 
 WINDOW = 512
 """Number of latest responses over which the share of failures is taken."""
@@ -51,7 +58,7 @@ class FailureStats:
     def __init__(self, max_failures: float) -> None:
         self.max_failures = max_failures
         self.counts = Counter(
-            {name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS)}
+            {name: 0 for name in ("scored", "zero", "gave_up", "retried", *KINDS, *EPISODE_KINDS)}
         )
         self._last: deque[str] = deque(maxlen=WINDOW)  # kind of failure, "" for a reward
         self._samples: dict[str, str] = {}
@@ -96,7 +103,8 @@ class FailureStats:
         raise RewardFailuresError(
             f"{kinds.total()} of the last {len(self._last)} responses got no reward, also when "
             f"tried again ({by_kind}); data.max_reward_failures is {self.max_failures:g}, a share "
-            f"of {max(MIN_RESPONSES, len(self._last))} responses. {self._samples[most]}. {KINDS[most]} Or "
+            f"of {max(MIN_RESPONSES, len(self._last))} responses. {self._samples[most]}. "
+            f"{(KINDS | EPISODE_KINDS)[most]} Or "
             "raise data.max_reward_failures, if such responses may be left out; 1 allows any share."
         )
 

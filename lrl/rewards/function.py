@@ -37,7 +37,7 @@ class Function(Reward):
 
     def missing_column(self, columns: Collection[str]) -> str:
         """Names the keyword arguments without a default that no column fills."""
-        known = {*columns, "finish_reason", "num_tokens"}
+        known = {*columns, "finish_reason", "num_tokens", "turn_rewards"}
         parameters = inspect.signature(self.function).parameters.values()
         needed = [
             one.name

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import pickle
-import pickletools
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import ConfigError, ScorerLostError
@@ -28,9 +24,10 @@ from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
-from lrl.rewards.reference import written_out
+from lrl.rewards.reference import trial_response
 from lrl.rewards.remote_pool import RemotePool, least_busy
 from lrl.system.config_errors import above, at_least, fault
+from lrl.system.foreign_code import check_main, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout
@@ -140,7 +137,7 @@ class RewardPool:
         self._processes.close()
 
     def _run_trial(self, prompt: Prompt) -> None:
-        text = _trial_response(prompt)
+        text = trial_response(prompt.columns)
         trial = Job.of(prompt.text, [(text, _columns(prompt, "stop", max(1, len(text.split()))))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
             outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
@@ -161,14 +158,19 @@ class RewardPool:
         self._processes.start()
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """Fills `reward` and `reward_parts`, or `reward_failure`, of rollouts of one prompt.
+        """Fills `reward` and `reward_parts`, or `reward_failure`, of rollouts of one prompt; one
+        that has a failure already is only counted.
 
         Raises:
             RuntimeError: The pool is not started, or is closed meanwhile.
             RewardFailuresError: More than `max_failures` of the last responses got no reward.
         """
+        for rollout in rollouts:
+            if rollout.reward_failure is not None:
+                self._failure_stats.failure(prompt.id, rollout.text, rollout.reward_failure)
+        rollouts = [rollout for rollout in rollouts if rollout.reward_failure is None]
         responses = [
-            (each.text, _columns(prompt, each.finish_reason, len(each.policy_versions)))
+            (each.text, _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards))
             for each in rollouts
         ]
         together: list[Outcome] = [None] * len(responses)
@@ -235,23 +237,19 @@ class RewardPool:
         )
 
 
-def _columns(prompt: Prompt, finish_reason: str | None, num_tokens: int) -> dict[str, Any]:
+def _columns(
+    prompt: Prompt, finish_reason: str, num_tokens: int, turn_rewards: Sequence[float] = ()
+) -> dict[str, Any]:
     """Returns the keyword arguments of a reward. A row's own `prompt` or `response` would clash
     with the arguments."""
     row = {
         name: value for name, value in prompt.columns.items() if name not in ("prompt", "response")
     }
-    return row | {"finish_reason": finish_reason, "num_tokens": num_tokens}
-
-
-def _trial_response(prompt: Prompt) -> str:
-    """Returns the text of the reference answer, or `0` if there is none."""
-    for name in ("answer", "solution"):
-        value = prompt.columns.get(name)
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        if is_number or (isinstance(value, str) and value):
-            return written_out(value)
-    return "0"
+    return row | {
+        "finish_reason": finish_reason,
+        "num_tokens": num_tokens,
+        "turn_rewards": list(turn_rewards),
+    }
 
 
 def _check_give_up(rewards: list[Reward], timeout_s: float) -> None:
@@ -276,36 +274,19 @@ def _check_rewards(rewards: list[Reward]) -> None:
         raise ConfigError(
             f"rewards has more than one named {twice[0]!r}; give one of them another `name`."
         )
-    main = sys.modules["__main__"]
-    file, is_module = getattr(main, "__file__", None), getattr(main, "__spec__", None) is not None
-    if file is not None and not is_module and not Path(file).is_file():  # from standard input
-        raise ConfigError(
-            f"This script is {file}, which is no file. Reward workers are other processes and "
-            "import the script that is run: write it to a file, such as train.py, and run that."
-        )
+    check_main("Reward workers")
     for reward in rewards:
-        try:
-            pickled = pickle.dumps(reward)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"rewards has {reward.name!r}, which cannot be sent to a reward worker: {error}. "
-                "Define it at the top level of a module (no lambda, no function in a function), "
-                "without open files or connections."
-            ) from error
-        if _names_main(pickled) and file is None and not is_module:
-            raise ConfigError(
-                f"rewards has {reward.name!r}, which is defined in a notebook or at a prompt: a "
-                "reward worker is another process and cannot import it from there. Write it to a "
-                "file (in a notebook, begin its cell with `%%writefile my_rewards.py`) and import "
-                f"it from there, or name a function `my_rewards:{reward.name}`."
-            )
+        pickled(
+            reward,
+            f"rewards has {reward.name!r}",
+            "a reward worker",
+            remedy="Write it to a file (in a notebook, begin its cell with `%%writefile "
+            "my_rewards.py`) and import it from there, or name a function "
+            f"`my_rewards:{reward.name}`.",
+        )
 
 
 def is_in_main(reward: Reward) -> bool:
     """Whether a reward is defined in the script that runs, which only this machine's workers can
     import."""
-    return _names_main(pickle.dumps(reward))
-
-
-def _names_main(pickled: bytes) -> bool:
-    return any(text == "__main__" for _, text, _ in pickletools.genops(pickled))
+    return names_main(pickle.dumps(reward))

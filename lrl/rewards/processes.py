@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,8 @@ from lrl.errors import ConfigError
 from lrl.rewards import worker
 from lrl.rewards.job import START_S, Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
-from lrl.rewards.response_clock import ResponseClock
+from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
+from lrl.system.process_clock import ProcessClock
 from lrl.system.shadowed_modules import check_lrl, check_start
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Processes:
         """Returns the outcomes of a job, from one worker; None for responses that it did not reach.
 
         A job of several responses begins none after `timeout_s`. The worker of a response that
-        takes longer than that, on a `ResponseClock`, is killed. Raises RuntimeError if the workers
+        takes longer than that, on a `ProcessClock`, is killed. Raises RuntimeError if the workers
         are not started, or are closed meanwhile.
         """
         count, timeout_s = job.count, self.spec.timeout_s
@@ -211,22 +211,10 @@ class Processes:
         """Returns kind and message for a worker that ended by itself; pebble does not always know
         the exit code."""
         state, gib = self._state(number), self.spec.memory_gib
-        if exit_code == worker.OUT_OF_MEMORY or (state.job == number and state.out_of_memory):
+        if exit_code == OUT_OF_MEMORY or (state.job == number and state.out_of_memory):
             limit = "" if gib is None else f"; data.reward_memory_gib is {gib:g}"
             return "memory", "MemoryError" + limit
-        if exit_code is None:
-            return "crash", "the worker ended"
-        if exit_code == -signal.SIGKILL:
-            return (
-                "crash",
-                "the worker was ended by SIGKILL, as Linux does when the machine is out of memory",
-            )
-        if exit_code < 0:
-            return (
-                "crash",
-                f"the worker was ended by signal {-exit_code} ({signal.strsignal(-exit_code)})",
-            )
-        return "crash", f"the worker ended with exit code {exit_code}"
+        return "crash", cause_of_death(exit_code)
 
     def _live_pool(self) -> ProcessPool:
         with self._lock:
@@ -263,7 +251,7 @@ class _Deadline:
         self.number = number
         self.timeout_s = timeout_s
         self._stretch = 0
-        self._clock: ResponseClock | None = None
+        self._clock: ProcessClock | None = None
 
     def is_over(self) -> bool:
         """Returns whether the response that is being scored is late.
@@ -274,7 +262,7 @@ class _Deadline:
             return False
         if self._clock is None or self._stretch != self.state.stretch:
             self._stretch = self.state.stretch
-            self._clock = ResponseClock(self.state.worker)
+            self._clock = ProcessClock(self.state.worker)
         # The worker itself ends what it awaits; it is late if it cannot.
         limit_s = self.timeout_s if self.state.is_certain else 2 * self.timeout_s
         return self._clock.seconds > limit_s

@@ -35,3 +35,13 @@ def reference_of(columns: Mapping[str, Any], name: str) -> str:
         return written_out(columns[name])
     except ValueError as error:
         raise ValueError(f"the column `{name}`: {error}") from error
+
+
+def trial_response(columns: Mapping[str, Any]) -> str:
+    """Returns the text of a row's reference answer, or `0` if there is none."""
+    for name in ("answer", "solution"):
+        value = columns.get(name)
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if is_number or (isinstance(value, str) and value):
+            return written_out(value)
+    return "0"

@@ -12,29 +12,22 @@ import inspect
 import math
 import os
 import pickle
-import signal
-import sys
-import sysconfig
-import traceback
 from collections.abc import Sequence
 from numbers import Real
-from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
-from lrl.rewards.response_clock import ResponseClock
-from lrl.system.parent_death import die_with
-
-OUT_OF_MEMORY = 112
-"""Exit code of a worker at its memory limit."""
-_LONGEST_MESSAGE = 500
-_NOT_THE_USERS = (
-    *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
-    *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
+from lrl.system.foreign_code import (
+    LONGEST_MESSAGE,
+    OUT_OF_MEMORY,
+    bind,
+    limit_memory,
+    message_of,
+    where_raised,
 )
-"""Where the files of lrl and of libraries are."""
+from lrl.system.process_clock import ProcessClock
 
 _rewards: list[Reward] | str = "no rewards were loaded"
 # Shared with the trainer; job n uses number n modulo their length.
@@ -55,16 +48,12 @@ def initialise(
     """
     global _rewards, _job_states
     _job_states = job_states
-    die_with(trainer)  # also if the trainer gets SIGKILL while a reward never returns
-    # pebble's own handler is Python code and waits for Python's lock; the default kills at once.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    bind(trainer)  # also if the trainer gets SIGKILL while a reward never returns
     try:
         _rewards = pickle.loads(rewards)
     except Exception as error:
-        _rewards = (
-            f"a reward cannot be loaded in a reward worker: {_message(error)}{_where_raised(error)}"
-        )
-    _limit_memory(memory_gib)
+        _rewards = f"a reward cannot be loaded in a reward worker: {message_of(error)}{where_raised(error)}"
+    limit_memory(memory_gib)
 
 
 def ready() -> None:
@@ -95,7 +84,7 @@ def score(number: int, job: bytes, budget_s: float) -> list[Outcome]:
         os._exit(OUT_OF_MEMORY)
     except Exception as error:
         return [
-            f"exception: the row cannot be loaded in a reward worker: {_message(error)}"
+            f"exception: the row cannot be loaded in a reward worker: {message_of(error)}"
         ] * count
 
 
@@ -107,7 +96,7 @@ def _score_all(
     budget_s: float,
 ) -> list[Outcome]:
     # No event loop runs while a plain reward is called: it may run one of its own (`asyncio.run`).
-    clock = ResponseClock(os.getpid())
+    clock = ProcessClock(os.getpid())
     outcomes: list[Outcome] = [None] * len(responses)
     awaited: dict[int, list[Any]] = {}
     for index, (text, columns) in enumerate(responses):
@@ -159,7 +148,7 @@ async def _await_all(
     rewards: list[Reward], state: JobState, awaited: dict[int, list[Any]], budget_s: float
 ) -> dict[int, Outcome]:
     """Awaits for `budget_s` seconds; returns the finished outcomes by the index of the response."""
-    clock = ResponseClock(os.getpid())
+    clock = ProcessClock(os.getpid())
     tasks = {}
     for index, values in awaited.items():
         tasks[asyncio.create_task(_await_one(rewards, state, index, values))] = index
@@ -199,7 +188,7 @@ class _Found(NamedTuple):
 
 def _found(reward: Reward, value: Any) -> _Found:
     gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
-    return _Found(parts_of(reward.name, value), gave_up[:_LONGEST_MESSAGE])
+    return _Found(parts_of(reward.name, value), gave_up[:LONGEST_MESSAGE])
 
 
 def _weighted_sum(rewards: list[Reward], found: list[_Found]) -> Outcome:
@@ -219,11 +208,11 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
         state.out_of_memory = 1
         os._exit(OUT_OF_MEMORY)
     if isinstance(error, BadValueError):
-        return f"{error.kind}: {reward.name}: {error}"[:_LONGEST_MESSAGE]
+        return f"{error.kind}: {reward.name}: {error}"[:LONGEST_MESSAGE]
     kind = "crash" if isinstance(error, SystemExit) else "exception"
-    message = f"{kind}: {reward.name}: {_message(error)}"
+    message = f"{kind}: {reward.name}: {message_of(error)}"
     if kind == "exception":
-        message += _where_raised(error)
+        message += where_raised(error)
     if isinstance(error, RuntimeError) and "event loop" in message and "running" in message:
         message += (
             ". An event loop runs an `async def` reward: write `await f()` there for "
@@ -279,38 +268,3 @@ def _number(part: str, value: Any) -> float:
     if not math.isfinite(number):
         raise BadValueError("nan", f"{shown}; a reward is finite")
     return number
-
-
-def _message(error: BaseException) -> str:
-    """Returns type and message of an exception, whose `__str__` may raise."""
-    try:
-        message = str(error)
-    except Exception as another:
-        message = f"(its message cannot be read: {type(another).__name__})"
-    return f"{type(error).__name__}: {message}"[:_LONGEST_MESSAGE]
-
-
-def _where_raised(error: BaseException) -> str:
-    """Returns the last line of the user's code in the traceback, in brackets; empty if there is
-    none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
-    return f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
-
-
-def _limit_memory(gib: float | None) -> None:
-    """Limits writable private memory (RLIMIT_DATA), counted from the memory in use after the
-    rewards are loaded.
-
-    RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc
-    arena for each thread reserve many GiB and use none of it.
-    """
-    if gib is None or sys.platform != "linux":
-        return
-    import resource
-
-    with open("/proc/self/statm") as statm:
-        now = int(statm.read().split()[5]) * resource.getpagesize()
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = now + int(gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))

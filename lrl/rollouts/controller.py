@@ -78,6 +78,7 @@ class Controller:
         max_skipped: Most groups with equal rewards that are skipped under one version; the others
             are trained.
         min_rollouts: Scored responses below which a group's rewards do not count as equal.
+        environment: Settings of the environment on which the responses depend.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Controller:
         deadline_s: float,
         max_skipped: int = 0,
         min_rollouts: int = 2,
+        environment: Settings | None = None,
     ) -> None:
         self.prompts = prompts
         self.fleet = fleet
@@ -101,6 +103,7 @@ class Controller:
         self.deadline_s = deadline_s
         self.max_skipped = max_skipped
         self.min_rollouts = min_rollouts
+        self.environment = environment or {}
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
@@ -255,6 +258,7 @@ class Controller:
             "data.max_response_tokens": self.sampling.max_tokens,
             "data.temperature": self.sampling.temperature,
             "the end of the policy's responses": fingerprint(self.sampling.stop_tokens),
+            **self.environment,
         }
 
 
@@ -267,7 +271,8 @@ def has_equal_rewards(group: Group, min_rollouts: int) -> bool:
 async def score(
     prompt: Prompt, rollouts: list[Rollout], decode: Callable[[list[int]], str], rewards: Scorer
 ) -> None:
-    """Decodes and scores the responses of a generator."""
+    """Decodes and scores responses; one whose episode has failed gets no reward."""
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids)
+        rollout.reward_failure = rollout.failure or None
     await rewards.score(prompt, rollouts)

@@ -9,7 +9,7 @@ would be wrong without a word.
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -32,6 +32,8 @@ class Dependencies:
     """Settings of the responses that they have learnt from."""
     rewards: Settings
     """The rewards of these responses (`settings_of`)."""
+    environment: Settings = field(default_factory=dict)
+    """The environment of these responses; empty without one."""
     kl_in_the_reward: Sequence[Any] = ()
     """Settings of the KL penalty that is subtracted from the rewards (`lrl.Reference`); empty
     without one."""
@@ -42,6 +44,7 @@ class Dependencies:
         return {
             "data.max_response_tokens": self.sampling.max_tokens,
             "data.temperature": self.sampling.temperature,
+            **self.environment,
         }
 
 

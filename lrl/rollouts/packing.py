@@ -145,7 +145,7 @@ class Packer:
         return ", ".join(found) or "no response has a token"
 
     def _is_cut(self, rollout: Rollout) -> bool:
-        return self.mask_truncated and rollout.finish_reason == "length"
+        return self.mask_truncated and rollout.cut
 
     def _filled(self, each: list[Rows[TrainingSample]]) -> Round:
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]

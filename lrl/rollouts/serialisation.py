@@ -9,7 +9,7 @@ additions again.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,9 @@ class Resumed:
         """Counts the half-written responses of the `running` groups."""
         rollouts = [rollout for group in running for rollout in group.rollouts]
         lengths = [
-            len(rollout.token_ids)
+            rollout.num_tokens
             for rollout in rollouts
-            if rollout.token_ids and not rollout.finished
+            if rollout.num_tokens and not rollout.finished
         ]
         return cls(
             step=step, responses=len(lengths), tokens=sum(lengths), finished_groups=finished_groups
@@ -65,9 +65,10 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
     Returns:
         `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S]
             (tokens of each run),
-        and plain numbers and strings: 8 bytes a token, and the text if it is scored.
+        and plain numbers and strings: 8 bytes a token, and the text if it is scored. An open turn
+        is part of its episode's tokens.
     """
-    rollouts = group.rollouts
+    rollouts = [flattened(rollout) for rollout in group.rollouts]
     versions = torch.tensor(
         [version for rollout in rollouts for version in rollout.versions], dtype=torch.int32
     )
@@ -89,6 +90,7 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         "spans": spans,
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
         "finish_reasons": [rollout.finish_reason for rollout in rollouts],
+        "episodes": [_episode(rollout) for rollout in group.rollouts],
         "judgements": [{name: getattr(rollout, name) for name in fields} for rollout in rollouts],
     }
 
@@ -132,9 +134,55 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
             **scores[number],
         )
         rollouts.append(rollout)
+    for rollout, episode in zip(rollouts, saved.get("episodes", ()), strict=False):
+        _restore_episode(rollout, episode)
     return Group(
         index=saved["index"], prompt=prompt, rollouts=rollouts, admitted_by=saved["admitted_by"]
     )
+
+
+def flattened(rollout: Rollout) -> Rollout:
+    """Returns a rollout with the tokens and the end of its open turn; itself if it has none."""
+    if (turn := rollout.open_turn) is None:
+        return rollout
+    return replace(
+        rollout,
+        token_ids=rollout.token_ids + turn.token_ids,
+        logprobs=rollout.logprobs + turn.logprobs,
+        versions=rollout.versions + turn.versions,
+        finish_reason=turn.finish_reason,
+    )
+
+
+def _episode(rollout: Rollout) -> dict[str, Any]:
+    """Returns what only environments fill in; empty without one."""
+    if not (rollout.turn_ends or rollout.open_turn is not None or rollout.failure):
+        return {}
+    return {
+        "turn_ends": list(rollout.turn_ends),
+        "turn_rewards": list(rollout.turn_rewards),
+        "recorded": None if rollout.open_turn is None else len(rollout.token_ids),
+        "failure": rollout.failure,
+    }
+
+
+def _restore_episode(rollout: Rollout, saved: dict[str, Any]) -> None:
+    """Undoes `flattened`, and fills in the rest."""
+    if not saved:
+        return
+    rollout.turn_ends = saved["turn_ends"]
+    rollout.turn_rewards = saved["turn_rewards"]
+    rollout.failure = saved["failure"]
+    if (recorded := saved["recorded"]) is None:
+        return
+    rollout.open_turn = Rollout(
+        token_ids=rollout.token_ids[recorded:],
+        logprobs=rollout.logprobs[recorded:],
+        versions=rollout.versions[recorded:],
+        finish_reason=rollout.finish_reason,
+    )
+    del rollout.token_ids[recorded:], rollout.logprobs[recorded:], rollout.versions[recorded:]
+    rollout.finish_reason = ""
 
 
 def _digest(prompt: Prompt) -> int:

@@ -16,6 +16,8 @@ from lrl.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lrl.environments import Environment
+
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
     """Returns the tokenizer's end and the ends of generation_config.json, or else of config.json.
@@ -44,3 +46,32 @@ def _generation(folder: str) -> GenerationConfig:
             f"{' '.join(str(error).split()):.300}. Mend it, or remove it: lrl reads nothing of it "
             "but eos_token_id."
         ) from error
+
+
+def turn_stop_tokens(
+    tokenizer: PreTrainedTokenizerBase, environment: Environment
+) -> tuple[int, ...]:
+    """Returns the tokens at which the turns of an environment end, beside those of a response.
+
+    Raises:
+        ConfigError: One is not a single token of the policy, and no generator would stop there.
+    """
+    found = []
+    for text in environment.stop:
+        try:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # tokenizers raise this class itself
+            raise ConfigError(
+                f"{_stop(environment, text)}, which has no tokens: {error}"
+            ) from error
+        if len(ids) != 1:
+            raise ConfigError(
+                f"{_stop(environment, text)}, which is {len(ids)} tokens of the policy: a turn "
+                "ends at one token. Name one."
+            )
+        found += ids
+    return tuple(found)
+
+
+def _stop(environment: Environment, text: str) -> str:
+    return f"data.environment: {type(environment).__name__}.stop has {text!r}"

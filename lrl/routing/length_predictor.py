@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lrl.routing.rankers import NgramRanker, Ranker
 from lrl.system.config_errors import at_least, fault
-from lrl.types import Group, Prompt
+from lrl.types import Group, Prompt, Rollout
 
 RECENT_RESPONSES = 4096
 """Responses over which `quantile` is taken."""
@@ -101,7 +101,10 @@ class LengthPredictor:
             self._note(group.prompt.id, log_length - self._level)
         self.ranker.learn([group.prompt for group in groups], [log - self._level for log in found])
         self._responses.extend(
-            len(rollout.token_ids) for group in groups for rollout in group.rollouts
+            tokens
+            for group in groups
+            for rollout in group.rollouts
+            for tokens, _ in _written(rollout)
         )
         self._recent = np.sort(self._responses)
 
@@ -136,10 +139,7 @@ class LengthPredictor:
         """Returns the mean tokens of a group's responses; a cut response counts with at least its
         expected length."""
         least = 0.0 if self._level is None else math.exp(self._log_length(group.prompt))
-        lengths = [
-            (len(rollout.token_ids), rollout.finish_reason == "length")
-            for rollout in group.rollouts
-        ]
+        lengths = [each for rollout in group.rollouts for each in _written(rollout)]
         return max(
             1.0,
             sum(max(tokens, least) if cut else tokens for tokens, cut in lengths) / len(lengths),
@@ -177,6 +177,16 @@ class LengthPredictor:
         self._responses = deque(state["responses"].tolist(), maxlen=RECENT_RESPONSES)
         self._recent = np.sort(self._responses)
         self._guesses = deque(map(tuple, state["guesses"].tolist()), maxlen=RECENT_GROUPS)
+
+
+def _written(rollout: Rollout) -> list[tuple[int, bool]]:
+    """Returns the tokens of what each request for a rollout wrote, and whether it was cut: the
+    response, or the turns with an environment."""
+    if not rollout.turn_ends:
+        return [(rollout.num_tokens, rollout.finish_reason == "length")]
+    lengths = [turn.stop - turn.start for turn in rollout.turns]
+    whole = [(tokens, False) for tokens in lengths[:-1]]
+    return [*whole, (lengths[-1], rollout.finish_reason == "length")]
 
 
 def recall(expected: NDArray[np.float64], found: NDArray[np.float64], share: float) -> float:

@@ -275,6 +275,7 @@ def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_
     first = group.rollouts[0]
     alone = pack(Packer(64, GroupMean(), 1.0), [copy.deepcopy(group)])
     first.versions[2:4], first.logprobs[2:4] = [ENVIRONMENT] * 2, [0.0] * 2
+    first.turn_ends = [2, 7]
     assert (
         first.turns == [Turn(0, 2), Turn(4, 7)]
         and first.mask == [True] * 2 + [False] * 2 + [True] * 3

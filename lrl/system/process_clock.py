@@ -1,7 +1,7 @@
-"""The clock of a deadline for a response: it stands still while the worker waits for a processor.
+"""The clock of a deadline for a user's code: it stands still while its process waits for a processor.
 
-On a busy machine a reward that computes gets a part of a processor, and takes longer by the wall.
-That is no fault of the response. So the time counts in which the worker computes, or waits for
+On a busy machine code that computes gets a part of a processor, and takes longer by the wall. That
+is no fault of what it is called for. So the time counts in which the process computes, or waits for
 something else than a processor.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 _NANOSECOND = 1e-9
 
 
-class ResponseClock:
+class ProcessClock:
     """Counts the seconds in which the main thread of a process computes or sleeps, from now on.
 
     Only Linux tells how long it waits for a processor; elsewhere that time counts, too.

@@ -1,0 +1,54 @@
+"""The interface of an environment: the loop of one episode, from its side."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple, Protocol
+
+Observation = str | list[int]
+"""What an environment writes: text, or token ids, which are taken as they are."""
+
+
+class Written(NamedTuple):
+    """A turn of the policy."""
+
+    text: str
+    """Without the end of the response; a token of `Environment.stop` is part of it."""
+    token_ids: list[int]
+
+
+class Policy(Protocol):
+    """The policy, as an episode sees it."""
+
+    async def turn(self, observation: Observation = "", reward: float = 0.0) -> Written:
+        """Has the policy read `observation` and write its next turn.
+
+        Args:
+            observation: It stands behind the turn before; behind the prompt at the first call.
+            reward: The reward of the turn before.
+        """
+
+
+class Environment(ABC):
+    """Plays episodes with a policy. Subclass `lrl.environments.Turns`, or this one for the loop."""
+
+    stop: tuple[str, ...] = ()
+    """Tokens that end a turn, beside the end of a response; each is its last one then."""
+    deterministic: bool = False
+    """Whether the same turns always get the same observations and rewards: a resumed run then goes
+    on in the middle of an episode, which begins again otherwise."""
+
+    @abstractmethod
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        """Plays one episode, and returns the reward of its last turn.
+
+        Each episode has a copy of the environment of its own (`copy.deepcopy`). What all episodes
+        of a process share stands in a module.
+
+        Args:
+            policy: Writes the turns; an episode has at least one.
+            prompt: The prompt as its author wrote it.
+            columns: The other columns of the row.
+
+        Raises:
+            Exception: Any, if the episode cannot go on. It is counted and gets no reward. What the
+                policy should read is an observation.
+        """

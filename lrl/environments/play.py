@@ -1,0 +1,63 @@
+"""One episode of an environment, as a task that stops at each turn until the policy has written it."""
+
+import asyncio
+import copy
+import math
+from collections.abc import Callable
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
+
+from lrl.environments.base import Environment, Observation, Written
+
+
+class Reply(NamedTuple):
+    """What an environment answers to a turn, or to the beginning of an episode."""
+
+    observation: Observation = ""
+    done: bool = False
+    reward: float = 0.0
+
+
+class Play:
+    """The environment's side of an episode; it is the `Policy` that the environment gets.
+
+    Args:
+        environment: It is copied.
+        replied: Receives each reply.
+    """
+
+    def __init__(self, environment: Environment, replied: Callable[[Reply], None]) -> None:
+        self._environment = copy.deepcopy(environment)
+        self._replied = replied
+        self._written: asyncio.Queue[Written] = asyncio.Queue()
+
+    async def run(self, prompt: str, columns: dict[str, Any]) -> None:
+        """Plays the episode to its end; raises what the environment raises."""
+        reward = await self._environment.rollout(self, prompt, **columns)
+        self._replied(Reply("", True, _finite(reward)))
+
+    def wrote(self, turn: Written) -> None:
+        """Gives the environment the turn for which it waits."""
+        self._written.put_nowait(turn)
+
+    async def turn(self, observation: Observation = "", reward: float = 0.0) -> Written:
+        """See `lrl.environments.base.Policy`."""
+        self._replied(Reply(_readable(observation), False, _finite(reward)))
+        return await self._written.get()
+
+
+def _readable(observation: Any) -> Observation:
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, list) and all(type(token) is int for token in observation):
+        return observation
+    raise TypeError(
+        f"the observation is {shortened(observation)}; give text or a list of token ids"
+    )
+
+
+def _finite(reward: Any) -> float:
+    if isinstance(reward, Real) and math.isfinite(number := float(reward)):
+        return number
+    raise TypeError(f"the reward is {shortened(reward)}; give a finite number")

@@ -1,0 +1,354 @@
+"""The loop of an episode: a turn of the policy, the environment's reply, the next turn.
+
+It stands between the controller and a pool. A turn is one request of the pool, so a slot of a
+generator is free while the environment thinks. The pool returns a turn when it is whole and the
+weights that wrote it are verified: an environment never sees a token that a failed probe takes
+back. Each turn is a rollout of its own, which the loop joins to the episode's together with its
+reply; so the first turns of a group are one request, and what keeps books of a response in a
+generator knows no turns.
+
+A checkpoint may come at any wait, and `Rollout.open_turn` tells the two kinds apart: a turn that is
+being written continues, and one that is whole waits for its reply. What the environment knew is lost
+with its process. It begins again, and gets the recorded turns if it is deterministic; if it is not,
+or does not give the recorded replies again, the episode begins anew.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from reprlib import repr as shortened
+from typing import Any, Protocol
+
+from lrl.environments import Written
+from lrl.environments.play import Reply
+from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
+
+ATTEMPTS = 5
+"""Times that an episode may lose its environment, mostly through the fault of other episodes."""
+
+Write = Callable[..., Awaitable[None]]
+"""Writes rollouts to their ends: `GeneratorPool.generate`."""
+
+
+class Conversation(Protocol):
+    """An episode, as its environment plays it. Each call may raise EpisodeError, and
+    EnvironmentLost if the environment has ended through no fault of the episode."""
+
+    async def begin(self) -> Reply:
+        """Begins it; the observation stands behind the prompt."""
+
+    async def reply(self, turn: Written) -> Reply:
+        """Answers a turn."""
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+
+
+class Environments(Protocol):
+    """Where episodes are played."""
+
+    deterministic: bool
+    """See `Environment`."""
+    counts: Counter[str]
+    """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
+
+    def open(self, prompt: Prompt) -> Conversation:
+        """Opens an episode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeTerms:
+    """The limits of episodes, and their text.
+
+    Args:
+        max_turns: Turns after which an episode is cut.
+        max_turn_tokens: Most tokens of a turn.
+        timeout_s: Most seconds from the end of the first turn to the end of the episode.
+        stop_tokens: Tokens that end a turn, beside those that end a response.
+        encode: Returns the token ids of an observation, without special tokens of its own.
+        decode: Returns the text of a turn.
+        vocabulary: Number of tokens.
+    """
+
+    max_turns: int
+    max_turn_tokens: int
+    timeout_s: float
+    stop_tokens: tuple[int, ...]
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    vocabulary: int
+
+    def ids(self, reply: Reply) -> list[int]:
+        """Returns the tokens of an observation; raises EpisodeError if the policy has no such."""
+        if reply.done:
+            return []
+        try:
+            ids = (
+                self.encode(reply.observation)
+                if isinstance(reply.observation, str)
+                else reply.observation
+            )
+        except Exception as error:  # tokenizers raise this class itself
+            text = (
+                f"the tokenizer cannot read the observation {shortened(reply.observation)}: {error}"
+            )
+            raise EpisodeError("environment_error", text) from error
+        if unknown := [token for token in ids if not 0 <= token < self.vocabulary]:
+            raise EpisodeError(
+                "environment_error",
+                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}",
+            )
+        return ids
+
+
+class Episodes:
+    """Writes the rollouts of an environment; a `ResponseWriter`.
+
+    Args:
+        write: Writes turns.
+        environments: Play the episodes.
+        terms: Their limits.
+    """
+
+    def __init__(self, write: Write, environments: Environments, terms: EpisodeTerms) -> None:
+        self.write = write
+        self.environments = environments
+        self.terms = terms
+
+    async def generate(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
+        """Plays every unfinished rollout to its end; see `ResponseWriter`."""
+        stops = {*sampling.stop_tokens, *self.terms.stop_tokens}
+        sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
+        write = partial(self.write, **how)
+        episodes = [
+            Episode(
+                prompt,
+                rollout,
+                sampling=sampling,
+                write=write,
+                environments=self.environments,
+                terms=self.terms,
+            )
+            for rollout in rollouts
+            if not rollout.finished
+        ]
+        try:
+            await _together([episode.begin() for episode in episodes])
+            first = [episode for episode in episodes if episode.is_first]
+            later = [episode for episode in episodes if not episode.is_first]
+            await _together([_run_group(first), *map(run_episode, later)])
+        finally:
+            for episode in episodes:
+                episode.close()
+
+
+class Episode:
+    """One rollout, at play.
+
+    Args:
+        prompt: Its prompt.
+        rollout: It grows in place, and may have turns of an earlier run.
+        sampling: Of a turn; `max_tokens` is of the whole episode.
+        write: Writes turns.
+        environments: Play the environment's side.
+        terms: The limits.
+    """
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        rollout: Rollout,
+        sampling: Sampling,
+        write: Write,
+        environments: Environments,
+        terms: EpisodeTerms,
+    ) -> None:
+        self.prompt = prompt
+        self.rollout = rollout
+        self.sampling = sampling
+        self.write = write
+        self.terms = terms
+        self._environments = environments
+        self._conversation: Conversation | None = None
+        self._losses = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it stands before the end of its first turn, right behind the prompt."""
+        return not self.rollout.finished and not self.rollout.token_ids
+
+    async def begin(self) -> None:
+        """Opens the environment's side, which gets to know the recorded turns; else the episode
+        begins anew."""
+        try:
+            while not await self._opened():
+                pass
+        except EpisodeError as error:
+            self.fail(error)
+
+    async def write_turn(self, turn: Rollout) -> None:
+        """Writes a turn behind all that is recorded, with a request of its own."""
+        recorded = self.rollout.token_ids
+        behind = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
+        await self.write(behind, [turn], self.sampling_of_turns(1))
+
+    def sampling_of_turns(self, turns: int) -> Sampling:
+        """Returns the settings of a request for turns at this place of the episode."""
+        left = self.sampling.max_tokens - len(self.rollout.token_ids)
+        return replace(self.sampling, n=turns, max_tokens=min(self.terms.max_turn_tokens, left))
+
+    async def answer(self, turn: Rollout) -> None:
+        """Records a whole turn with its reply."""
+        try:
+            if turn.cut:
+                self._record(turn, Reply(), [])
+                return
+            assert self._conversation is not None, "it has begun"
+            reply = await self._conversation.reply(self._written(turn.token_ids))
+            self._record(turn, reply, self.terms.ids(reply))
+        except EnvironmentLost as error:
+            self._count_loss(error)
+            await self.begin()
+        except EpisodeError as error:
+            self.fail(error)
+
+    def fail(self, error: EpisodeError) -> None:
+        """Ends the episode without a reward."""
+        self.rollout.failure = str(error)
+        self.rollout.open_turn = None
+        self.rollout.finish_reason = "failed"
+
+    def close(self) -> None:
+        """Ends the environment's side."""
+        if self._conversation is not None:
+            self._conversation.close()
+            self._conversation = None
+
+    async def _opened(self) -> bool:
+        """Opens the environment's side; returns whether it now stands where the rollout stands."""
+        self.close()
+        if self.rollout.turn_ends and not self._environments.deterministic:
+            self._begin_anew()
+        self._conversation = self._environments.open(self.prompt)
+        try:
+            opening = await self._conversation.begin()
+            if opening.done:
+                text = "the episode has ended before the policy's first turn"
+                raise EpisodeError("environment_error", text)
+            if self.rollout.open_turn is None:
+                self._observe(self.terms.ids(opening))
+                return True
+            if await self._replayed(self._conversation, opening):
+                self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
+                return True
+        except EnvironmentLost as error:
+            self._count_loss(error)
+            return False
+        self._begin_anew()
+        return False
+
+    async def _replayed(self, conversation: Conversation, reply: Reply) -> bool:
+        """Gives the environment the recorded turns; returns whether it gives the recorded
+        replies."""
+        rollout, behind = self.rollout, 0
+        for turn, reward in zip(rollout.turns, rollout.turn_rewards, strict=True):
+            if self.terms.ids(reply) != rollout.token_ids[behind : turn.start]:
+                return False
+            reply = await conversation.reply(
+                self._written(rollout.token_ids[turn.start : turn.stop])
+            )
+            if reply.done or reply.reward != reward:
+                return False
+            behind = turn.stop
+        return self.terms.ids(reply) == rollout.token_ids[behind:]
+
+    def _begin_anew(self) -> None:
+        self._environments.counts["restarted"] += 1
+        rollout = self.rollout
+        rollout.token_ids = []
+        rollout.logprobs = []
+        rollout.versions = []
+        rollout.turn_ends = []
+        rollout.turn_rewards = []
+        rollout.open_turn = None
+
+    def _count_loss(self, error: EnvironmentLost) -> None:
+        self._losses += 1
+        if self._losses == ATTEMPTS:
+            raise EpisodeError("environment_lost", f"{ATTEMPTS} times, at last: {error}")
+
+    def _record(self, turn: Rollout, reply: Reply, observation: list[int]) -> None:
+        """Adds a turn and its reply, between two waits: no checkpoint has half of it."""
+        rollout = self.rollout
+        rollout.token_ids += turn.token_ids
+        rollout.logprobs += turn.logprobs
+        rollout.versions += turn.versions
+        rollout.turn_ends.append(len(rollout.token_ids))
+        rollout.turn_rewards.append(reply.reward)
+        rollout.open_turn = None
+        if reply.done:
+            rollout.finish_reason = "stop"
+        elif turn.cut:
+            rollout.finish_reason = "length"
+        elif len(rollout.turn_ends) >= self.terms.max_turns:
+            rollout.finish_reason = "turns"
+        else:
+            self._observe(observation)
+
+    def _observe(self, observation: list[int]) -> None:
+        """Adds an observation and opens the turn behind it; without room for a token of that, the
+        episode is cut before the observation."""
+        rollout = self.rollout
+        if len(rollout.token_ids) + len(observation) >= self.sampling.max_tokens:
+            rollout.finish_reason = "length"
+            return
+        rollout.token_ids += observation
+        rollout.logprobs += [0.0] * len(observation)
+        rollout.versions += [ENVIRONMENT] * len(observation)
+        rollout.open_turn = Rollout()
+
+    def _written(self, token_ids: list[int]) -> Written:
+        return Written(self.terms.decode(token_ids), token_ids)
+
+
+async def run_episode(episode: Episode) -> None:
+    """Plays an episode that has begun to its end."""
+    loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+    try:
+        async with limit:
+            while (turn := episode.rollout.open_turn) is not None:
+                if not turn.finished:
+                    await episode.write_turn(turn)
+                if limit.when() is None:
+                    limit.reschedule(loop.time() + episode.terms.timeout_s)
+                await episode.answer(turn)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        text = f"not at its end {episode.terms.timeout_s:g} s after its first turn"
+        episode.fail(EpisodeError("episode_timeout", text))
+
+
+async def _run_group(episodes: list[Episode]) -> None:
+    """Writes the first turns of a group's episodes with one request, and plays on."""
+    turns = [turn for episode in episodes if (turn := episode.rollout.open_turn) is not None]
+    if turns:
+        first = episodes[0]
+        await first.write(first.prompt, turns, first.sampling_of_turns(len(turns)))
+    await _together(map(run_episode, episodes))
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Does all at once; the first error ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

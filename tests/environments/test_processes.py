@@ -1,0 +1,161 @@
+"""Episodes in processes: what is broken costs the episode at fault, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from lrl.environments import Written
+from lrl.environments.play import Reply
+from lrl.environments.processes import EnvironmentProcesses
+from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
+from lrl.types import Prompt
+from tests.environments.worlds import Odd
+
+PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
+TIMEOUT_S = 2.0
+
+
+def processes(seconds: float = 60.0) -> EnvironmentProcesses:
+    return EnvironmentProcesses(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
+
+
+def say(text: str) -> Written:
+    return Written(text, [])
+
+
+def run(play: Callable[[EnvironmentProcesses], Awaitable[Any]]) -> Any:
+    """Runs `play` with the processes, and ends them."""
+    made = processes()
+
+    async def played() -> Any:
+        async with asyncio.timeout(60):
+            return await play(made)
+
+    try:
+        return asyncio.run(played())
+    finally:
+        made.close()
+
+
+async def ending(work: Awaitable[Reply]) -> str:
+    """What comes of a reply: its failure, or the reply."""
+    try:
+        return str(await work)
+    except EnvironmentLost as error:
+        return f"lost: {error}"
+    except EpisodeError as error:
+        return str(error)
+
+
+def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
+    async def play(made: EnvironmentProcesses) -> list[Reply]:
+        first, second = made.open(PROMPT), made.open(PROMPT)
+        assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
+        await first.reply(say("a"))
+        found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
+        assert made.open(PROMPT)._process is first._process is second._process
+        return list(found)
+
+    assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
+
+
+BROKEN = {
+    "raise": "environment_error: KeyError: 'the key' (",
+    "exit": "environment_error: SystemExit: 3",
+    "cancel": "environment_error: CancelledError",
+    "wait": "tool_timeout: no reply after 2 s",
+    "deaf": "tool_timeout: no reply after 2 s",
+    "thread": "tool_timeout: no reply after 2 s",
+    "pair": "environment_error: TypeError: reply returned ('one', False); give (observation, done",
+    "word": "environment_error: TypeError: reply returned ('one', False, 'much')",
+    "nan": "environment_error: TypeError: the reward is nan; give a finite number",
+    "number": "environment_error: TypeError: the observation is 7; give text or a list of token",
+}
+DEADLY = {
+    "die": "environment_error: the worker ended with exit code 9",
+    "crash": "environment_error: the worker was ended by signal 11",
+    "leak": "environment_error: MemoryError; data.environment_memory_gib is 1",
+    "hang": "tool_timeout: no reply after 2 s",
+}
+
+
+def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
+    async def play(made: EnvironmentProcesses) -> dict[str, str]:
+        bystander = made.open(PROMPT)
+        await bystander.begin()
+        episodes = {name: made.open(PROMPT) for name in BROKEN}
+        await asyncio.gather(*(one.begin() for one in episodes.values()))
+        found = await asyncio.gather(
+            *(ending(one.reply(say(name))) for name, one in episodes.items())
+        )
+        assert await bystander.reply(say("a")) == Reply("go|a", False, 0.25)
+        return dict(zip(episodes, found, strict=True))
+
+    found = run(play)
+    assert {name: found[name][: len(BROKEN[name])] for name in BROKEN} == BROKEN
+
+
+def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_again() -> None:
+    async def play(made: EnvironmentProcesses) -> dict[str, str]:
+        found = {}
+        for name in DEADLY:
+            guilty, idle, waiting = (made.open(PROMPT) for _ in range(3))
+            for one in (guilty, idle, waiting):
+                await one.begin()
+            both = await asyncio.gather(
+                ending(waiting.reply(say("wait"))), ending(guilty.reply(say(name)))
+            )
+            assert both[0].startswith("lost: ") and both[0][6:] in both[1]
+            assert (await ending(idle.reply(say("a")))).startswith("lost: ")
+            again = made.open(PROMPT)
+            assert await again.begin() == Reply("go 2", False, 0.0)
+            found[name] = both[1]
+        assert made.counts["replaced"] == len(DEADLY)
+        return found
+
+    found = run(play)
+    assert {name: found[name][: len(DEADLY[name])] for name in DEADLY} == DEADLY
+
+
+def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
+    async def play(made: EnvironmentProcesses) -> str:
+        one, other = made.open(PROMPT), made.open(PROMPT)
+        await asyncio.gather(one.begin(), other.begin())
+        os.kill(one._process._process.pid or 0, signal.SIGKILL)
+        both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
+        assert both[0] == both[1]
+        return both[0]
+
+    assert run(play).startswith("lost: the worker was ended by SIGKILL")
+
+
+def test_what_ends_an_episode_and_long_words_arrive() -> None:
+    async def play(made: EnvironmentProcesses) -> tuple[Reply, Reply]:
+        one = made.open(PROMPT)
+        await one.begin()
+        long = await one.reply(say("long"))
+        return long, await one.reply(say("end"))
+
+    long, end = run(play)
+    assert len(long.observation) == 2_000_000 and end == Reply("", True, 1.0)
+
+
+def test_a_broken_environment_ends_a_run_before_a_server_starts() -> None:
+    made = processes()
+
+    def refuse(reply: Reply) -> None:
+        raise EpisodeError("environment_error", "no such token")
+
+    with pytest.raises(ConfigError, match=r"prompt 3 and the turn 'raise'.*KeyError: 'the key'"):
+        made.start(PROMPT, say("raise"), lambda reply: None)
+    with pytest.raises(ConfigError, match="no such token"):
+        made.start(PROMPT, say("a"), refuse)
+    made.start(PROMPT, say("a"), lambda reply: None)
+    made.start(None, say(""), refuse)
+    made.close()

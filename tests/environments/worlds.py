@@ -1,0 +1,82 @@
+"""Environments for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+from lrl.environments import Turns
+from lrl.environments.turns import Answer
+
+VOWELS = ("a", "e", "i", "o", "u", "A", "E", "I", "O", "U", *"0123456789")
+
+
+class Echo(Turns):
+    """A turn ends at a vowel or a digit, which comes back in brackets; three turns an episode, each
+    worth its length."""
+
+    stop = VOWELS
+    deterministic = True
+
+    def start(self, prompt: str, **columns: Any) -> None:
+        self.turns = 0
+
+    def reply(self, turn: str) -> Answer:
+        self.turns += 1
+        return f"[{turn[-1:]}]", self.turns == 3, float(len(turn))
+
+
+class Odd(Turns):
+    """Does what the turn says."""
+
+    deterministic = True
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self.seconds = seconds
+
+    async def start(self, prompt: str, **columns: Any) -> str:
+        self.history = [prompt]
+        return f"{prompt} {columns.get('level', '')}".strip()
+
+    async def reply(self, turn: str) -> Any:
+        self.history.append(turn)
+        match turn:
+            case "raise":
+                raise KeyError("the key")
+            case "exit":
+                raise SystemExit(3)
+            case "die":
+                os._exit(9)
+            case "crash":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "leak":
+                return bytearray(2**40)
+            case "hang":
+                time.sleep(self.seconds)
+            case "wait":
+                await asyncio.sleep(self.seconds)
+            case "cancel":
+                raise asyncio.CancelledError
+            case "deaf":
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(self.seconds)
+                await asyncio.sleep(self.seconds)
+            case "thread":
+                await asyncio.to_thread(time.sleep, self.seconds)
+            case "pair":
+                return "one", False
+            case "word":
+                return "one", False, "much"
+            case "nan":
+                return "one", False, float("nan")
+            case "number":
+                return 7, False, 0.0
+            case "end":
+                return "", True, 1.0
+            case "long":
+                return "x" * 2_000_000, False, 0.0
+        return "|".join(self.history), False, 0.25

@@ -139,9 +139,10 @@ class Episodes:
         ]
         try:
             await _together([episode.begin() for episode in episodes])
-            first = [episode for episode in episodes if episode.is_first]
-            later = [episode for episode in episodes if not episode.is_first]
-            await _together([_run_group(first), *map(run_episode, later)])
+            alike: dict[tuple[int, ...], list[Episode]] = {}
+            for episode in episodes:
+                alike.setdefault(tuple(episode.rollout.token_ids), []).append(episode)
+            await _together(map(_run_alike, alike.values()))
         finally:
             for episode in episodes:
                 episode.close()
@@ -177,11 +178,6 @@ class Episode:
         self._conversation: Conversation | None = None
         self._losses = 0
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it stands before the end of its first turn, right behind the prompt."""
-        return not self.rollout.finished and not self.rollout.token_ids
-
     async def begin(self) -> None:
         """Opens the environment's side, which gets to know the recorded turns; else the episode
         begins anew."""
@@ -191,16 +187,12 @@ class Episode:
         except EpisodeError as error:
             self.fail(error)
 
-    async def write_turn(self, turn: Rollout) -> None:
-        """Writes a turn behind all that is recorded, with a request of its own."""
+    async def write_turns(self, turns: list[Rollout]) -> None:
+        """Writes turns after all that is recorded, with one request."""
         recorded = self.rollout.token_ids
-        behind = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
-        await self.write(behind, [turn], self.sampling_of_turns(1))
-
-    def sampling_of_turns(self, turns: int) -> Sampling:
-        """Returns the settings of a request for turns at this place of the episode."""
-        left = self.sampling.max_tokens - len(self.rollout.token_ids)
-        return replace(self.sampling, n=turns, max_tokens=min(self.terms.max_turn_tokens, left))
+        prompt = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
+        tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
+        await self.write(prompt, turns, replace(self.sampling, n=len(turns), max_tokens=tokens))
 
     async def answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
@@ -323,7 +315,7 @@ async def run_episode(episode: Episode) -> None:
         async with limit:
             while (turn := episode.rollout.open_turn) is not None:
                 if not turn.finished:
-                    await episode.write_turn(turn)
+                    await episode.write_turns([turn])
                 if limit.when() is None:
                     limit.reschedule(loop.time() + episode.terms.timeout_s)
                 await episode.answer(turn)
@@ -334,12 +326,12 @@ async def run_episode(episode: Episode) -> None:
         episode.fail(EpisodeError("episode_timeout", text))
 
 
-async def _run_group(episodes: list[Episode]) -> None:
-    """Writes the first turns of a group's episodes with one request, and plays on."""
-    turns = [turn for episode in episodes if (turn := episode.rollout.open_turn) is not None]
-    if turns:
-        first = episodes[0]
-        await first.write(first.prompt, turns, first.sampling_of_turns(len(turns)))
+async def _run_alike(episodes: list[Episode]) -> None:
+    """Writes the next turns of episodes with the same tokens, mostly none, with one request; then
+    plays each to its end."""
+    open_turns = [episode.rollout.open_turn for episode in episodes]
+    if turns := [turn for turn in open_turns if turn is not None and not turn.finished]:
+        await episodes[0].write_turns(turns)
     await _together(map(run_episode, episodes))
 
 

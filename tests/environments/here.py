@@ -1,0 +1,61 @@
+"""Environments in the process of the test, on its loop and clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from lrl.environments import Environment, Written
+from lrl.environments.play import Play, Reply
+from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.types import Prompt
+
+
+class Here:
+    """Plays episodes of an environment; those of `lost` are lost at that call, once."""
+
+    def __init__(self, environment: Environment, lost: dict[int, int] | None = None) -> None:
+        self.environment = environment
+        self.deterministic = environment.deterministic
+        self.counts: Counter[str] = Counter()
+        self.open_now = 0
+        self.lost = lost or {}
+        """Number of an opened episode -> its call that fails."""
+        self.opened = 0
+
+    def open(self, prompt: Prompt) -> EpisodeHere:
+        self.open_now += 1
+        self.opened += 1
+        return EpisodeHere(self, prompt, self.lost.pop(self.opened, 0))
+
+
+class EpisodeHere:
+    """An episode."""
+
+    def __init__(self, host: Here, prompt: Prompt, lost_at: int) -> None:
+        self.host = host
+        self.lost_at = lost_at
+        self.calls = 0
+        self.replies: asyncio.Queue[Reply] = asyncio.Queue()
+        self.play = Play(host.environment, self.replies.put_nowait)
+        self.task = asyncio.ensure_future(self.play.run(prompt.text, prompt.columns))
+
+    async def begin(self) -> Reply:
+        self.calls += 1
+        if self.calls == self.lost_at:
+            raise EnvironmentLost("its process has ended")
+        reply = asyncio.ensure_future(self.replies.get())
+        await asyncio.wait({reply, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done() and (error := self.task.exception()):
+            reply.cancel()
+            kind = "tool_timeout" if isinstance(error, TimeoutError) else "environment_error"
+            raise EpisodeError(kind, repr(error))
+        return await reply
+
+    async def reply(self, turn: Written) -> Reply:
+        self.play.wrote(turn)
+        return await self.begin()
+
+    def close(self) -> None:
+        self.host.open_now -= 1
+        self.task.cancel()

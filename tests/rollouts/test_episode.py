@@ -1,0 +1,289 @@
+"""The loop of an episode, between a scripted pool and an environment on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from lrl.environments import Observation, Turns
+from lrl.environments.turns import Answer
+from lrl.planning.simulator.clock import run
+from lrl.rollouts.controller import score
+from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
+from lrl.rollouts.serialisation import Resumed, load_group, save_group
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling, Turn
+from tests.checkpoints.through_files import through_a_file
+from tests.environments.here import Here
+
+PROMPT = Prompt(id=0, token_ids=[7, 8], text="go")
+STOP = 9
+
+
+class Adds(Turns):
+    """Replies the sum of a turn's tokens, in as many tokens as it has; ends at a sum of 99."""
+
+    reads_tokens = True
+    deterministic = True
+
+    def __init__(self, opening: Observation = "", seconds: float = 0.0) -> None:
+        self.opening = opening
+        self.seconds = seconds
+
+    def start(self, prompt: str, **columns: Any) -> Observation:
+        self.total = 0
+        return self.opening
+
+    async def reply(self, turn: list[int]) -> Answer:
+        await asyncio.sleep(self.seconds)
+        self.total += sum(turn)
+        if 66 in turn:
+            raise TimeoutError
+        if 77 in turn:
+            raise ValueError("77")
+        return [self.total] * turn.count(STOP), 99 in turn, self.total / 2
+
+
+class Script:
+    """A pool that writes turns from a list for each rollout, and notes what it is asked."""
+
+    def __init__(self, *scripts: list[list[int]]) -> None:
+        self.scripts = [list(script) for script in scripts]
+        self.asked: list[tuple[list[int], int, int]] = []
+        """(prompt, turns of the request, most tokens), in order."""
+        self.firsts = [script[0] for script in scripts]
+
+    async def generate(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
+        assert how == {"priority": 3} and len(rollouts) == sampling.n
+        assert sampling.stop_tokens == (2, STOP)
+        self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
+        for number, rollout in enumerate(rollouts):
+            script = self.scripts[number if len(rollouts) > 1 else self._of(prompt)]
+            for token in script.pop(0)[: sampling.max_tokens]:
+                await asyncio.sleep(1.0)
+                rollout.token_ids.append(token)
+                rollout.logprobs.append(-token / 8)
+                rollout.versions.append(5)
+            cut = len(rollout.token_ids) == sampling.max_tokens
+            rollout.finish_reason = "length" if cut else "stop"
+
+    def _of(self, prompt: Prompt) -> int:
+        """The script of a later turn: its prompt has that script's first turn."""
+        written = str(prompt.token_ids)[1:-1]
+        return max(range(len(self.firsts)), key=lambda n: str(self.firsts[n])[1:-1] in written)
+
+
+def terms(**changed: Any) -> EpisodeTerms:
+    settings: dict[str, Any] = {
+        "max_turns": 8,
+        "max_turn_tokens": 20,
+        "timeout_s": 1000.0,
+        "stop_tokens": (STOP,),
+        "encode": lambda text: [ord(letter) for letter in text],
+        "decode": str,
+        "vocabulary": 1000,
+    }
+    return EpisodeTerms(**settings | changed)
+
+
+def play(
+    host: Here, pool: Script, rollouts: list[Rollout], max_tokens: int = 40, **changed: Any
+) -> None:
+    """Plays rollouts to their ends."""
+    episodes = Episodes(pool.generate, host, terms(**changed))
+    sampling = Sampling(n=len(rollouts), max_tokens=max_tokens, stop_tokens=(2,))
+    run(episodes.generate(PROMPT, rollouts, sampling, priority=3))
+    assert host.open_now == 0
+    for rollout in rollouts:
+        assert rollout.finished and rollout.open_turn is None
+        assert len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions)
+
+
+def one(host: Here, script: list[list[int]], **changed: Any) -> Rollout:
+    rollout = Rollout()
+    play(host, Script(script), [rollout], **changed)
+    return rollout
+
+
+def test_first_turns_are_one_request_and_each_later_one_follows_all_that_is_recorded() -> None:
+    pool = Script([[1, STOP], [99, 2]], [[4, 2], [3, STOP], [99]])
+    first, second = Rollout(), Rollout()
+    play(Here(Adds()), pool, [first, second])
+    assert first.token_ids == [1, STOP, 10, 99, 2] and second.token_ids == [4, 2, 3, STOP, 18, 99]
+    assert pool.asked[0] == ([7, 8], 2, 20)
+    assert sorted(pool.asked[1:]) == sorted(
+        [([7, 8, 1, STOP, 10], 1, 20), ([7, 8, 4, 2], 1, 20), ([7, 8, 4, 2, 3, STOP, 18], 1, 20)]
+    )
+    assert first.versions == [5, 5, ENVIRONMENT, 5, 5] and first.logprobs[2] == 0.0
+    assert first.turn_rewards == [5.0, 55.5] and first.finish_reason == "stop"
+    assert first.num_tokens == 4 and first.policy_versions == [5] * 4
+
+
+def test_an_empty_observation_does_not_merge_two_turns() -> None:
+    rollout = one(Here(Adds()), [[4, 2], [5, 2], [99]])
+    assert rollout.token_ids == [4, 2, 5, 2, 99]
+    assert rollout.turns == [Turn(0, 2), Turn(2, 4), Turn(4, 5)]
+
+
+def test_the_first_observation_stands_after_the_prompt_and_is_none_of_the_policys() -> None:
+    pool, rollouts = Script([[99]], [[1, STOP], [99]]), [Rollout(), Rollout()]
+    play(Here(Adds("ab")), pool, rollouts)
+    assert pool.asked[0] == ([7, 8, 97, 98], 2, 20)
+    assert {tuple(one.turns) for one in rollouts} == {(Turn(2, 3),), (Turn(2, 4), Turn(5, 6))}
+
+
+def test_what_the_policy_causes_is_cut_and_scored_by_its_name() -> None:
+    turns = one(Here(Adds()), [[4, 2]] * 9, max_turns=3)
+    assert turns.finish_reason == "turns" and len(turns.turns) == 3 and turns.cut
+    assert turns.turn_rewards == [3.0, 6.0, 9.0], "the last turn gets its reward"
+    turn = one(Here(Adds()), [[4, 2], [5] * 30], max_turn_tokens=10)
+    assert turn.finish_reason == "length" and turn.token_ids == [4, 2, *[5] * 10]
+    assert turn.turn_rewards == [3.0, 0.0], "the environment is not asked about half a turn"
+    pool, whole = Script([[STOP] * 8, [3] * 20]), Rollout()
+    play(Here(Adds()), pool, [whole], max_tokens=20)
+    assert whole.finish_reason == "length" and len(whole.token_ids) == 20
+    assert pool.asked[-1][2] == 4, "the limit of an episode counts the environment's tokens"
+    full = one(Here(Adds()), [[STOP] * 10], max_tokens=20)
+    assert full.finish_reason == "length" and full.token_ids == [STOP] * 10
+    assert not any(rollout.failure for rollout in (turns, turn, whole, full))
+
+
+class Judge:
+    """Gives every response that it gets a reward."""
+
+    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            if rollout.reward_failure is None:
+                rollout.reward = 1.0
+
+
+def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> None:
+    pool = Script([[66, 2]], [[77, 2]], [[99, 2]])
+    rollouts = [Rollout(), Rollout(), Rollout()]
+    play(Here(Adds()), pool, rollouts)
+    slow = one(Here(Adds(seconds=30.0)), [[4, 2]] * 9, timeout_s=70.0)
+    unreadable = one(Here(Adds()), [[990, 2, STOP]], vocabulary=1000)
+    rollouts += [slow, unreadable]
+    run(score(PROMPT, rollouts, str, Judge()))
+    kinds = [(one.reward_failure or "").partition(":")[0] for one in rollouts]
+    assert kinds == [
+        "tool_timeout",
+        "environment_error",
+        "",
+        "episode_timeout",
+        "environment_error",
+    ]
+    assert [one.reward for one in rollouts] == [None, None, 1.0, None, None]
+    assert {one.finish_reason for one in rollouts if one.failure} == {"failed"}
+    assert len(slow.turns) == 2 and "the token 1001" in unreadable.failure
+
+
+def half(rollout: Rollout) -> Group:
+    """A group with this rollout, through a file."""
+    group = Group(index=0, prompt=PROMPT, rollouts=[rollout])
+    return load_group(through_a_file(save_group(group, scored=False)), PROMPT)
+
+
+@pytest.mark.parametrize("seconds", range(1, 21))
+def test_an_episode_that_is_saved_at_any_moment_ends_as_if_nothing_had_happened(
+    seconds: int,
+) -> None:
+    script = [[4, 2], [1, STOP], [5, 2], [3, STOP], [99, 1]]
+    whole = one(Here(Adds("a", seconds=2.5)), script)
+    rollout, pool = Rollout(), Script(script)
+
+    async def interrupted() -> None:
+        episodes = Episodes(pool.generate, Here(Adds("a", seconds=2.5)), terms())
+        sampling = Sampling(n=1, max_tokens=40, stop_tokens=(2,))
+        work = asyncio.ensure_future(episodes.generate(PROMPT, [rollout], sampling, priority=3))
+        await asyncio.sleep(seconds - 0.25)
+        work.cancel()
+
+    run(interrupted())
+    (resumed,) = half(rollout).rollouts
+    assert resumed == rollout
+    open_turn = resumed.open_turn
+    assert open_turn is not None
+    left = [list(turn) for turn in script[len(resumed.turn_ends) :]]
+    if open_turn.finished:
+        del left[0]
+    else:
+        del left[0][: len(open_turn.token_ids)]
+    assert Resumed.of(1, [half(rollout)], 0).tokens == resumed.num_tokens
+    host = Here(Adds("a", seconds=2.5))
+    play(host, Script(left), [resumed])
+    assert resumed == whole
+    assert host.counts == ({"replayed": 1} if rollout.turn_ends else {"replayed": 0})
+
+
+def recorded() -> Rollout:
+    """Two turns with their replies, and half of a third."""
+    return Rollout(
+        token_ids=[4, 2, 1, STOP, 16],
+        logprobs=[-0.5, -0.25, -0.125, -1.125, 0.0],
+        versions=[3, 3, 4, 4, ENVIRONMENT],
+        turn_ends=[2, 4],
+        turn_rewards=[3.0, 8.0],
+        open_turn=Rollout(token_ids=[5], logprobs=[-0.625], versions=[4]),
+    )
+
+
+def test_a_reply_that_is_not_the_recorded_one_begins_the_episode_anew() -> None:
+    def other(**changed: Any) -> Rollout:
+        rollout = recorded()
+        for name, value in changed.items():
+            setattr(rollout, name, value)
+        return rollout
+
+    wrong = [
+        other(token_ids=[4, 2, 1, STOP, 17]),
+        other(turn_rewards=[3.0, 8.5]),
+        other(token_ids=[4, 2, 1, STOP, 99]),
+    ]
+    for rollout in wrong:
+        host = Here(Adds())
+        play(host, Script([[99, 2]]), [rollout])
+        assert rollout.token_ids == [99, 2] and rollout.turn_ends == [2]
+        assert host.counts["restarted"] == 1 and host.counts["replayed"] == 0
+    same = recorded()
+    play(Here(Adds()), Script([[99]]), [same])
+    assert same.token_ids == [4, 2, 1, STOP, 16, 5, 99] and same.versions[5:] == [4, 5]
+
+
+def test_an_episode_of_an_environment_that_may_reply_otherwise_begins_anew() -> None:
+    class Moody(Adds):
+        deterministic = False
+
+    host, rollout = Here(Moody()), recorded()
+    play(host, Script([[99, 2]]), [rollout])
+    assert rollout.token_ids == [99, 2] and host.counts["restarted"] == 1
+    unanswered = Rollout(open_turn=Rollout(token_ids=[4], logprobs=[-0.5], versions=[3]))
+    play(host, Script([[99]]), [unanswered])
+    assert unanswered.token_ids == [4, 99] and host.counts["restarted"] == 1
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_lost_environment_costs_a_deterministic_episode_nothing(call: int) -> None:
+    script = [[4, 2], [1, STOP], [99]]
+    whole, host = one(Here(Adds()), script), Here(Adds(), lost={1: call, 2: call})
+    assert one(host, script) == whole and host.opened == 3
+
+
+def test_an_environment_that_is_always_lost_is_given_up() -> None:
+    rollout = one(Here(Adds(), lost=dict.fromkeys(range(1, 9), 1)), [[4, 2]])
+    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times, at last: its process")
+
+
+def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> None:
+    async def fails(prompt: Prompt, rollouts: Sequence[Rollout], *rest: Any, **how: Any) -> None:
+        raise ConnectionError("gone")
+
+    host = Here(Adds())
+    episodes: Callable[..., Awaitable[None]] = Episodes(fails, host, terms()).generate
+    with pytest.raises(ConnectionError):
+        run(episodes(PROMPT, [Rollout(), Rollout()], Sampling(n=2), priority=3))
+    assert host.open_now == 0

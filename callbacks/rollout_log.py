@@ -2,7 +2,7 @@
 responses."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.samples import log_samples, sample
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
-from lrl.rewards.failure_stats import KINDS
+from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.serialisation import Resumed
 from lrl.system.best_effort import may_not_log
 from lrl.system.config_errors import at_least
@@ -97,6 +97,7 @@ class RolloutLog(OnRankZero):
                         for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")
                     },
                     "rewards/scorers": len(data.reward_pool.remote.ready),
+                    **episode_counts(data),
                 }
             )
             | resumed_scalars(data.controller.resumed, stream.step)
@@ -129,6 +130,18 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
     }
 
 
+def episode_counts(data: Any) -> dict[str, int]:
+    """Returns the episodes that have failed, by kind, and what else went wrong with environments;
+    empty without one."""
+    if data.environments is None:
+        return {}
+    failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
+    odd = data.environments.counts
+    return failed | {
+        f"episodes/{what}": odd[what] for what in ("replayed", "restarted", "replaced")
+    }
+
+
 def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     """Returns means over a step's responses; rewards over the responses that have one."""
     lengths = torch.tensor([float(rollout.num_tokens) for rollout in rollouts])
@@ -136,6 +149,11 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
         "rollouts/length_mean": lengths.mean().item(),
         "rollouts/truncated": sum(rollout.cut for rollout in rollouts) / len(rollouts),
     }
+    if any(rollout.turn_ends for rollout in rollouts):
+        found["episodes/turns"] = sum(len(one.turn_ends) for one in rollouts) / len(rollouts)
+        cut = Counter(one.finish_reason for one in rollouts)
+        found["episodes/token_limit"] = cut["length"] / len(rollouts)
+        found["episodes/turn_limit"] = cut["turns"] / len(rollouts)
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if not scored:
         return found

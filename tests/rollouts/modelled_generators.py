@@ -23,6 +23,8 @@ class Asked:
     rollouts: Sequence[Rollout]
     ended: Callable[[], None]
     done: asyncio.Future[None]
+    max_tokens: int
+    """Of a response."""
 
 
 class ManualClient:
@@ -47,7 +49,13 @@ class ManualClient:
         assert all(len(rollout.token_ids) < sampling.max_tokens for rollout in rollouts), (
             "max_tokens of 0 is requested"
         )
-        asked = Asked(priority, rollouts, how["ended"], asyncio.get_running_loop().create_future())
+        asked = Asked(
+            priority,
+            rollouts,
+            how["ended"],
+            done=asyncio.get_running_loop().create_future(),
+            max_tokens=sampling.max_tokens,
+        )
         self.requests.append(asked)
         try:
             await asked.done

@@ -1,5 +1,5 @@
 """A run with the real ledger, pacing, controller and pool on a virtual clock, between models of the
-other parts.
+other parts; with an environment, or without.
 
 Nothing moves by itself: the test decides which response gets a token, which group is scored, when
 the trainer asks, when a sync is verified, and which part breaks. The model keeps an independent
@@ -12,18 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lrl.environments import Turns
+from lrl.environments.turns import Answer
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import VirtualClock
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
-from lrl.types import Group, Prompt, Rollout, Sampling
+from lrl.rollouts.serialisation import flattened
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
 from tests.checkpoints.through_files import as_file, from_file
+from tests.environments.here import Here
 from tests.rollouts.modelled_generators import Asked, make_generator
 
 MAX_TOKENS = 6
+MAX_TURNS = 3
 GENERATORS = 2
 
 ResponseKey = tuple[int, int]
@@ -68,15 +74,48 @@ class Record:
     trained: list[int] = field(default_factory=list)
     written: dict[int, list[Rollout]] = field(default_factory=dict)
     """index of a group -> its responses so far"""
-    final: set[ResponseKey] = field(default_factory=set)
-    """Responses that have ended under a verified version."""
+    final: dict[ResponseKey, int] = field(default_factory=dict)
+    """Turns of each response that have ended under a verified version; one without an
+    environment."""
     rewards: dict[int, list[float | None]] = field(default_factory=dict)
     next_token: int = 0
 
 
-def writing(rollouts: Sequence[Rollout]) -> list[tuple[list[int], list[float], list[int], str]]:
-    """Returns all fields that a generator writes."""
-    return [(r.token_ids, r.logprobs, r.versions, r.finish_reason) for r in rollouts]
+def writing(rollouts: Sequence[Rollout]) -> list[tuple[Any, ...]]:
+    """Returns all fields that a generator and an environment write."""
+    return [
+        (r.token_ids, r.logprobs, r.versions, r.finish_reason, r.turn_ends, r.turn_rewards)
+        for r in map(flattened, rollouts)
+    ]
+
+
+def current(rollout: Rollout) -> Rollout:
+    """Returns what a generator writes of a rollout."""
+    return rollout.open_turn or rollout
+
+
+def whole_turns(rollout: Rollout) -> int:
+    """Returns the turns that no generator writes any more; one without an environment."""
+    if rollout.open_turn is not None:
+        return len(rollout.turn_ends) + rollout.open_turn.finished
+    return len(rollout.turn_ends) or int(rollout.finished)
+
+
+def answer_to(turn: list[int]) -> tuple[list[int], bool, float]:
+    """Returns the environment's answer to a turn."""
+    number = sum(turn)
+    return [10**6 + number % 7] if number % 3 else [], number % 3 == 2, number / 4
+
+
+class World(Turns):
+    """Answers after some seconds."""
+
+    reads_tokens = True
+    deterministic = True
+
+    async def reply(self, turn: list[int]) -> Answer:
+        await asyncio.sleep(sum(turn) % 4)
+        return answer_to(turn)
 
 
 def cut(rollout: Rollout, length: int) -> None:
@@ -93,10 +132,14 @@ class ModelledRun:
         responses: Responses to each prompt.
         max_skipped: Most groups that are skipped under one version.
         every: Chooses the number of steps between syncs, among those that the lag allows.
+        turns: Whether there is an environment.
     """
 
-    def __init__(self, pacing: Pacing, responses: int, max_skipped: int, every: int) -> None:
+    def __init__(
+        self, pacing: Pacing, responses: int, max_skipped: int, every: int, *, turns: bool
+    ) -> None:
         self.pacing = pacing
+        self.turns = turns
         self.responses_each = responses
         self.max_skipped = max_skipped
         self.every = every
@@ -118,10 +161,13 @@ class ModelledRun:
         self.unverified: dict[Generator, dict[ResponseKey, int]] = {}
         """Each unverified generator -> the responses that were unfinished at its resume, with their
         tokens."""
+        self.ended_unverified: dict[Generator, list[ResponseKey]] = {}
+        """Each unverified generator -> the responses that have ended on it since its resume."""
         self.ledger = Ledger(self.pacing)
+        self.environments = Here(World())
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
-            self.pool,
+            self.episodes() if self.turns else self.pool,
             self.judges,
             self.ledger,
             Sampling(n=self.responses_each, max_tokens=MAX_TOKENS),
@@ -134,6 +180,19 @@ class ModelledRun:
             self.other_rewards = ""
         self.sync()
         self.verify()  # a run waits until its first sync is verified
+
+    def episodes(self) -> Episodes:
+        """Returns the run's episodes."""
+        terms = EpisodeTerms(
+            max_turns=MAX_TURNS,
+            max_turn_tokens=MAX_TOKENS - 1,
+            timeout_s=1e9,
+            stop_tokens=(),
+            encode=lambda text: [],
+            decode=str,
+            vocabulary=2**31,
+        )
+        return Episodes(self.pool.generate, self.environments, terms)
 
     def settle(self) -> None:
         """Runs the loop until all tasks wait."""
@@ -156,6 +215,7 @@ class ModelledRun:
             rollout.kl_penalty = 0.5
         if len(group.scored) < 2:
             self.ledger.give_up(group)
+        self.catch_up(group)
         assert writing(group.rollouts) == writing(self.record.written[group.index])
         assert all(rollout.finished for rollout in group.rollouts)
         assert [rollout.reward for rollout in group.rollouts] == self.record.rewards[group.index]
@@ -217,7 +277,7 @@ class ModelledRun:
                 if not rollout.finished
             ]
             self.unverified[generator] = {
-                (index, place): len(self.written(index)[place].token_ids)
+                (index, place): len(current(self.written(index)[place]).token_ids)
                 for index, place in unfinished
             }
             self.run(generator.pause())
@@ -239,20 +299,56 @@ class ModelledRun:
                 self.cut_unverified(generator)
             else:
                 self.unverified.pop(generator)
-                self.seal(generator)
+                for key in self.ended_unverified.pop(generator, []):
+                    self.seal(key)
         self.run(self.pool.verify(unverified, probe))
         self.settle()
 
-    def seal(self, generator: Generator) -> None:
-        """Records the finished responses of `generator` as final."""
-        self.record.final |= {
-            response for response, _, rollout in self.responses(generator) if rollout.finished
-        }
+    def seal(self, key: ResponseKey) -> None:
+        """Records the turns of a response that have ended as final."""
+        index, place = key
+        self.record.final[key] = whole_turns(self.written(index)[place])
 
     def cut_unverified(self, generator: Generator) -> None:
         """Removes the unverified tokens of `generator` from the record; earlier ends stay."""
+        self.ended_unverified.pop(generator, None)
         for (index, place), length in self.unverified.pop(generator, {}).items():
-            cut(self.written(index)[place], length)
+            cut(current(self.written(index)[place]), length)
+
+    def catch_up(self, group: Group) -> None:
+        """Adds to the record the answers that episodes of the group have got."""
+        if not self.turns:
+            return
+        for place, rollout in enumerate(group.rollouts):
+            mirror = self.written(group.index)[place]
+            verified = self.record.final.get((group.index, place), 0)
+            assert len(rollout.turn_ends) <= verified, (
+                "the environment has seen a token that is not verified"
+            )
+            while len(mirror.turn_ends) < len(rollout.turn_ends):
+                self.add_answer(mirror)
+
+    def add_answer(self, mirror: Rollout) -> None:
+        """Closes the open turn of a response in the record, and adds the answer that it gets."""
+        turn, mirror.open_turn = mirror.open_turn, None
+        assert turn is not None and turn.finished, "half a turn has an answer"
+        observation, done, reward = answer_to(turn.token_ids)
+        mirror.token_ids += turn.token_ids
+        mirror.logprobs += turn.logprobs
+        mirror.versions += turn.versions
+        mirror.turn_ends.append(len(mirror.token_ids))
+        mirror.turn_rewards.append(0.0 if turn.cut else reward)
+        if done and not turn.cut:
+            mirror.finish_reason = "stop"
+        elif len(mirror.turn_ends) == MAX_TURNS and not turn.cut:
+            mirror.finish_reason = "turns"
+        elif turn.cut or len(mirror.token_ids) + len(observation) >= MAX_TOKENS:
+            mirror.finish_reason = "length"
+        else:
+            mirror.open_turn = Rollout()
+            mirror.token_ids += observation
+            mirror.logprobs += [0.0] * len(observation)
+            mirror.versions += [ENVIRONMENT] * len(observation)
 
     def replace(self, lost: Generator) -> None:
         """Adds another generator, which waits for the next sync."""
@@ -278,7 +374,11 @@ class ModelledRun:
     def written(self, index: int) -> list[Rollout]:
         """Returns a group's responses in the record."""
         return self.record.written.setdefault(
-            index, [Rollout() for _ in range(self.responses_each)]
+            index,
+            [
+                Rollout(open_turn=Rollout() if self.turns else None)
+                for _ in range(self.responses_each)
+            ],
         )
 
     def responses(self, generator: Generator) -> Iterator[tuple[ResponseKey, Asked, Rollout]]:
@@ -286,7 +386,7 @@ class ModelledRun:
         for asked in list(generator.client.requests):  # type: ignore[attr-defined]
             group = self.ledger.running[asked.group].rollouts
             for rollout in asked.rollouts:
-                place = next(place for place, its in enumerate(group) if its is rollout)
+                place = next(place for place, its in enumerate(group) if current(its) is rollout)
                 yield (asked.group, place), asked, rollout
 
     def unfinished(self) -> list[ResponseKey]:
@@ -302,18 +402,21 @@ class ModelledRun:
             for response, asked, rollout in self.responses(generator)
             if response == (index, place)
         )
-        both = rollout, self.written(index)[place]
-        for _ in range(min(tokens, MAX_TOKENS - len(rollout.token_ids))):
+        self.catch_up(self.ledger.running[index])
+        both = rollout, current(self.written(index)[place])
+        for _ in range(min(tokens, asked.max_tokens - len(rollout.token_ids))):
             self.record.next_token += 1
             for one in both:
                 one.token_ids.append(self.record.next_token)
                 one.logprobs.append(-self.record.next_token / 64)
                 one.versions.append(generator.version)
-        if ends or len(rollout.token_ids) == MAX_TOKENS:
+        if ends or len(rollout.token_ids) == asked.max_tokens:
             for one in both:
-                one.finish_reason = "stop" if len(one.token_ids) < MAX_TOKENS else "length"
-            if not generator.unverified:
-                self.record.final.add((index, place))
+                one.finish_reason = "stop" if len(one.token_ids) < asked.max_tokens else "length"
+            if generator.unverified:
+                self.ended_unverified.setdefault(generator, []).append((index, place))
+            else:
+                self.seal((index, place))
             self.loop.call_soon(asked.ended)
         if all(one.finished for one in asked.rollouts):
             asked.done.set_result(None)
@@ -340,6 +443,8 @@ class ModelledRun:
         """Saves a checkpoint with the record of that moment, once all generators are verified."""
         self.verify()
         state = as_file(self.controller.state_dict(self.record.step))
+        for group in [*self.ledger.running.values(), *self.ledger.finished.values()]:
+            self.catch_up(group)
         self.checkpoint = pickle.dumps(self.record), state
 
     def crash(self) -> None:
@@ -374,5 +479,5 @@ class ModelledRun:
         record.written = {
             index: responses for index, responses in record.written.items() if index not in indices
         }
-        record.final = {(index, place) for index, place in record.final if index not in indices}
+        record.final = {key: ends for key, ends in record.final.items() if key[0] not in indices}
         self.checkpoint = pickle.dumps(record), self.checkpoint[1]

@@ -1,5 +1,5 @@
 """Schedules that Hypothesis draws and shrinks: tokens, ends, rewards, steps and syncs, and
-failures.
+failures; with an environment that answers turns, or without.
 
 Generators fail their probe, die or leave, before and after a sync is verified; responses fail for
 good, rewards fail, the run stops within a step, or crashes and resumes from its last checkpoint,
@@ -24,8 +24,9 @@ from hypothesis.stateful import (
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.serialisation import flattened
 from tests.checkpoints.through_files import from_file
-from tests.rollouts.modelled_run import ModelledRun, Row, writing
+from tests.rollouts.modelled_run import ModelledRun, Row, whole_turns, writing
 
 SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
 STEPS = 8
@@ -50,6 +51,7 @@ class Schedule(RuleBasedStateMachine):
         max_skipped=st.integers(0, 3),
         every=picks,
         head_start=st.integers(0, 12),
+        turns=st.booleans(),
     )
     def begin(
         self,
@@ -58,6 +60,7 @@ class Schedule(RuleBasedStateMachine):
         max_skipped: int,
         every: int,
         head_start: int,
+        turns: bool,
     ) -> None:
         prompts, groups, max_lag, wait = shape
         pacing = Pacing(
@@ -67,7 +70,7 @@ class Schedule(RuleBasedStateMachine):
             last_step=STEPS,
             wait_for_stragglers=wait,
         )
-        self.run = ModelledRun(pacing, responses, max_skipped, every)
+        self.run = ModelledRun(pacing, responses, max_skipped, every, turns=turns)
         for _ in range(head_start):
             self.bring_forward()
         self.run.save()
@@ -200,9 +203,11 @@ class Schedule(RuleBasedStateMachine):
 
     @invariant()
     def a_finished_rollout_stays_finished(self) -> None:
-        for index, place in self.run.record.final:
+        for (index, place), ends in self.run.record.final.items():
             if (group := self.run.ledger.running.get(index)) is not None:
-                assert group.rollouts[place].finished, "a finished response is unfinished again"
+                assert whole_turns(group.rollouts[place]) >= ends, (
+                    "a finished response is unfinished again"
+                )
 
     @invariant()
     def the_record_is_true(self) -> None:
@@ -217,6 +222,7 @@ class Schedule(RuleBasedStateMachine):
             "a group that is done is open, or done twice"
         )
         for index, group in groups.items():
+            self.run.catch_up(group)
             written = writing(self.run.written(index))
             assert writing(group.rollouts) == written, (
                 "a token is lost, doubled or of another version"
@@ -225,7 +231,7 @@ class Schedule(RuleBasedStateMachine):
             assert all(
                 version >= group.admitted_by
                 for rollout in group.rollouts
-                for version in rollout.versions
+                for version in flattened(rollout).policy_versions
             )
 
     def teardown(self) -> None:

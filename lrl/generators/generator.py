@@ -116,6 +116,8 @@ class Generator(Slots):
         # Requests that end at the mark of the next flush.
         self._leaving: set[asyncio.Task[Any]] = set()
         self._flushes: set[asyncio.Task[None]] = set()
+        # The calls of `write`, each with what hears of a verification.
+        self._hearers: dict[Callable[[], None], Callable[[], None]] = {}
         self._lengths_at_resume: list[tuple[Rollout, int]] = []
         self._verified = asyncio.Event()
         self._verified.set()
@@ -166,21 +168,29 @@ class Generator(Slots):
         priority: int,
         deadline_s: float,
         ended: Callable[[], None] = lambda: None,
+        verified: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote
         them is verified.
 
-        Calls `ended` at the end of each response, verified or not.
+        Calls `ended` at the end of each response, verified or not, and `verified` when all that
+        have ended are verified.
 
         Raises:
             GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
                 verified tokens.
         """
+
+        def one_ended() -> None:
+            ended()
+            if not self.unverified:
+                verified()
+
         how: dict[str, Any] = {
             "version": lambda: self.version,
             "priority": priority,
             "deadline_s": deadline_s,
-            "ended": ended,
+            "ended": one_ended,
             "leaves": lambda: asyncio.current_task() in self._leaving,
         }
         requests = {
@@ -189,6 +199,7 @@ class Generator(Slots):
         }
         self.stats.begin(len(prompt.token_ids), list(requests.values()))
         self._requests |= requests
+        self._hearers[one_ended] = verified
         self._note()
         try:
             await _all(list(requests))
@@ -197,6 +208,7 @@ class Generator(Slots):
             for request in requests:
                 del self._requests[request]
             self._leaving -= requests.keys()
+            del self._hearers[one_ended]
             self.stats.end(rollouts)
             self._note()
         if self.eviction is not None:
@@ -297,6 +309,8 @@ class Generator(Slots):
             return
         self._lengths_at_resume.clear()
         self._verified.set()
+        for verified in self._hearers.values():
+            verified()
         self._enter(State.SERVING)
         self.served_from = self.served_from or asyncio.get_running_loop().time()
 

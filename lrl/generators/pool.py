@@ -83,6 +83,7 @@ class GeneratorPool:
         priority: int,
         deadline_s: float,
         due: int = 0,
+        verified: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes every unfinished rollout to its end, on the generator that the dispatch policy
         picks.
@@ -97,6 +98,7 @@ class GeneratorPool:
             priority: Lower goes first.
             deadline_s: Seconds for a request, once it has a generator.
             due: The step that trains the responses, for dispatch.
+            verified: Called when those that have ended so far stay so, whatever fails.
 
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
@@ -117,6 +119,7 @@ class GeneratorPool:
                         priority=priority,
                         deadline_s=deadline_s,
                         ended=ended,
+                        verified=verified,
                     )
             finally:
                 target = self.requests.leave(generator, request)
@@ -129,6 +132,7 @@ class GeneratorPool:
         *,
         priority: int,
         deadline_s: float,
+        verified: Callable[[], None] = lambda: None,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts."""
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
@@ -145,6 +149,7 @@ class GeneratorPool:
                 sampling,
                 priority=priority,
                 deadline_s=deadline_s,
+                verified=verified,
             )
 
     async def _write(
@@ -156,11 +161,20 @@ class GeneratorPool:
         *,
         priority: int,
         deadline_s: float,
+        verified: Callable[[], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
-            await generator.write(prompt, rollouts, sampling, priority, deadline_s, ended)
+            await generator.write(
+                prompt,
+                rollouts,
+                sampling,
+                priority=priority,
+                deadline_s=deadline_s,
+                ended=ended,
+                verified=verified,
+            )
         except GeneratorTimeout as error:
             raise GeneratorTimeout(
                 f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens."

@@ -187,12 +187,16 @@ class Episode:
         except EpisodeError as error:
             self.fail(error)
 
-    async def write_turns(self, turns: list[Rollout]) -> None:
-        """Writes turns after all that is recorded, with one request."""
+    async def write_turns(
+        self, turns: list[Rollout], verified: Callable[[], None] = lambda: None
+    ) -> None:
+        """Writes turns after all that is recorded, with one request; calls `verified` when those
+        that have ended so far stay so."""
         recorded = self.rollout.token_ids
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
-        await self.write(prompt, turns, replace(self.sampling, n=len(turns), max_tokens=tokens))
+        sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
+        await self.write(prompt, turns, sampling, verified=verified)
 
     async def answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
@@ -327,12 +331,28 @@ async def run_episode(episode: Episode) -> None:
 
 
 async def _run_alike(episodes: list[Episode]) -> None:
-    """Writes the next turns of episodes with the same tokens, mostly none, with one request; then
-    plays each to its end."""
+    """Writes the next turns of episodes with the same tokens, mostly none, with one request; plays
+    each on as soon as its own turn is whole."""
     open_turns = [episode.rollout.open_turn for episode in episodes]
-    if turns := [turn for turn in open_turns if turn is not None and not turn.finished]:
-        await episodes[0].write_turns(turns)
-    await _together(map(run_episode, episodes))
+    turns = [turn for turn in open_turns if turn is not None and not turn.finished]
+    whole = {id(turn): asyncio.Event() for turn in turns}
+
+    def verified() -> None:
+        for turn in turns:
+            if turn.finished:
+                whole[id(turn)].set()
+
+    async def write() -> None:
+        if turns:
+            await episodes[0].write_turns(turns, verified)
+        verified()
+
+    async def play(episode: Episode) -> None:
+        if (event := whole.get(id(episode.rollout.open_turn))) is not None:
+            await event.wait()
+        await run_episode(episode)
+
+    await _together([write(), *map(play, episodes)])
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -53,14 +53,17 @@ class Script:
         self.scripts = [list(script) for script in scripts]
         self.asked: list[tuple[list[int], int, int]] = []
         """(prompt, turns of the request, most tokens), in order."""
+        self.at: list[float] = []
+        """The times of the requests, in virtual seconds."""
         self.firsts = [script[0] for script in scripts]
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        assert how == {"priority": 3} and len(rollouts) == sampling.n
+        assert how.keys() == {"priority", "verified"} and len(rollouts) == sampling.n
         assert sampling.stop_tokens == (2, STOP)
         self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
+        self.at.append(asyncio.get_running_loop().time())
         for number, rollout in enumerate(rollouts):
             script = self.scripts[number if len(rollouts) > 1 else self._of(prompt)]
             for token in script.pop(0)[: sampling.max_tokens]:
@@ -70,6 +73,7 @@ class Script:
                 rollout.versions.append(5)
             cut = len(rollout.token_ids) == sampling.max_tokens
             rollout.finish_reason = "length" if cut else "stop"
+            how["verified"]()
 
     def _of(self, prompt: Prompt) -> int:
         """The script of a later turn: its prompt has that script's first turn."""
@@ -121,6 +125,12 @@ def test_first_turns_are_one_request_and_each_later_one_follows_all_that_is_reco
     assert first.versions == [5, 5, ENVIRONMENT, 5, 5] and first.logprobs[2] == 0.0
     assert first.turn_rewards == [5.0, 55.5] and first.finish_reason == "stop"
     assert first.num_tokens == 4 and first.policy_versions == [5] * 4
+
+
+def test_an_episode_does_not_wait_for_the_longest_first_turn_of_its_group() -> None:
+    pool = Script([[1, 2], [99]], [[3] * 18 + [2], [99]])
+    play(Here(Adds()), pool, [Rollout(), Rollout()])
+    assert pool.asked[1][0] == [7, 8, 1, 2] and pool.at == [0.0, 2.0, 21.0]
 
 
 def test_an_empty_observation_does_not_merge_two_turns() -> None:

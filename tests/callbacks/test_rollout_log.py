@@ -15,10 +15,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lrl.callbacks import RolloutLog
 from lrl.callbacks.base import NonzeroCounts
-from lrl.callbacks.rollout_log import overview, resumed_scalars, scalars_by_lag
+from lrl.callbacks.rollout_log import (
+    histograms,
+    overview,
+    resumed_scalars,
+    scalars,
+    scalars_by_lag,
+)
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.serialisation import Resumed
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.event_files import overview_of
 
 
@@ -93,6 +99,7 @@ class Steps(L.LightningDataModule):
         super().__init__()
         self.failures = failures
         self.length_predictor = None
+        self.environments = None
         self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
         self.reward_pool = SimpleNamespace(counts=Counter(), remote=SimpleNamespace(ready=[]))
 
@@ -196,3 +203,17 @@ def test_each_count_is_logged_from_its_own_first_nonzero_value_on() -> None:
     assert counts.to_log({"a": 0, "b": 0}) == {}
     assert counts.to_log({"a": 0, "b": 3}) == {"b": 3.0}
     assert counts.to_log({"a": 1, "b": 0}) == {"a": 1.0, "b": 0.0}
+
+
+def test_lengths_and_shares_are_of_what_the_policy_wrote() -> None:
+    played = response([3, ENVIRONMENT, ENVIRONMENT, 4])
+    played.turn_ends = [1, 4]
+    played.finish_reason = "turns"
+    whole = response([4, 4])
+    whole.turn_ends = [2]
+    found = scalars([played, whole])
+    assert found["rollouts/length_mean"] == 2.0 and found["rollouts/truncated"] == 0.5
+    assert (found["episodes/turns"], found["episodes/turn_limit"]) == (1.5, 0.5)
+    assert found["episodes/token_limit"] == 0.0
+    assert histograms([played], 5)["rollouts/length"].tolist() == [2.0]
+    assert "episodes/turns" not in scalars([response([4])])

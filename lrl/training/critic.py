@@ -23,7 +23,7 @@ Values = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
 class Critic(nn.Module):
-    """A value head, one linear layer that begins at 0, and how it learns.
+    """A value head: one linear layer that begins at 0, and the settings of its learning.
 
     The loss of a token is (V - R)^2 / 2 for its value V and its return R = V' + the advantage of
     GAE (1506.02438, equation 16) with the critic's own `lam`, where V' is the value with which the
@@ -68,7 +68,7 @@ class Critic(nn.Module):
 
     @property
     def kind(self) -> str:
-        """What a checkpoint must have been made with."""
+        """The kind of critic that a checkpoint must have been made with."""
         return "a head on the policy"
 
     def open(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -135,7 +135,7 @@ class Critic(nn.Module):
 
 
 class ValueSums:
-    """What the critic did over the trained tokens of one step, gathered micro-batch by
+    """Sums of values, returns and errors over the trained tokens of one step, gathered micro-batch by
     micro-batch."""
 
     NAMES = ("tokens", "value", "return", "return_squared", "error", "error_squared", "loss")

@@ -135,8 +135,8 @@ class Critic(nn.Module):
 
 
 class ValueSums:
-    """Sums of values, returns and errors over the trained tokens of one step, gathered micro-batch by
-    micro-batch."""
+    """Sums of values, returns and errors over the trained tokens of one step, gathered micro-batch
+    by micro-batch."""
 
     NAMES = ("tokens", "value", "return", "return_squared", "error", "error_squared", "loss")
 

@@ -32,7 +32,6 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
 from lrl.weights.tolerance import ProbeTolerance
@@ -77,6 +76,10 @@ def step(network: Any, optimizer: torch.optim.Optimizer, sums: list[Tensor]) -> 
     optimizer.step()
 
 
+async def accept(generator: Generator) -> None:
+    """A probe that finds nothing wrong: what it would find is measured afterwards."""
+
+
 def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     """Trains, sends and probes."""
     random.seed(0)
@@ -96,15 +99,17 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     generator = Generator(server, 1)
     sync = PoolSync(
         GeneratorPool([generator]),
-        Control(loop, 60.0, 60.0),
+        loop,
         SharedMemory,
         f"{server.run_id}-noise",
+        deadline_s=60.0,
+        silence_s=60.0,
     )
     try:
         for version in range(steps + 1):
             with torch.no_grad():
                 expected = module.prompt_logprobs(tokens)
-            if failed := sync.give(module.sent_weights, [generator], version, lambda resumed: None):
+            if failed := sync.sync_now(module.sent_weights, version, lambda: accept):
                 raise RuntimeError(str(failed))
             asking = generator.client.prompt_logprobs(
                 tokens, salt=f"probe-{version}", deadline_s=60.0

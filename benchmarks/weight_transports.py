@@ -56,7 +56,6 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control
 from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
@@ -78,6 +77,10 @@ HEAD = (
 Version = dict[str, Tensor]
 
 
+async def accept(receiver: Generator) -> None:
+    """A probe that finds nothing wrong."""
+
+
 class Scene:
     """Receivers, and two versions of a policy in float32."""
 
@@ -96,9 +99,15 @@ class Scene:
             RuntimeError: A receiver failed.
         """
         pool = GeneratorPool(self.receivers)
-        control = Control(self.loop, DEADLINE_S, DEADLINE_S, collective=transport.collective)
-        sync = PoolSync(pool, control, transport, f"bench-{secrets.token_hex(4)}")
-        made: Any = sync._transport
+        sync = PoolSync(
+            pool,
+            self.loop,
+            transport,
+            f"bench-{secrets.token_hex(4)}",
+            deadline_s=DEADLINE_S,
+            silence_s=DEADLINE_S,
+        )
+        made: Any = sync.transport
         seconds = {name: timed(made, name) for name in ("stage", "distribute")}
         try:
             for number in range(upto + 1):
@@ -106,7 +115,7 @@ class Scene:
                 begin_peak()
                 before, started = peak(), time.monotonic()
                 weights = self.weights(number, halves=transport is SharedMemory)
-                if failed := sync.give(weights, self.receivers, number, lambda resumed: None):
+                if failed := sync.sync_now(weights, number, lambda: accept):
                     raise RuntimeError("; ".join(failed.values()))
                 ended = time.monotonic()
             found = {

@@ -193,7 +193,7 @@ class Evaluation(OnRankZero):
         pool, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
-            weight_sync.move(trainer, trainer.lightning_module, pool)
+            weight_sync.sync_now(trainer, trainer.lightning_module, pool)
         generate = pool.generate_spare if beside_rollouts else pool.generate
         if (episodes := data.episodes(generate)) is not None:
             generate = episodes.generate

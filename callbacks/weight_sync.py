@@ -23,10 +23,10 @@ from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.system.config_errors import above, at_least, fault
-from lrl.weights.control import Control
-from lrl.weights.first_proof import LONGEST, LONGEST_ON_CPU, FirstProof
+from lrl.weights.first_proof import LONG_TEXT_TOKENS, LONG_TEXT_TOKENS_ON_CPU, FirstProof
+from lrl.weights.group_calls import Failures
 from lrl.weights.probe import Probes
-from lrl.weights.sync import Failures, PoolSync
+from lrl.weights.sync import PoolSync
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -48,7 +48,7 @@ class WeightSync(OnRankZero):
             has shown.
         keys_and_values: What a sync does with the keys and values of what is being written.
             `recompute` has them computed again by the new weights, which is exact and costs the
-            reading of every half-written response and its prompt; `keep` goes on with those of the
+            reading of every half-written response and its prompt; `keep` continues with those of the
             older weights, at once.
     """
 
@@ -86,15 +86,15 @@ class WeightSync(OnRankZero):
     def fetched_bytes(self) -> int:
         """Bytes of weights that the generators fetched since the first sync, from rank 0 and from
         each other."""
-        return sum(sync.fetched_bytes for sync in self._syncs.values())
+        return sum(sync.transport.fetched_bytes for sync in self._syncs.values())
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of weights that rank 0 sent since the first sync."""
-        return sum(sync.sent_bytes for sync in self._syncs.values())
+        return sum(sync.transport.sent_bytes for sync in self._syncs.values())
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Enters itself into the data module, whose waits poll it."""
+        """Registers this callback with the data module, whose waits poll it."""
         if (data := getattr(trainer, "datamodule", None)) is not None:
             data.weight_sync = self
 
@@ -145,9 +145,10 @@ class WeightSync(OnRankZero):
         """
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         pool, version = data.fleet.rollouts, trainer.global_step
-        sync, self.newest = self._sync_of(trainer, pool), version
+        sync = self._sync_of(trainer, pool)
+        self.newest = version
 
-        def moved() -> None:
+        def on_synced() -> None:
             self.pause_seconds = sync.pause_seconds
             self.version = version
             if trainer.training:
@@ -155,15 +156,16 @@ class WeightSync(OnRankZero):
 
         with data.stopwatch.within("stage"):
             self.wait_until_verified(trainer, pool)
-            beside = trainer.training and pool.has_served and data.max_lag > 0
-            if not (
-                beside
-                and sync.start(
-                    policy.sent_weights, version, self._maker(trainer, policy, pool), moved
-                )
-            ):
-                self._move(trainer, policy, sync)
-                moved()
+            make_probe = self._probe_factory(trainer, policy, pool)
+            begun = (
+                trainer.training
+                and pool.has_served
+                and data.max_lag > 0
+                and sync.sync_in_background(policy.sent_weights, version, make_probe, on_synced)
+            )
+            if not begun:
+                self._sync_until_alive(trainer, policy, sync)
+                on_synced()
 
     def poll(self, trainer: L.Trainer) -> None:
         """Syncs replaced generators and those that a sync missed; a waiting trainer calls it a few
@@ -178,9 +180,9 @@ class WeightSync(OnRankZero):
         if fleet.rollouts.pending or self._sync_of(trainer, fleet.rollouts).has_stale:
             self.sync(trainer, trainer.lightning_module)
         if fleet.evaluation is not None and fleet.evaluation.pending:
-            self.move(trainer, trainer.lightning_module, fleet.evaluation)
+            self.sync_now(trainer, trainer.lightning_module, fleet.evaluation)
 
-    def move(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> None:
+    def sync_now(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> None:
         """Syncs `pool`, waits until it has the weights, and starts their verification.
 
         Raises:
@@ -190,7 +192,7 @@ class WeightSync(OnRankZero):
         """
         with trainer.datamodule.stopwatch.within("stage"):  # type: ignore[attr-defined]
             self.wait_until_verified(trainer, pool)
-            self._move(trainer, policy, self._sync_of(trainer, pool))
+            self._sync_until_alive(trainer, policy, self._sync_of(trainer, pool))
 
     def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Failures:
         """Waits until all that `pool` writes is verified or cut; returns the probes' failures since
@@ -213,12 +215,11 @@ class WeightSync(OnRankZero):
         temperature = trainer.datamodule.sampling.temperature  # type: ignore[attr-defined]
         return self.probes.sampled_tolerance(policy.training_dtype) / min(1.0, temperature)
 
-    def _move(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
+    def _sync_until_alive(self, trainer: L.Trainer, policy: Any, sync: PoolSync) -> None:
         fleet, pool = trainer.datamodule.fleet, sync.pool  # type: ignore[attr-defined]
+        make_probe = self._probe_factory(trainer, policy, pool)
         while True:
-            failed = sync.move(
-                policy.sent_weights, trainer.global_step, self._maker(trainer, policy, pool)
-            )
+            failed = sync.sync_now(policy.sent_weights, trainer.global_step, make_probe)
             if not (trainer.training and pool.has_served):
                 failed |= self.wait_until_verified(trainer, pool)
             if failed and not pool.serving and not pool.has_served:
@@ -237,22 +238,28 @@ class WeightSync(OnRankZero):
         if pool not in self._syncs:
             strategy: Any = trainer.strategy
             fleet = strategy.fleet
-            control = Control(fleet.loop, self.deadline_s, 2 * fleet.heartbeat_s)
-            name = f"{strategy.run_id}-{len(self._syncs)}"
             self._syncs[pool] = PoolSync(
-                *(pool, control, strategy.transport, name),
+                pool,
+                fleet.loop,
+                strategy.transport,
+                name=f"{strategy.run_id}-{len(self._syncs)}",
+                deadline_s=self.deadline_s,
+                silence_s=2 * fleet.heartbeat_s,
                 interrupted=lambda: raise_if_stopped(trainer),
                 entered=trainer.datamodule.stopwatch.enter,  # type: ignore[attr-defined]
                 keys_and_values=self.keys_and_values,
             )
         return self._syncs[pool]
 
-    def _maker(self, trainer: L.Trainer, policy: Any, pool: GeneratorPool) -> Callable[[], Probe]:
+    def _probe_factory(
+        self, trainer: L.Trainer, policy: Any, pool: GeneratorPool
+    ) -> Callable[[], Probe]:
         data: RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
-        longest = LONGEST if trainer.strategy.root_device.type == "cuda" else LONGEST_ON_CPU
+        on_cuda = trainer.strategy.root_device.type == "cuda"
+        longest = LONG_TEXT_TOKENS if on_cuda else LONG_TEXT_TOKENS_ON_CPU
 
         def make() -> Probe:
+            tokens = data.probe_tokens(min(PROBE_TOKENS, data.max_model_tokens - 1))
             long = data.probe_tokens(min(longest, data.max_model_tokens - 1))
             first = FirstProof(pool.generators, long, policy.training_dtype)
             return self.probes.make(

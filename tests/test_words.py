@@ -23,8 +23,7 @@ RETIRED = re.compile(
     re.IGNORECASE,
 )
 """Words with two meanings, or with none in the field. docs/architecture.md has the words instead."""
-NOT_YET = {"adapters.py", "stuck.py", "weight_sync.py", "nccl.py", "pull.py", "sync.py", "pool.py"}
-NOT_YET |= {"ray_run.py"}
+NOT_YET = {"ray_run.py"}
 """Files that are being rewritten."""
 LONG_LINE = 100
 MAX_SHARE_OF_LONG_LINES = 0.06

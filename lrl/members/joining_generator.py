@@ -99,9 +99,7 @@ def generator_settings(
         url: The run's.
     """
     transport, here = find_transport(spec.transport), spec.owner.here
-    if why := transport.join_refusal(here) or (
-        "" if here else transport.address_refusal(spec.settings["host"])
-    ):
+    if why := transport.join_refusal(here, spec.settings["host"]):
         raise ValueError(f"{run} {why}")
     check_environment(run, spec, os.environ)
     if spec.on_cpu == bool(overrides.devices):

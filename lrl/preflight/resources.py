@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from lrl.routing.rankers import LanguageModelRanker
 from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.system.byte_counts import GIB, in_gib
 from lrl.system.config_errors import fault
+from lrl.weights.staged_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
@@ -92,8 +94,8 @@ def check_resources(
             whole if policy.lora is None else parts,
             1 + bool(strategy.num_evaluation_generators),
         )
-        if why := transport.room_refusal(travels, pools, len(servers)):
-            fault(why)
+        stored = transport.stored_bytes(travels, pools, len(servers))
+        _check_shared_memory(transport.backend, stored)
     if fits:
         check_disk(trainer, weights if policy.lora is None else adapters)
 
@@ -113,6 +115,17 @@ def memory_here() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return min(machine, int(text)) if text.isdigit() else machine
+
+
+def _check_shared_memory(transport: str, needed: int) -> None:
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        takes, has = in_gib(needed, free)
+        fault(
+            f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes "
+            f"{takes}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, "
+            "or `docker run --shm-size` for a container."
+        )
 
 
 def _check_library() -> None:

@@ -43,7 +43,6 @@ from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.cpu_affinity import cores_of_generators, share_cores
-from lrl.system.endpoint import is_loopback
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
@@ -286,7 +285,7 @@ class GeneratorDevices(GracefulShutdown):
         machine = Machine(
             on_cuda,
             shares_device=on_cuda and self.shares_device,
-            is_open=not is_loopback(self.server_settings.host),
+            host=self.server_settings.host,
             ranks=ranks,
             adapters=getattr(self.lightning_module, "lora", None) is not None,
         )

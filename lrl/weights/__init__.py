@@ -1,4 +1,4 @@
-"""Weights into generators: one path (`sync`), one verification (`probe`), one file per transport.
+"""Weights into generators: one sync (`sync`), one verification (`probe`), one file per transport.
 
 Hides vLLM's weight-transfer engines and routes. A new transport is a file and its line in
 `TRANSPORTS`.
@@ -7,7 +7,9 @@ Hides vLLM's weight-transfer engines and routes. A new transport is a file and i
 from importlib import import_module
 
 from lrl.errors import ConfigError
-from lrl.weights.transport import Machine, Transport
+from lrl.system.endpoint import is_loopback
+from lrl.weights.requirements import Machine
+from lrl.weights.transport import Transport
 
 __all__ = ["TRANSPORTS", "Machine", "Transport", "choose_transport", "find_transport"]
 
@@ -17,8 +19,8 @@ TRANSPORTS = {
     "shared_memory": "lrl.weights.shared_memory:SharedMemory",
     "pull": "lrl.weights.pull:Pull",
 }
-"""The class of each transport; `auto` takes the first one that the machine allows, and its guests
-where it is open."""
+"""The class of each transport; `auto` takes the first that works on this machine, and for joining
+generators if others may join."""
 NOT_DRIVEN = {
     "nccl_m2n": (
         "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL "
@@ -58,6 +60,6 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
 
 
 def _suits(transport: type[Transport], machine: Machine) -> bool:
-    if machine.is_open and transport.join_refusal(same_machine=False):
+    if not is_loopback(machine.host) and transport.join_refusal(False, machine.host):
         return False
     return not transport.refusal(machine)

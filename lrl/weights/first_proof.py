@@ -15,11 +15,11 @@ from lrl.generators.generator import Generator
 from lrl.training.rounding import Rounded
 from lrl.weights.tolerance import mean_difference, parts, rounding_tolerance, rounds_as
 
-LONGEST = 8192
-"""Tokens of the long text at most..."""
-LONGEST_ON_CPU = 512
-"""...and where there is no GPU, so that the start of a run is not noticeably longer; and vLLM's CPU
-build makes a table of all these tokens and the vocabulary."""
+LONG_TEXT_TOKENS = 8192
+"""Tokens of the long text at most."""
+LONG_TEXT_TOKENS_ON_CPU = 512
+"""The same where there is no GPU, so that the start of a run is not noticeably longer; and vLLM's
+CPU build makes a table of all these tokens and the vocabulary."""
 
 PromptLogprobs = Callable[..., list[float]]
 """The policy's log-probs of a text, and with a number format those with the errors of its rounding

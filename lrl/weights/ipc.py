@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from lrl.weights.control import Control
-from lrl.weights.transport import Machine, Transport
+from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.requirements import Machine
+from lrl.weights.transport import Transport
 from lrl.weights.wire import Weights, Wire
 
 BUFFER_BYTES = 2**28
@@ -23,18 +24,18 @@ class PickledHandles:
     servers have; they listen on loopback.
     """
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self.init_weight_transfer_engine = control.init_weight_transfer_engine
-        self.start_weight_update = control.start_weight_update
-        self.finish_weight_update = control.finish_weight_update
+    def __init__(self, calls: GeneratorGroupCalls) -> None:
+        self._calls = calls
+        self.init_weight_transfer_engine = calls.init_weight_transfer_engine
+        self.start_weight_update = calls.start_weight_update
+        self.finish_weight_update = calls.finish_weight_update
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Sends one chunk of handles."""
         info = dict(update_info)
         handles = info.pop("ipc_handles")
         info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
-        self._control.update_weights(info)
+        self._calls.update_weights(info)
 
 
 class Ipc(Transport):
@@ -57,7 +58,7 @@ class Ipc(Transport):
         return "" if machine.shares_device else "but the generator has a GPU of its own"
 
     @classmethod
-    def join_refusal(cls, same_machine: bool) -> str:
+    def join_refusal(cls, same_machine: bool, host: str) -> str:
         """The one generator on the trainer's GPU is the run's own."""
         return (
             "moves its weights within one GPU (ipc), which its one generator shares with the "
@@ -77,19 +78,19 @@ class Ipc(Transport):
     def __init__(self) -> None:
         self._engine: Any = None
 
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
+    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
         """See `Transport.connect`. Packed: one bounded buffer instead of a second copy of the
         policy."""
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-        wire = Wire(weights, getattr(torch, control.taking_part[0].server.settings.dtype))
+        wire = Wire(weights, getattr(torch, calls.participants[0].server.settings.dtype))
         size = max(BUFFER_BYTES, wire.largest)  # vLLM does not divide a tensor
         info = IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=0)
-        client, source = PickledHandles(control), wire.source()
+        client, source = PickledHandles(calls), wire.source()
         self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
-    def send(self, control: Control) -> None:
+    def send(self, calls: GeneratorGroupCalls) -> None:
         """See `Transport.send`."""
         self._engine.send_weights()
 

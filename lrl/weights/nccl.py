@@ -4,7 +4,7 @@ The generators' end is vLLM's engine, made so that it can be ended (`lrl.vllm_pl
 The trainer's end is not vLLM's: that one meets the workers through a store on a port of its own,
 which asks for no token, and waits for a lost worker for ever. Here the members meet by NCCL's
 unique id, which travels over the route that asks for the run's token, and whatever waits for other
-members runs on a thread beside the one that watches it (`Control.join`)."""
+members runs on a thread beside the one that watches it (`GeneratorGroupCalls.wait_for_both_ends`)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from torch import Tensor
 from lrl.errors import StuckTransfer
 from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator
-from lrl.weights.control import Control
-from lrl.weights.transport import Machine, Transport
+from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.requirements import Machine
+from lrl.weights.transport import Transport
 from lrl.weights.wire import Weights, Wire
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Nccl(Transport):
     backend = "nccl"
     collective = True
     middleware = ("lrl.vllm_plugin.abort_route.AbortRoute",)
-    attempts = (False, False, False)
+    attempts = 3
     _wire: Wire
 
     @classmethod
@@ -128,36 +129,45 @@ class Nccl(Transport):
         self._communicator: Any = None
         self._name = ""
 
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
-        """Makes a communicator: rank 0 is the trainer, the workers of all generators follow
-        (`Control` numbers them).
+    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+        """Makes a communicator: rank 0 is the trainer, the workers of all generators follow.
 
         Raises:
             CollectiveBroken: A generator did not join.
             ConfigError: vLLM does not use NCCL in the trainer.
         """
-        control.release_engines()
-        settings = [generator.server.settings for generator in control.taking_part]
+        calls.release_engines()
         # The generators of a pool have one format.
-        self._wire = Wire(weights, getattr(torch, settings[0].dtype))
+        dtype = calls.participants[0].server.settings.dtype
+        self._wire = Wire(weights, getattr(torch, dtype))
         unique_id = communicator.new_unique_id()
         encoded = base64.b64encode(unique_id).decode()
         self._name = communicator.transfer_name(encoded)
-        size = 1 + sum(one.tensor_parallel_size for one in settings)
-        info = {"nccl_unique_id_b64": encoded, "rank_offset": 1, "world_size": size, "packed": True}
-        buffers = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFER_COUNT}
-        joining = control.start_init(info | buffers)
-        joined = start_daemon_call(
-            partial(communicator.join, unique_id, 0, size, this_device()), "lrl-nccl-join"
+        size = 1
+        offsets = {}
+        for generator in calls.participants:
+            offsets[generator] = size
+            size += generator.server.settings.tensor_parallel_size
+        info = {
+            "nccl_unique_id_b64": encoded,
+            "world_size": size,
+            "packed": True,
+            "packed_buffer_size_bytes": BUFFER_BYTES,
+            "packed_num_buffers": BUFFER_COUNT,
+        }
+        joining = calls.start_init(
+            {generator: info | {"rank_offset": offset} for generator, offset in offsets.items()}
         )
+        join = partial(communicator.join, unique_id, rank=0, world_size=size, device=this_device())
+        joined = start_daemon_call(join, "lrl-nccl-join")
 
         def give_up() -> None:
             # NCCL gives no handle by which to end the call itself.
             joined.add_done_callback(_abort_late)
 
-        self._communicator = control.join(joining, joined, self._name, give_up)
+        self._communicator = calls.wait_for_both_ends(joining, joined, self._name, give_up)
 
-    def send(self, control: Control) -> None:
+    def send(self, calls: GeneratorGroupCalls) -> None:
         """See `Transport.send`.
 
         Raises:
@@ -165,18 +175,18 @@ class Nccl(Transport):
                 deadline passed.
             StuckTransfer: The abort did not end the broadcast.
         """
-        control.start_weight_update()
+        calls.start_weight_update()
         names = [one.name for one in self._wire.tensors]
         dtypes = [str(one.dtype).removeprefix("torch.") for one in self._wire.tensors]
         shapes = [list(one.shape) for one in self._wire.tensors]
-        updating = control.start_update({"names": names, "dtype_names": dtypes, "shapes": shapes})
+        updating = calls.start_update({"names": names, "dtype_names": dtypes, "shapes": shapes})
         sending = start_daemon_call(self._broadcast_from(this_device()), "lrl-nccl-broadcast")
 
         def abort() -> None:
-            abort_broadcast(self._communicator, sending, control.deadline_s)
+            abort_broadcast(self._communicator, sending, calls.deadline_s)
 
-        control.join(updating, sending, self._name, abort)
-        control.finish_weight_update()
+        calls.wait_for_both_ends(updating, sending, self._name, abort)
+        calls.finish_weight_update()
 
     def close(self) -> None:
         """Leaves the communicator; the workers leave it before they join the next."""

@@ -13,7 +13,6 @@ other end is `lrl.vllm_plugin.pull_routes`.
 import asyncio
 import http
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -25,16 +24,10 @@ from aiohttp import web
 from lrl.generators.generator import Generator
 from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_towards
 from lrl.system.token_server import TokenServer
-from lrl.weights.control import Control
 from lrl.weights.delta import MAX_DELTA_SHARE, write_delta
 from lrl.weights.fetch_order import FETCH, FILES, FetchOrder, FetchReport, RemoteFile
-from lrl.weights.staged_file import (
-    SHARED_MEMORY,
-    UnnamedFile,
-    checksum,
-    stage_unnamed,
-    too_little_room,
-)
+from lrl.weights.group_calls import Failures, GeneratorGroupCalls
+from lrl.weights.staged_file import UnnamedFile, checksum, stage_unnamed
 from lrl.weights.transport import Transport
 from lrl.weights.upload_slots import UploadSlots, is_here
 from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_specs
@@ -87,9 +80,9 @@ class Pull(Transport):
     middleware = ("lrl.vllm_plugin.pull_routes.PullRoutes",)
 
     @classmethod
-    def address_refusal(cls, host: str) -> str:
+    def join_refusal(cls, same_machine: bool, host: str) -> str:
         """The trainer serves the weights where its generators listen."""
-        if not is_loopback(host):
+        if same_machine or not is_loopback(host):
             return ""
         return (
             f"serves its weights (pull) at strategy.server.host {host}, which only its own machine "
@@ -98,11 +91,10 @@ class Pull(Transport):
         )
 
     @classmethod
-    def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
+    def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
         """Two files and a delta for each generator that is here; the trainer's own are in no
         folder."""
-        needed = int(generators * (2 + MAX_DELTA_SHARE) * weight_bytes)
-        return too_little_room(cls.backend, needed, shutil.disk_usage(SHARED_MEMORY).free)
+        return int(generators * (2 + MAX_DELTA_SHARE) * weight_bytes)
 
     def __init__(self) -> None:
         self._name = ""
@@ -117,17 +109,17 @@ class Pull(Transport):
         self._base = ""  # the name of the file that the delta needs
         self._fetched: dict[Generator, str] = {}  # the path of the staged version on its machine
 
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
+    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
         """Starts the server of the files at the first call; see `Transport.connect`."""
         if self._server is None:
-            own = control.taking_part[0].server  # token and settings are those of all
+            own = calls.participants[0].server  # token and settings are those of all
             self._name = name
             self._endpoint = own.settings.endpoint
             self._dtype = (
                 None if own.settings.dtype == "auto" else getattr(torch, own.settings.dtype)
             )
             self._server = FileServer(self._endpoint, own.token)
-        control.init_weight_transfer_engine({})
+        calls.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights as the generators compute with them; keeps the version before for the
@@ -147,28 +139,33 @@ class Pull(Transport):
             file.close()
             return
         _remove(self._older, self._delta)
-        self._older, self._staged, self._delta, self._fetched = self._staged, staged, None, {}
+        self._older = self._staged
+        self._staged = staged
+        self._delta = None
+        self._fetched = {}
 
-    def distribute(self, control: Control) -> None:
-        """Has each generator fetch the staged version; one that fails is left out."""
+    def distribute(self, calls: GeneratorGroupCalls) -> Failures:
+        """See `Transport.distribute`."""
         assert self._server is not None and self._staged is not None, "connected and staged before"
         if self._older is not None:
-            self._make_delta(self._older, self._staged, control.interrupted or (lambda: None))
+            self._make_delta(self._older, self._staged, calls.interrupted)
         self._server.files = {
             one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None
         }
-        slots, deadline_s = UploadSlots(PATIENCE * control.deadline_s), control.deadline_s
-        control.each(FETCH, lambda generator: self._have_fetched(generator, slots, deadline_s))
+        slots = UploadSlots(PATIENCE * calls.deadline_s)
+        return calls.try_each(
+            FETCH, lambda generator: self._have_fetched(generator, slots, calls.deadline_s)
+        )
 
-    def send(self, control: Control) -> None:
+    def send(self, calls: GeneratorGroupCalls) -> None:
         """See `Transport.send`."""
         assert self._staged is not None, "staged before"
         checksum = self._staged.remote.checksum
-        control.start_weight_update()
-        control.update_weights_of(
+        calls.start_weight_update()
+        calls.update_weights_of(
             lambda generator: {"file": self._fetched[generator], "checksum": checksum}
         )
-        control.finish_weight_update()
+        calls.finish_weight_update()
 
     def close(self) -> None:
         """Ends the server and removes the files."""

@@ -6,13 +6,12 @@ a checksum makes a worker refuse a damaged file. The fallback is a file in the t
 name begins with the run's id, by which the supervisor finds the files of a killed run.
 """
 
-import shutil
 import tempfile
 from pathlib import Path
 
 from lrl.weights import staged_file
-from lrl.weights.control import Control
-from lrl.weights.staged_file import stage_file, too_little_room
+from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.staged_file import stage_file
 from lrl.weights.transport import Transport
 from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_specs
 
@@ -22,10 +21,10 @@ class SharedMemory(Transport):
 
     backend = "shared_memory"
     copies = True
-    attempts = (False, False, True)
+    attempts = 3
 
     @classmethod
-    def join_refusal(cls, same_machine: bool) -> str:
+    def join_refusal(cls, same_machine: bool, host: str) -> str:
         """Shared memory ends at the machine."""
         if same_machine:
             return ""
@@ -36,10 +35,9 @@ class SharedMemory(Transport):
         )
 
     @classmethod
-    def room_refusal(cls, weight_bytes: int, pools: int, generators: int) -> str:
+    def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
         """A file for each pool, and one more: a new version is written beside the older one."""
-        free = shutil.disk_usage(staged_file.SHARED_MEMORY).free
-        return too_little_room(cls.backend, (pools + 1) * weight_bytes, free)
+        return (pools + 1) * weight_bytes
 
     def __init__(self) -> None:
         self._name = ""
@@ -47,10 +45,10 @@ class SharedMemory(Transport):
         self._file: Path | None = None
         self._checksum = 0
 
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
+    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
         """See `Transport.connect`."""
         self._name = f"lrl-{name}.safetensors"
-        control.init_weight_transfer_engine({})
+        calls.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         """Writes the weights next to the older file, then renames."""
@@ -62,11 +60,11 @@ class SharedMemory(Transport):
             self.close()
         self._file = file
 
-    def send(self, control: Control) -> None:
+    def send(self, calls: GeneratorGroupCalls) -> None:
         """See `Transport.send`."""
-        control.start_weight_update()
-        control.update_weights({"file": str(self._file), "checksum": self._checksum})
-        control.finish_weight_update()
+        calls.start_weight_update()
+        calls.update_weights({"file": str(self._file), "checksum": self._checksum})
+        calls.finish_weight_update()
 
     def close(self) -> None:
         """Removes the file."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from lrl.system.byte_counts import GIB, in_gib
+from lrl.system.byte_counts import in_gib
 from lrl.weights.wire import TensorSpec
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -161,16 +161,3 @@ def require_room(folder: Path, needed: int) -> None:
             f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new "
             "version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
         )
-
-
-def too_little_room(transport: str, needed: int, free: int) -> str:
-    """Returns why `free` bytes of shared memory are too few for what `transport` stores at most;
-    empty if they are enough."""
-    if needed <= free:
-        return ""
-    takes, has = in_gib(needed, free)
-    return (
-        f"{SHARED_MEMORY} has {has} GiB free, and strategy.weight_transfer {transport} takes "
-        f"{takes}. Enlarge it: `mount -o remount,size={needed // GIB + 1}G {SHARED_MEMORY}`, or "
-        "`docker run --shm-size` for a container."
-    )

@@ -2,11 +2,11 @@
 
     stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync -> verify
 
-`move` does all of it up to the resume while the trainer waits; `start` only the stage, which alone
-needs the policy, and the rest on a thread beside the next step (for transports that copy the
-weights). The trainer never waits for the verification: unverified tokens stay in their generator. A
-generator that the distribution does not reach is paused with the others, because nothing may begin
-under its older version once they hold the new one.
+`sync_now` does all of it up to the resume while the trainer waits; `sync_in_background` only the
+stage, which alone needs the policy, and the rest on a thread beside the next step (for transports
+that copy the weights). The trainer never waits for the verification: unverified tokens stay in
+their generator. A generator that the distribution does not reach is paused with the others, because
+nothing may begin under its older version once they hold the new one.
 
 Each phase has a deadline and names itself, the generator and the seconds when it fails. A pause and
 a version are also read back, because an answered call is no proof of its effect, and weights must
@@ -26,23 +26,22 @@ from typing import Any
 from lrl.errors import CollectiveBroken
 from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
-from lrl.weights.control import Control
+from lrl.system.event_loop import LoopThread
+from lrl.weights.group_calls import MARGIN_S, Failures, GeneratorGroupCalls
 from lrl.weights.transport import Transport
 from lrl.weights.wire import Weights
 
 log = logging.getLogger(__name__)
 
-RESUMES = 3
+RESUME_ATTEMPTS = 3
 """Attempts at a resume; vLLM accepts it any number of times."""
-PHASES = 20
+BACKGROUND_ATTEMPTS = 2
+"""Attempts at a sync in the background: the policy has changed, so there is no other copy."""
+MAX_PHASES = 20
 """More than the phases of a sync that wait, each with its own deadline."""
 ENDS_S = 10.0
-"""Seconds for a sync beside the step to notice the end of the run; it looks every fifth of a
+"""Seconds for a sync in the background to notice the end of the run; it looks every fifth of a
 second."""
-Failures = dict[Generator, str]
-"""Failed generators, with the reason."""
-Resumed = Callable[[list[Generator]], Any]
-"""Called after each attempt with the generators that write again, unverified."""
 
 
 class RunEnded(Exception):  # noqa: N818 - the run's end is no error
@@ -54,11 +53,13 @@ class PoolSync:
 
     Args:
         pool: The generators that are synced together.
-        control: The control plane to them.
+        loop: The event loop that carries the calls to them.
         make_transport: Makes the trainer's end of the transfer.
         name: Of the connection, unique on this machine.
+        deadline_s: Seconds for each phase.
+        silence_s: Seconds for a call that moves nothing (pause, resume); at most `deadline_s`.
         interrupted: Called by the trainer's thread while it waits; raises to end the wait.
-        entered: Called with each phase of `move` that costs the trainer's time
+        entered: Called with each phase of `sync_now` that costs the trainer's time
             (`lrl.system.stopwatch.SYNC`).
         keys_and_values: What a pause does with those of the responses in flight
             (`Generator.pause`).
@@ -67,15 +68,17 @@ class PoolSync:
     def __init__(
         self,
         pool: GeneratorPool,
-        control: Control,
+        loop: LoopThread,
         make_transport: Callable[[], Transport],
         name: str,
+        *,
+        deadline_s: float,
+        silence_s: float,
         interrupted: Callable[[], None] = lambda: None,
         entered: Callable[[str], Any] = lambda phase: None,
         keys_and_values: KeysAndValues = "recompute",
     ) -> None:
         self.pool = pool
-        self.control = control
         self.make_transport = make_transport
         self.name = name
         self.interrupted = interrupted
@@ -85,34 +88,62 @@ class PoolSync:
         """Tokens that the generators had to read again because of pauses, since the first sync."""
         self.pause_seconds = 0.0
         """Seconds without writing in the last sync."""
-        self._transport = make_transport()
-        control.collective = self._transport.collective
+        self.transport = make_transport()
+        """The trainer's end; a collective one is made anew when the pool changes."""
+        self._loop = loop
+        self._calls = GeneratorGroupCalls(
+            loop,
+            deadline_s,
+            silence_s,
+            interrupted=self._raise_if_interrupted,
+            collective=self.transport.collective,
+        )
         self._connected: set[Generator] = set()
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="lrl-sync")
-        self._delivery: futures.Future[Failures] | None = None
+        self._background: futures.Future[Failures] | None = None
+        self._in_background = False
+        """Whether the background uses the calls, and not the trainer's thread."""
         self._verifications: list[futures.Future[Failures]] = []
         self._missed = False
-        """Whether the last sync, beside a step, missed a generator: only `move` makes all
+        """Whether the last sync, in the background, missed a generator: only `sync_now` makes all
         attempts."""
         self._ends = False
 
     # ---- for the trainer
 
-    def move(self, weights: Weights, version: int, make_probe: Callable[[], Probe]) -> Failures:
-        """Gives the weights to all generators of the pool that do not hold them; returns those to
-        evict."""
+    def sync_now(self, weights: Weights, version: int, make_probe: Callable[[], Probe]) -> Failures:
+        """Gives the weights to all generators of the pool that do not hold them.
+
+        Args:
+            weights: The policy's.
+            version: The version of the weights.
+            make_probe: Called at once, if a generator needs the weights.
+
+        Returns:
+            The generators that failed; their weights are unknown, and they must be evicted.
+        """
         self._missed = False
         if not (stale := self._admit_pending(version)):
             return {}
-        self.control.interrupted = self.interrupted
-        return self.give(weights, stale, version, self._verify(make_probe()))
+        self.pause_seconds = 0.0
 
-    def start(
+        def prepare(todo: list[Generator], number: int) -> Failures:
+            self.entered("stage")
+            use_fallback = number == self.transport.attempts
+            self._stage(weights, todo, version, use_fallback)
+            unreached = self._distribute()
+            self.entered("transfer")
+            return unreached
+
+        to_evict, late = self._attempt_all(stale, make_probe(), prepare, self.transport.attempts)
+        return to_evict | late
+
+    def sync_in_background(
         self,
         weights: Weights,
         version: int,
         make_probe: Callable[[], Probe],
-        moved: Callable[[], Any],
+        on_synced: Callable[[], Any],
     ) -> bool:
         """Stages the weights, and does the rest on a thread.
 
@@ -120,65 +151,47 @@ class PoolSync:
             weights: The policy's; it may be changed afterwards.
             version: Their version.
             make_probe: Called at once.
-            moved: Called on the thread when no generator writes under the version before any
+            on_synced: Called on the thread when no generator writes under the version before any
                 longer.
 
         Returns:
-            Whether that is possible; otherwise nothing was done that `move` would not do.
+            Whether that is possible; otherwise nothing was done that `sync_now` would not do.
         """
-        if (
-            self._missed
-            or not self._transport.copies
-            or not (stale := self._admit_pending(version))
-        ):
+        if self._missed or not self.transport.copies:
+            return False
+        if not (stale := self._admit_pending(version)):
             return False
         probe = make_probe()
-        self.control.interrupted = self.interrupted
         self.pause_seconds = 0.0
         self._stage(weights, stale, version, use_fallback=False)
-        self._log_failures(1, self.control.failed)
-        if self.control.failed:
+        self._log_failures(1, self._calls.failed)
+        if self._calls.failed:
             return False
-        if not self._transport.fetches:  # while they fetch, they take requests: it may be minutes
+        if not self.transport.fetches:  # while they fetch, they take requests: it may be minutes
             self._call(self.pool.drain(stale), "draining generators")
-        self.control.interrupted = self._raise_if_ended
-        self._delivery = self._thread.submit(self._deliver_beside, probe, moved)
+        self._in_background = True
+        self._background = self._thread.submit(self._run_in_background, stale, probe, on_synced)
         return True
 
     @property
-    def fetched_bytes(self) -> int:
-        """See `Transport.fetched_bytes`."""
-        return self._transport.fetched_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        """See `Transport.sent_bytes`."""
-        return self._transport.sent_bytes
-
-    @property
     def has_stale(self) -> bool:
-        """Whether a sync beside the step left a paused generator: a new sync is needed."""
-        if self._delivery is None or not self._delivery.done():
+        """Whether a sync in the background left a paused generator: a new sync is needed."""
+        if self._background is None or not self._background.done():
             return False
-        return self._delivery.exception() is not None or bool(self._delivery.result())
+        return self._background.exception() is not None or bool(self._background.result())
 
     def wait(self) -> Failures:
         """Waits until all that the pool writes is verified or cut; returns the probes' failures
         since the last wait."""
-        if self._delivery is not None:
-            limit = PHASES * (self.control.deadline_s + 5.0)
-            late = self.control.loop.wait_for(
-                self._delivery, limit, "a sync beside the step", self.interrupted
-            )
-            self._delivery = None
+        if self._background is not None:
+            late = self._wait_for(self._background, "a sync beside the step", MAX_PHASES)
+            self._background = None
+            self._in_background = False
             self._missed = bool(late)
-        failed, verifications, self._verifications = Failures(), self._verifications, []
+        verifications, self._verifications = self._verifications, []
+        failed = Failures()
         for one in verifications:
-            deadline_s = self.control.deadline_s + 5.0
-            found = self.control.loop.wait_for(
-                one, deadline_s, "the verification of a sync", self.interrupted
-            )
-            failed.update(found)
+            failed |= self._wait_for(one, "the verification of a sync")
         return failed
 
     def finish_sync(self, failed: Failures) -> None:
@@ -188,15 +201,15 @@ class PoolSync:
     def end(self) -> None:
         """Ends with the run: interrupts a sync under way and cuts what is unverified."""
         self._ends = True
-        if self._delivery is not None:
-            futures.wait([self._delivery], ENDS_S)
-            error = self._delivery.exception() if self._delivery.done() else None
+        if self._background is not None:
+            futures.wait([self._background], ENDS_S)
+            error = self._background.exception() if self._background.done() else None
             # A signal is a SystemExit.
             if isinstance(error, Exception) and not isinstance(error, RunEnded):
                 log.warning("The last sync failed: %s", error)
         for one in self._verifications:
             one.cancel()
-        self._delivery = None
+        self._background = None
         self._verifications = []
         self._call(
             self.pool.drop_unverified("The run ended before it was proved."),
@@ -207,121 +220,98 @@ class PoolSync:
         """Releases the transport; idempotent."""
         self._ends = True
         self._thread.shutdown(wait=False)
-        self._transport.close()
+        self.transport.close()
 
     # ---- a sync
 
-    def give(
-        self, weights: Weights, generators: Sequence[Generator], version: int, resumed: Resumed
-    ) -> Failures:
-        """Gives the weights to `generators`, in as many attempts as the transport has.
+    def _attempt_all(
+        self,
+        generators: Sequence[Generator],
+        probe: Probe,
+        prepare: Callable[[list[Generator], int], Failures],
+        attempts: int,
+    ) -> tuple[Failures, Failures]:
+        """Attempts a sync until all of `generators` have succeeded or must be evicted.
 
         Args:
-            weights: The policy's.
             generators: The receivers; a collective transport needs the whole pool.
-            version: The version of the weights.
-            resumed: See `Resumed`.
+            probe: Verifies those that write again.
+            prepare: Does before each attempt, given its receivers and its number, what can be done
+                while they write; returns those that it did not reach.
+            attempts: How many there are.
 
         Returns:
-            The generators that failed; their weights are unknown, and they must be evicted.
+            Those that failed for good, and those that failed all attempts and stay paused.
         """
-        given_up, first, todo = Failures(), Failures(), list(generators)
-        self.pause_seconds = 0.0
-        for number, use_fallback in enumerate(self._transport.attempts, 1):
-            self.entered("stage")
-            self._stage(weights, todo, version, use_fallback)
-            unreached = self._distribute()
-            self.entered("transfer")
-            gone, late = self._deliver(unreached, resumed, number)
-            given_up |= gone
+        to_evict, first, todo = Failures(), Failures(), list(generators)
+        for number in range(1, attempts + 1):
+            hopeless, late = self._attempt(prepare(todo, number), probe, number)
+            to_evict |= hopeless
             todo = [generator for generator in generators if generator in late]
             first = late | first  # the first failure says most: later ones may follow from it
             if not todo:
                 break
-        return given_up | {generator: first[generator] for generator in todo}
+        return to_evict, {generator: first[generator] for generator in todo}
 
-    def _deliver_beside(self, probe: Probe, moved: Callable[[], Any]) -> Failures:
-        """Delivers the staged copy in two attempts, without the policy; returns the generators that
-        stay paused."""
-        resumed = self._verify(probe)
-        given_up, late = self._deliver(self._distribute(), resumed, 1)
-        if late:
-            self.control.begin(list(late), self.control.version)
-            gone, still = self._deliver(self._distribute(), resumed, 2)
-            given_up, late = given_up | gone, {generator: late[generator] for generator in still}
-        self.finish_sync(given_up)
-        moved()
+    def _run_in_background(
+        self, generators: Sequence[Generator], probe: Probe, on_synced: Callable[[], Any]
+    ) -> Failures:
+        """Does the rest of a sync from the staged copy, without the policy; returns the generators
+        that stay paused."""
+
+        def prepare(todo: list[Generator], number: int) -> Failures:
+            if number > 1:
+                self._calls.begin(todo, self._calls.version)
+            return self._distribute()
+
+        to_evict, late = self._attempt_all(generators, probe, prepare, BACKGROUND_ATTEMPTS)
+        self.finish_sync(to_evict)
+        on_synced()
         return late
 
     def _admit_pending(self, version: int) -> list[Generator]:
         """Admits pending generators; returns those that need the weights."""
         self._call(self.pool.admit_pending(), "admitting generators")
-        members = self.pool.generators
-        stale = [
-            generator
-            for generator in members
-            if generator.version != version or not generator.serving
-        ]
-        return list(members) if stale and self.control.collective else stale
-
-    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
-        """Connects new generators; all of them if the transport is collective and the pool has
-        changed."""
-        self.control.begin([], version)
-        new = [generator for generator in generators if generator not in self._connected]
-        if self._transport.collective and self._connected != set(generators):
-            self._transport.close()
-            self._transport, self._connected, new = self.make_transport(), set(), list(generators)
-        if not new:
-            return
-        self.control.begin(new, version)
-        try:
-            self._transport.connect(self.control, weights, self.name)
-        except CollectiveBroken as error:
-            self.control.fail(str(error))
-        known = self._connected | set(self.control.taking_part)
-        self._connected = {generator for generator in known if generator.eviction is None}
+        members = list(self.pool.generators)
+        stale = [one for one in members if one.version != version or not one.serving]
+        return members if stale and self.transport.collective else stale
 
     def _stage(
         self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool
     ) -> None:
         """Does what can be done while the generators still write."""
         self._connect(weights, generators, version)
-        late, sound = self.control.failed, self.control.sound
-        self.control.begin(
-            [generator for generator in generators if generator not in late], version
-        )
-        self.control.failed = late
-        self.control.sound = sound
-        if self.control.taking_part:
+        self._calls.include(generators)
+        if self._calls.participants:
             try:
-                self._transport.stage(weights, use_fallback)
+                self.transport.stage(weights, use_fallback)
             except OSError as error:
-                self.control.fail(f"staging the weights failed: {error}")
+                self._calls.fail_all(f"staging the weights failed: {error}")
+
+    def _connect(self, weights: Weights, generators: Sequence[Generator], version: int) -> None:
+        """Connects new generators; all of them if the transport is collective and the pool has
+        changed."""
+        if self.transport.collective and self._connected != set(generators):
+            self.transport.close()
+            self.transport = self.make_transport()
+            self._connected = set()
+        new = [generator for generator in generators if generator not in self._connected]
+        self._calls.begin(new, version)
+        if not new:
+            return
+        try:
+            self.transport.connect(self._calls, weights, self.name)
+        except CollectiveBroken as error:
+            self._calls.fail_all(str(error))
+        known = self._connected | set(self._calls.participants)
+        self._connected = {generator for generator in known if generator.eviction is None}
 
     def _distribute(self) -> Failures:
         """Brings the staged weights to the generators while they still write; returns those that it
         did not reach."""
-        control, failed = self.control, dict(self.control.failed)
-        if not control.taking_part:
-            return {}
-        asked = list(control.taking_part)
-        self._transport.distribute(control)
-        unreached = {
-            one: why
-            for one, why in control.failed.items()
-            if one not in failed and one.eviction is None
-        }
-        control.taking_part = [
-            one for one in asked if one in control.taking_part or one in unreached
-        ]
-        for generator in unreached:
-            del control.failed[generator]
-        return unreached
+        return self.transport.distribute(self._calls) if self._calls.participants else {}
 
-    def _deliver(
-        self, unreached: Failures, resumed: Resumed, number: int
-    ) -> tuple[Failures, Failures]:
+    def _attempt(self, unreached: Failures, probe: Probe, number: int) -> tuple[Failures, Failures]:
         """Moves the staged weights into the generators and resumes them; returns those to evict and
         those to retry.
 
@@ -329,86 +319,83 @@ class PoolSync:
         """
         paused_from = time.monotonic()
         self._update(unreached)
-        late, control = dict(self.control.failed), self.control
-        to_blame = late.keys() - control.sound if control.collective else control.silent
-        given_up = {generator: late.pop(generator) for generator in to_blame}
-        if self.control.taking_part:
-            given_up |= self._resume(paused_from)
-            resumed(self.control.taking_part)
+        to_evict = self._calls.hopeless
+        late = {one: why for one, why in self._calls.failed.items() if one not in to_evict}
+        if self._calls.participants:
+            resumed, failed = self._resume(paused_from)
+            to_evict |= failed
+            self._verifications.append(self._loop.submit(self.pool.verify(resumed, probe)))
         self._log_failures(number, late)
-        return given_up, late
+        return to_evict, late
 
     def _update(self, unreached: Failures) -> None:
         """Pauses the generators and replaces the weights of all but those that are `unreached`."""
-        if not self.control.taking_part:
+        calls = self._calls
+        if not calls.participants:
             return
-        self.control.each("/pause", self._pause, short=True)
+        calls.each("/pause", self._pause, short=True)
         self._confirm("/is_paused", {"is_paused": True})
-        self.control.drop(unreached)
-        if not self.control.taking_part:
+        calls.exclude(unreached)
+        if not calls.participants:
             return
-        self.control.close_update()
+        calls.close_update()
         try:
-            self._transport.send(self.control)
+            self.transport.send(calls)
         except CollectiveBroken as error:
             self._connected.clear()
-            self.control.fail(str(error))
-        self._confirm("/weight_info", {"weight_version": str(self.control.version)})
+            calls.fail_all(str(error))
+        self._confirm("/weight_info", {"weight_version": str(calls.version)})
 
     async def _pause(self, generator: Generator) -> None:
-        tokens = await generator.pause(self.keys_and_values, self.control.silence_s)
+        tokens = await generator.pause(self.keys_and_values, self._calls.silence_s)
         self.recomputed_tokens += tokens
 
     def _confirm(self, route: str, expected: dict[str, Any]) -> None:
         def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
-            return generator.confirm(route, expected, self.control.silence_s)
+            return generator.confirm(route, expected, self._calls.silence_s)
 
-        self.control.each(route, confirm, short=True)
+        self._calls.each(route, confirm, short=True)
 
-    def _resume(self, paused_from: float) -> Failures:
-        """Resumes the generators and returns those that failed; one that answers without effect is
-        asked again."""
-        control, version, todo = self.control, self.control.version, self.control.taking_part
+    def _resume(self, paused_from: float) -> tuple[list[Generator], Failures]:
+        """Resumes the generators; one that answers without effect is asked again.
+
+        Returns:
+            Those that write again, and those that failed.
+        """
+        calls, version, todo = self._calls, self._calls.version, self._calls.participants
         resumed, failed = list[Generator](), Failures()
-        for attempt in range(RESUMES):
-            control.begin(todo, version)
-            control.each(
-                "/resume",
-                lambda generator: generator.resume(version, control.silence_s),
-                short=True,
-            )
-            if attempt == 0:
+
+        def resume(generator: Generator) -> Coroutine[Any, Any, None]:
+            return generator.resume(version, calls.silence_s)
+
+        for number in range(1, RESUME_ATTEMPTS + 1):
+            calls.begin(todo, version)
+            calls.each("/resume", resume, short=True)
+            if number == 1:
                 self.pause_seconds += time.monotonic() - paused_from
             self._confirm("/is_paused", {"is_paused": False})
-            resumed += control.taking_part
-            failed = control.failed | failed  # the first failure says most
-            todo = [
-                one for one in control.failed if one.eviction is None and one not in control.silent
-            ]
+            resumed += calls.participants
+            failed = calls.failed | failed  # the first failure says most
+            todo = [one for one in calls.failed if one.eviction is None and one not in calls.silent]
             if not todo:
                 break
-            self._log_failures(
-                attempt + 1, {generator: control.failed[generator] for generator in todo}
-            )
-        control.taking_part = resumed
-        return {generator: why for generator, why in failed.items() if generator not in resumed}
+            self._log_failures(number, {generator: calls.failed[generator] for generator in todo})
+        return resumed, {one: why for one, why in failed.items() if one not in resumed}
 
-    def _log_failures(self, number: int, late: Failures) -> None:
-        if late:
-            log.warning(
-                "Sync to version %d, attempt %d: %s",
-                self.control.version,
-                number,
-                "; ".join(late.values()),
-            )
+    def _log_failures(self, number: int, failed: Failures) -> None:
+        if failed:
+            version, reasons = self._calls.version, "; ".join(failed.values())
+            log.warning("Sync to version %d, attempt %d: %s", version, number, reasons)
 
-    def _verify(self, probe: Probe) -> Resumed:
-        loop, pool = self.control.loop, self.pool
-        return lambda resumed: self._verifications.append(loop.submit(pool.verify(resumed, probe)))
-
-    def _raise_if_ended(self) -> None:
-        if self._ends:
+    def _raise_if_interrupted(self) -> None:
+        if not self._in_background:
+            self.interrupted()
+        elif self._ends:
             raise RunEnded
 
-    def _call(self, work: Any, what: str) -> Any:
-        return self.control.loop.wait(work, CONTROL_DEADLINE_S, what, lambda: None)
+    def _wait_for(self, future: futures.Future[Failures], what: str, phases: int = 1) -> Failures:
+        deadline_s = phases * (self._calls.deadline_s + MARGIN_S)
+        return self._loop.wait_for(future, deadline_s, what, self.interrupted)
+
+    def _call(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        self._loop.wait(work, CONTROL_DEADLINE_S, what, lambda: None)

@@ -45,8 +45,8 @@ def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
     model_run: ModelRun,
 ) -> None:
     sync, begins = model_run.sync._syncs[model_run.pool], threading.Event()
-    deliver: Any = sync._deliver_beside
-    sync._deliver_beside = lambda *parts: begins.wait(60) and deliver(*parts)  # type: ignore[assignment]
+    run: Any = sync._run_in_background
+    sync._run_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
     model_run.step(1)
     assert model_run.pool.serving == [] and len(model_run.pool.alive) == 2
     begins.set()
@@ -164,7 +164,7 @@ def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_t
 
 
 def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: ModelRun) -> None:
-    transport: Any = model_run.sync._syncs[model_run.pool]._transport
+    transport: Any = model_run.sync._syncs[model_run.pool].transport
     transport.full = True
     model_run.step(1)
     assert transport.staged[-1] is True and model_run.versions == [0, 1]
@@ -179,7 +179,7 @@ def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverifi
     model_run.step(1)
     until(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
     sync: Any = model_run.sync._syncs[model_run.pool]
-    delivery = sync._delivery
+    background = sync._background
     if trainer == "waits for it":
         sync.interrupted = signal
         with pytest.raises(KeyboardInterrupt):
@@ -187,7 +187,7 @@ def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverifi
     model_run.sync.on_exception(
         model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt()
     )
-    assert isinstance(delivery.exception(timeout=0), RunEnded)
+    assert isinstance(background.exception(timeout=0), RunEnded)
     model_run.stick("")
     time.sleep(0.05)
     assert all(client.posted.count("/resume") == 1 for client in model_run.clients)

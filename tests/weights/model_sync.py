@@ -13,7 +13,7 @@ import torch
 from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
-from lrl.weights.control import Control
+from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.wire import Weights
 
 INIT, PAUSE, UPDATE = (
@@ -38,6 +38,7 @@ class Client:
         self.unanswered: set[str] = set()
         """Done once, and reported as failed."""
         self.holds: Any = None
+        self.init_info: Any = None
         self.updating = False
         self.logprobs = [-1.0, -1.0]
         """What it answers a probe."""
@@ -63,6 +64,8 @@ class Client:
         if route in self.lying:
             return
         self._update(route)
+        if route == INIT:
+            self.init_info = body["init_info"]
         if route == "/update_weights":
             self.holds = body["update_info"]["value"]
         if route == "/finish_weight_update":
@@ -104,7 +107,7 @@ class Direct(Transport):
     """Sends one number; keeps by which way."""
 
     backend = "direct"
-    attempts = (False, False, True)
+    attempts = 3
 
     def __init__(self) -> None:
         self.staged: list[bool] = []
@@ -112,8 +115,8 @@ class Direct(Transport):
         self.closed = 0
         self.value = 0
 
-    def connect(self, control: Control, weights: Weights, name: str) -> None:
-        control.init_weight_transfer_engine({})
+    def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
+        calls.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
         self.staged.append(use_fallback)
@@ -122,10 +125,10 @@ class Direct(Transport):
         ((_, tensor),) = weights()
         self.value = zlib.crc32(tensor.numpy())
 
-    def send(self, control: Control) -> None:
-        control.start_weight_update()
-        control.update_weights({"value": self.value})
-        control.finish_weight_update()
+    def send(self, calls: GeneratorGroupCalls) -> None:
+        calls.start_weight_update()
+        calls.update_weights({"value": self.value})
+        calls.finish_weight_update()
 
     def close(self) -> None:
         self.closed += 1
@@ -141,7 +144,6 @@ class Collective(Direct):
     """The same in one transfer for all."""
 
     collective = True
-    attempts = (False, False, False)
 
 
 def weights() -> Iterator[tuple[str, torch.Tensor]]:

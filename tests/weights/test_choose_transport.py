@@ -8,7 +8,11 @@ import torch
 
 from lrl.generators.settings import ServerSettings
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.endpoint import LOOPBACK
 from lrl.weights import TRANSPORTS, Machine, choose_transport, find_transport
+
+OPEN = "10.0.0.1"
+"""An address that other machines reach."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +38,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_what_the_hardware_has_and_reaches_other_machines_where_the_run_is_open_to_them(
     name: str, on_cuda: bool, shares_device: bool, is_open: bool, chosen: str
 ) -> None:
-    assert choose_transport(name, Machine(on_cuda, shares_device, is_open)).backend == chosen
+    machine = Machine(on_cuda, shares_device, host=OPEN if is_open else LOOPBACK)
+    assert choose_transport(name, machine).backend == chosen
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,7 @@ def test_ipc_is_for_one_rank() -> None:
 def test_adapters_travel_by_a_file(shares_device: bool) -> None:
     here = Machine(on_cuda=True, shares_device=shares_device, adapters=True)
     assert choose_transport("auto", here).backend == "shared_memory"
-    assert choose_transport("auto", here._replace(is_open=True)).backend == "pull"
+    assert choose_transport("auto", here._replace(host=OPEN)).backend == "pull"
     with pytest.raises(
         ValueError,
         match="which sends whole weights, and model.lora trains adapters.*`shared_memory`",
@@ -109,12 +114,18 @@ def test_only_cuda_handles_may_arrive_pickled() -> None:
 
 def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> None:
     refused = {
-        (name, here): find_transport(name).join_refusal(here)
+        (name, here, host)
         for name in TRANSPORTS
         for here in (True, False)
+        for host in (OPEN, LOOPBACK)
+        if find_transport(name).join_refusal(here, host)
     }
-    assert {case for case, why in refused.items() if why} == {
-        ("ipc", True),
-        ("ipc", False),
-        ("shared_memory", False),
+    assert refused == {
+        ("ipc", True, OPEN),
+        ("ipc", True, LOOPBACK),
+        ("ipc", False, OPEN),
+        ("ipc", False, LOOPBACK),
+        ("shared_memory", False, OPEN),
+        ("shared_memory", False, LOOPBACK),
+        ("pull", False, LOOPBACK),
     }

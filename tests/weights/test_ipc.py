@@ -26,7 +26,7 @@ class Generator:
     """The control plane of one generator, and its worker's end of a buffer."""
 
     def __init__(self, dtype: str) -> None:
-        self.taking_part = [
+        self.participants = [
             SimpleNamespace(server=SimpleNamespace(settings=SimpleNamespace(dtype=dtype)))
         ]
         self.calls: list[str] = []

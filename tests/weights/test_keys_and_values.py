@@ -20,7 +20,6 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
-from lrl.weights.control import Control
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
 from tests.lent_server import LentServer
@@ -34,6 +33,10 @@ CLOSE = 2e-3
 ten times that."""
 
 
+async def accept(generator: Generator) -> None:
+    """A probe that finds nothing wrong."""
+
+
 class OneGenerator:
     """A generator with its loop and its syncs."""
 
@@ -41,27 +44,19 @@ class OneGenerator:
         self.server = server
         self.loop = LoopThread()
         self.generator = Generator(server, 64)  # type: ignore[arg-type]
-        control = Control(self.loop, 60.0, 60.0)
-        name = f"{server.run_id}-keys"
         self.syncs = PoolSync(
             GeneratorPool([self.generator]),
-            control,
+            self.loop,
             SharedMemory,
-            name,
+            f"{server.run_id}-keys",
+            deadline_s=60.0,
+            silence_s=60.0,
             keys_and_values=keys_and_values,
         )
 
     def sync(self, model: Any, version: int) -> None:
-        assert (
-            self.syncs.give(model.named_parameters, [self.generator], version, self._verify) == {}
-        )
-
-    def _verify(self, resumed: list[Generator]) -> None:
-        self.loop.wait(self._open(resumed), 5.0, "opening")
-
-    async def _open(self, resumed: list[Generator]) -> None:
-        for generator in resumed:
-            generator.verify()
+        assert self.syncs.sync_now(model.named_parameters, version, lambda: accept) == {}
+        assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
         return self.loop.submit(self.generator.write(prompt, rollouts, SAMPLING, 0, 60.0))

@@ -21,7 +21,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import communicator, find_transport
 from lrl.weights.communicator import ABORT_ROUTE as ROUTE
-from lrl.weights.control import Control
+from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.nccl import Nccl
 from lrl.weights.wire import Wire
 from tests.weights.model_sync import INIT, make_generators
@@ -45,18 +45,20 @@ class Ends:
     ) -> None:
         self.generators = make_generators()
         self.own: Future[str] = Future()
-        self.control = Control(loop, deadline_s, silence_s, collective=True)
+        self.calls = GeneratorGroupCalls(loop, deadline_s, silence_s, collective=True)
         self.aborts = 0
         for generator in self.generators:
             client: Any = generator.client
             client.stuck = UPDATE  # waits until the trainer aborts it
             client.updating = True
             client.post = self._released_by_abort(client, client.post)
-        self.control.begin(self.generators, 3)
+        self.calls.begin(self.generators, 3)
 
     def join(self) -> str:
-        phase = self.control.start_update({"value": 7})
-        return self.control.join(phase, self.own, ABORTED.removeprefix(ROUTE), self._abort)
+        phase = self.calls.start_update({"value": 7})
+        return self.calls.wait_for_both_ends(
+            phase, self.own, ABORTED.removeprefix(ROUTE), self._abort
+        )
 
     def posted(self, number: int) -> list[str]:
         return self.generators[number].client.posted  # type: ignore[attr-defined,no-any-return]
@@ -86,8 +88,8 @@ def test_a_generator_that_fails_ends_the_collective_for_all_and_is_the_only_one_
         ends.join()
     assert ends.aborts == 1 and ABORTED in ends.posted(0) and ABORTED not in ends.posted(1)
     assert (
-        ends.control.taking_part == ends.generators[:1]
-        and list(ends.control.failed) == ends.generators[1:]
+        ends.calls.participants == ends.generators[:1]
+        and list(ends.calls.failed) == ends.generators[1:]
     )
 
 
@@ -99,7 +101,7 @@ def test_a_generator_that_is_evicted_meanwhile_ends_the_collective_for_all(
     timer.start()
     with pytest.raises(CollectiveBroken, match="generator 1"):
         ends.join()
-    assert ends.control.failed == {ends.generators[1]: "its process has ended"}
+    assert ends.calls.failed == {ends.generators[1]: "its process has ended"}
 
 
 def test_at_the_deadline_who_does_not_answer_the_abort_is_to_blame(loop: LoopThread) -> None:
@@ -113,7 +115,7 @@ def test_at_the_deadline_who_does_not_answer_the_abort_is_to_blame(loop: LoopThr
     frozen.post = never
     with pytest.raises(CollectiveBroken, match="did not end within 0.2 s"):
         ends.join()
-    assert ends.aborts == 1 and ends.control.taking_part == ends.generators[:1]
+    assert ends.aborts == 1 and ends.calls.participants == ends.generators[:1]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_an_error_of_nccl_in_the_trainer_breaks_the_collective_and_any_other_is_
     with pytest.raises(raised, match=str(error)):
         ends.join()
     assert ends.aborts == 1 and ABORTED in ends.posted(0) and ABORTED in ends.posted(1)
-    assert ends.control.taking_part == ends.generators and ends.control.failed == {}
+    assert ends.calls.participants == ends.generators and ends.calls.failed == {}
 
 
 def test_a_signal_ends_the_trainers_part_and_waits_for_nobody(loop: LoopThread) -> None:
@@ -141,7 +143,7 @@ def test_a_signal_ends_the_trainers_part_and_waits_for_nobody(loop: LoopThread) 
         raise SystemExit(143)
 
     ends = Ends(loop)
-    ends.control.interrupted = told
+    ends.calls.interrupted = told
     with pytest.raises(SystemExit):
         ends.join()
     assert ends.aborts == 1 and ABORTED not in ends.posted(0)
@@ -167,12 +169,33 @@ def test_nobody_enters_a_collective_without_one_that_is_lost(loop: LoopThread) -
 def test_every_worker_answers_before_a_communicator_is_made(loop: LoopThread) -> None:
     release = "/shutdown_weight_transfer_engine"
     generators = make_generators()
-    control = Control(loop, 5.0, 5.0, collective=True)
-    control.begin(generators, 3)
+    calls = GeneratorGroupCalls(loop, 5.0, 5.0, collective=True)
+    calls.begin(generators, 3)
     generators[1].client.failing = {release: 1}  # type: ignore[attr-defined]
     with pytest.raises(CollectiveBroken, match=release):
-        find_transport("nccl")().connect(control, lambda: iter(()), "run-0")
+        find_transport("nccl")().connect(calls, lambda: iter(()), "run-0")
     assert all(INIT not in generator.client.posted for generator in generators)  # type: ignore[attr-defined]
+
+
+def test_every_worker_of_every_generator_gets_a_rank_of_its_own(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def join(unique_id: bytes, rank: int, world_size: int, device: torch.device) -> Any:
+        sizes.append(world_size)
+
+    monkeypatch.setattr(communicator, "new_unique_id", lambda: b"")
+    monkeypatch.setattr(communicator, "join", join)
+    generators = make_generators()
+    for generator in generators:
+        generator.server.settings.tensor_parallel_size = 2  # type: ignore[misc]
+    calls = GeneratorGroupCalls(loop, 5.0, 5.0, collective=True)
+    calls.begin(generators, 3)
+    find_transport("nccl")().connect(calls, lambda: iter(()), "run-0")
+    infos = [generator.client.init_info for generator in generators]  # type: ignore[attr-defined]
+    assert [info["rank_offset"] for info in infos] == [1, 3] and sizes == [5]
+    assert {info["world_size"] for info in infos} == {5}
 
 
 def sending(read: list[int]) -> Nccl:

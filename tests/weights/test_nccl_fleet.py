@@ -18,7 +18,6 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
-from lrl.weights.control import Control
 from lrl.weights.probe import Probes
 from lrl.weights.sync import PoolSync
 from tests.leftovers import wait_for
@@ -46,7 +45,7 @@ class Scene:
         self.probes = Probes(1e-4, 300.0)
         self.joined: list[Generator] = []
         self.syncs = PoolSync(
-            self.pool, Control(self.loop, 300.0, 60.0), nccl.Nccl, "nccl-over-gloo"
+            self.pool, self.loop, nccl.Nccl, "nccl-over-gloo", deadline_s=300.0, silence_s=60.0
         )
 
     def join(self, *servers: GlooServer) -> list[Generator]:
@@ -66,7 +65,7 @@ class Scene:
         self.policy.step(STEP)
         self.version += 1
         weights = self.policy.network.named_parameters
-        failed = self.syncs.move(weights, self.version, self._probe)
+        failed = self.syncs.sync_now(weights, self.version, self._probe)
         self.syncs.finish_sync(failed)
         unproved = self.syncs.wait()
         assert unproved == {}, unproved

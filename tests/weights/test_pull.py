@@ -19,8 +19,8 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.vllm_plugin import fetched_files
 from lrl.weights import upload_slots
-from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
+from lrl.weights.group_calls import Failures, GeneratorGroupCalls
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.certificates import self_signed
@@ -54,6 +54,10 @@ class Policy:
         return exact | {"matrix": exact["matrix"].bfloat16()}
 
 
+async def accept(generator: Generator) -> None:
+    """A probe that finds nothing wrong."""
+
+
 class Scene:
     """Generators, and the syncs of their pool."""
 
@@ -63,16 +67,18 @@ class Scene:
         self.version = 0
         self.generators = generators
         self.pool = GeneratorPool(generators)
-        self.sync = PoolSync(self.pool, Control(self.loop, deadline_s, deadline_s), Pull, "run-0")
-        self.transport: Any = self.sync._transport
+        self.sync = PoolSync(
+            self.pool, self.loop, Pull, "run-0", deadline_s=deadline_s, silence_s=deadline_s
+        )
+        self.transport: Any = self.sync.transport
 
     def move(self, generators: list[FetchingGenerator] | None = None) -> dict[Generator, str]:
         """Makes a step and syncs; returns the generators that failed."""
         self.policy.step()
         self.version += 1
-        return self.sync.give(
-            self.policy.weights, generators or self.generators, self.version, lambda resumed: None
-        )
+        self.pool.generators = list(generators or self.generators)
+        failed = self.sync.sync_now(self.policy.weights, self.version, lambda: accept)
+        return failed | self.sync.wait()
 
     def hold(self, *generators: FetchingGenerator) -> bool:
         """Whether all of them hold exactly the policy."""
@@ -370,35 +376,26 @@ def test_without_room_for_a_delta_all_fetch_the_whole(
 
 
 def test_the_room_counts_the_files_of_the_generators_that_are_here() -> None:
-    assert Pull.room_refusal(1, 1, 1) == Pull.room_refusal(2**60, 1, 0) == ""
-    why = Pull.room_refusal(2**60, 1, 2)
-    assert "strategy.weight_transfer pull takes" in why and "mount -o remount" in why
+    assert Pull.stored_bytes(1000, 1, 0) == 0
+    assert Pull.stored_bytes(1000, 1, 2) == 5000, "two versions and a delta for each"
 
 
 def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     scene.move()
-
-    async def open_all() -> None:
-        for generator in scene.generators:
-            generator.verify()
-        await scene.pool.finish_sync({})
-
-    scene.loop.wait(open_all(), 5.0, "opening")
+    scene.sync.finish_sync({})
     serving: list[bool] = []
     distribute = scene.transport.distribute
 
-    def watched(control: Control) -> None:
+    def watched(calls: GeneratorGroupCalls) -> Failures:
         serving.append(all(generator.serving for generator in scene.generators))
-        distribute(control)
+        return distribute(calls)  # type: ignore[no-any-return]
 
     scene.transport.distribute = watched
     scene.policy.step()
     scene.version += 1
-
-    async def probe(generator: Generator) -> None:
-        """Finds nothing wrong."""
-
-    assert scene.sync.start(scene.policy.weights, scene.version, lambda: probe, lambda: None)
+    assert scene.sync.sync_in_background(
+        scene.policy.weights, scene.version, lambda: accept, lambda: None
+    )
     assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
 
 

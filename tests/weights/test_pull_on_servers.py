@@ -18,7 +18,6 @@ from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.probe import Probes
 from lrl.weights.pull import Pull
@@ -54,9 +53,14 @@ class Scene:
         self.probes = Probes(None, 300.0)
         self.version = 0
         self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
-        control = Control(self.loop, 300.0, 300.0)
+        self.pool = GeneratorPool(self.generators)
         self.syncs = PoolSync(
-            GeneratorPool(self.generators), control, Pull, f"{servers[0].run_id}-pull"
+            self.pool,
+            self.loop,
+            Pull,
+            f"{servers[0].run_id}-pull",
+            deadline_s=300.0,
+            silence_s=300.0,
         )
 
     @torch.no_grad()
@@ -74,13 +78,11 @@ class Scene:
         """Makes a step, gives it to the generators and proves it; returns those that failed."""
         self.step()
         probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
-        failed = self.syncs.give(
-            self.network.named_parameters, generators, self.version, lambda resumed: None
-        )
+        self.pool.generators = list(generators)
+        failed = self.syncs.sync_now(self.network.named_parameters, self.version, lambda: probe)
         self.version += 1
-        for generator in generators:
-            if generator not in failed:
-                self.loop.wait(probe(generator), 300.0, "the probe")
+        unproved = self.syncs.wait()
+        assert unproved == {}, unproved
         return failed
 
     def logprobs(self, generator: Generator, salt: str) -> list[float]:

@@ -13,7 +13,6 @@ from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
@@ -48,18 +47,22 @@ class Scene:
         self.transport = Stale()
         self.probes = Probes(None, 60.0)
         self.syncs = PoolSync(
-            *(GeneratorPool([self.generator]), Control(self.loop, 60.0, 60.0)),
-            *(lambda: self.transport, f"{server.run_id}-stale"),
+            GeneratorPool([self.generator]),
+            self.loop,
+            lambda: self.transport,
+            f"{server.run_id}-stale",
+            deadline_s=60.0,
+            silence_s=60.0,
         )
 
     def sync(self) -> None:
         """Raises GeneratorError if it is not proved."""
         probe = self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
         weights = self.policy.network.named_parameters
-        failed = self.syncs.give(weights, [self.generator], self.version, lambda resumed: None)
-        assert failed == {}
+        assert self.syncs.sync_now(weights, self.version, lambda: probe) == {}
         self.version += 1
-        self.loop.wait(probe(self.generator), 60.0, "the probe")
+        for why in self.syncs.wait().values():
+            raise GeneratorError(why)
 
     def close(self) -> None:
         self.loop.wait(self.generator.client.close(), 5.0, "closing")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from lrl.generators.generator import Generator, KeysAndValues
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.types import Rollout
-from lrl.weights.control import Control
+from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.sync import PoolSync
 from tests.weights.model_sync import INIT, Collective, Direct, make_generators, weights
 
@@ -41,41 +40,31 @@ def loop() -> Iterator[LoopThread]:
     thread.close()
 
 
-class Proving:
-    """Opens who holds the weights, and keeps who does not; stands for `GeneratorPool.verify`."""
-
-    def __init__(self, loop: LoopThread) -> None:
-        self.loop = loop
-        self.failed: dict[Generator, str] = {}
-
-    def __call__(self, resumed: list[Generator]) -> None:
-        for generator in resumed:
-            if generator.client.holds == zlib.crc32(torch.ones(3).numpy()):  # type: ignore[attr-defined]
-                self.loop.loop.call_soon_threadsafe(generator.verify)
-            else:
-                self.failed[generator] = "it does not compute what the policy computes"
-        self.loop.wait(asyncio.sleep(0), 1.0, "opening")
-
-
-@pytest.fixture
-def verify(loop: LoopThread) -> Proving:
-    return Proving(loop)
-
-
 def make_sync(loop: LoopThread, kind: type[Direct] = Direct) -> tuple[PoolSync, list[Generator]]:
     generators = make_generators()
-    return PoolSync(GeneratorPool(generators), Control(loop, 5.0, 5.0), kind, "run-0"), generators
+    sync = PoolSync(GeneratorPool(generators), loop, kind, "run-0", deadline_s=5.0, silence_s=5.0)
+    return sync, generators
+
+
+def give(sync: PoolSync, generators: list[Generator], version: int) -> dict[Generator, str]:
+    """Syncs a pool of these generators; returns those that failed the sync or its proof."""
+    sync.pool.generators = list(generators)
+    failed = sync.sync_now(weights, version, lambda: prove)
+    return failed | sync.wait()
+
+
+async def prove(generator: Generator) -> None:
+    if generator.client.holds != zlib.crc32(torch.ones(3).numpy()):  # type: ignore[attr-defined]
+        raise GeneratorError("it does not compute what the policy computes")
 
 
 def posted(generator: Generator) -> list[str]:
     return generator.client.posted  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(loop: LoopThread) -> None:
     sync, generators = make_sync(loop)
-    assert sync.give(weights, generators, 3, verify) == {}
+    assert give(sync, generators, 3) == {}
     for generator in generators:
         assert posted(generator) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
         assert generator.serving and generator.version == 3
@@ -85,11 +74,11 @@ def test_a_sync_pauses_updates_and_resumes_and_only_the_proof_opens(
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
-    loop: LoopThread, phase: str, times: int, verify: Proving
+    loop: LoopThread, phase: str, times: int
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: times}  # type: ignore[attr-defined]
-    assert sync.give(weights, [healthy, failing], 3, verify) == {}
+    assert give(sync, [healthy, failing], 3) == {}
     assert posted(failing).count("/resume") == posted(healthy).count("/resume") == 1
     assert posted(failing).count(PHASES[0]) == times + 1
     opened = phase in PHASES[2:5]
@@ -100,17 +89,17 @@ def test_a_failed_phase_is_retried_and_no_generator_writes_before_it_worked(
         *PHASES,
         *RESUME,
     ]
-    assert sync._transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
+    assert sync.transport.staged == [False, False, True][: times + 1]  # type: ignore[attr-defined]
     assert failing.serving and failing.version == 3
 
 
 @pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES, "/resume"])
 def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_and_never_serves(
-    loop: LoopThread, phase: str, verify: Proving
+    loop: LoopThread, phase: str
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {phase: 100}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, failing], 3, verify)
+    failed = give(sync, [healthy, failing], 3)
     assert list(failed) == [failing]
     assert phase.split("?")[0] in failed[failing] and "version 3 failed after" in failed[failing]
     assert healthy.serving and not failing.serving
@@ -122,11 +111,11 @@ def test_a_generator_that_fails_every_attempt_is_named_with_phase_and_seconds_an
     "phase", ["/start_weight_update", "/update_weights", "/finish_weight_update"]
 )
 def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt(
-    loop: LoopThread, phase: str, verify: Proving
+    loop: LoopThread, phase: str
 ) -> None:
     sync, (healthy, unheard) = make_sync(loop)
     unheard.client.unanswered = {phase}  # type: ignore[attr-defined]
-    assert sync.give(weights, [healthy, unheard], 3, verify) == {}
+    assert give(sync, [healthy, unheard], 3) == {}
     assert posted(unheard)[-9:] == [*AGAIN, *RESUME] and posted(unheard).count(PHASES[0]) == 2
     assert unheard.serving and healthy.serving
 
@@ -135,11 +124,11 @@ def test_a_call_that_was_done_but_seemed_to_fail_does_not_block_the_next_attempt
     "phase", ["/pause?mode=keep&clear_cache=true", "/is_paused", "/weight_info"]
 )
 def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_called_again(
-    loop: LoopThread, phase: str, verify: Proving
+    loop: LoopThread, phase: str
 ) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {phase}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, frozen], 3, verify)
+    failed = give(sync, [healthy, frozen], 3)
     assert list(failed) == [frozen] and phase.split("?")[0] in failed[frozen]
     assert posted(frozen).count(phase) == 1 and not frozen.serving
     assert posted(healthy).count("/resume") == 1 and healthy.serving
@@ -148,34 +137,32 @@ def test_a_generator_without_a_response_to_a_short_call_stays_paused_and_is_not_
 @pytest.mark.parametrize("kind", ["failing", "unanswered"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_failed_resume_is_sent_again_and_the_other_generators_write(
-    loop: LoopThread, kind: str, times: int, verify: Proving
+    loop: LoopThread, kind: str, times: int
 ) -> None:
     sync, (healthy, failing) = make_sync(loop)
     client: Any = failing.client
     client.failing, client.unanswered = (
         ({"/resume": times}, set()) if kind == "failing" else ({}, {"/resume"})
     )
-    assert sync.give(weights, [healthy, failing], 3, verify) == {}
+    assert give(sync, [healthy, failing], 3) == {}
     again = times if kind == "failing" else 1
     assert posted(failing)[-again - 2 :] == ["/resume"] * again + RESUME
     assert posted(failing).count("/update_weights") == 1 and posted(healthy)[-2:] == RESUME
     assert failing.serving and healthy.serving
 
 
-def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_resume_without_effect_is_sent_again_and_then_given_up_by_name(loop: LoopThread) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, liar], 3, verify)
+    failed = give(sync, [healthy, liar], 3)
     assert list(failed) == [liar] and "/is_paused for weight version 3" in failed[liar]
     assert posted(liar)[-6:] == RESUME * 3 and healthy.serving and not liar.serving
 
 
-def test_a_resume_without_a_response_is_not_sent_again(loop: LoopThread, verify: Proving) -> None:
+def test_a_resume_without_a_response_is_not_sent_again(loop: LoopThread) -> None:
     sync, (healthy, frozen) = make_sync(loop)
     frozen.client.silent = {"/resume"}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, frozen], 3, verify)
+    failed = give(sync, [healthy, frozen], 3)
     assert list(failed) == [frozen] and posted(frozen).count("/resume") == 1 and healthy.serving
 
 
@@ -198,17 +185,19 @@ def test_tokens_written_between_two_tries_to_resume_are_unverified(loop: LoopThr
 
 @pytest.mark.parametrize("attempts", ["recompute", "keep"])
 def test_only_tokens_in_flight_count_as_recomputed(
-    loop: LoopThread, attempts: KeysAndValues, verify: Proving
+    loop: LoopThread, attempts: KeysAndValues
 ) -> None:
     generators = make_generators()
     sync = PoolSync(
         GeneratorPool(generators),
-        Control(loop, 5.0, 5.0),
+        loop,
         Direct,
         "run-0",
+        deadline_s=5.0,
+        silence_s=5.0,
         keys_and_values=attempts,
     )
-    sync.give(weights, generators, 1, verify)
+    give(sync, generators, 1)
     half, fresh, ended = (
         Rollout(token_ids=[1, 2]),
         Rollout(),
@@ -217,7 +206,7 @@ def test_only_tokens_in_flight_count_as_recomputed(
     generators[0].stats.begin(10, [[half, fresh, ended]])
     generators[1].client.failing = {"/update_weights": 1}  # type: ignore[attr-defined]
     generators[1].stats.begin(100, [[Rollout(token_ids=[1])]])
-    sync.give(weights, generators, 2, verify)
+    give(sync, generators, 2)
     pauses = {route for generator in generators for route in posted(generator) if "/pause" in route}
     assert pauses == {
         f"/pause?mode=keep&clear_cache={'true' if attempts == 'recompute' else 'false'}"
@@ -226,17 +215,15 @@ def test_only_tokens_in_flight_count_as_recomputed(
 
 
 def test_a_short_call_has_at_most_the_deadline_of_a_phase(loop: LoopThread) -> None:
-    assert Control(loop, 10.0, 60.0).silence_s == 10.0
-    assert Control(loop, 300.0, 60.0).silence_s == 60.0
+    assert GeneratorGroupCalls(loop, 10.0, 60.0).silence_s == 10.0
+    assert GeneratorGroupCalls(loop, 300.0, 60.0).silence_s == 60.0
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_connection_that_fails_is_made_again(
-    loop: LoopThread, times: int, verify: Proving
-) -> None:
+def test_a_connection_that_fails_is_made_again(loop: LoopThread, times: int) -> None:
     sync, (healthy, failing) = make_sync(loop)
     failing.client.failing = {"/init_weight_transfer_engine": times}  # type: ignore[attr-defined]
-    assert sync.give(weights, [healthy, failing], 3, verify) == {}
+    assert give(sync, [healthy, failing], 3) == {}
     assert posted(failing) == ["/init_weight_transfer_engine"] * (times + 1) + [*PHASES, *RESUME]
     assert posted(healthy) == ["/init_weight_transfer_engine", *PHASES, *RESUME]
     assert failing.serving and failing.version == 3
@@ -245,48 +232,42 @@ def test_a_connection_that_fails_is_made_again(
 @pytest.mark.parametrize(
     "phase", ["/pause?mode=keep&clear_cache=true", "/update_weights", "/finish_weight_update"]
 )
-def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str, verify: Proving) -> None:
+def test_a_call_without_effect_is_noticed(loop: LoopThread, phase: str) -> None:
     sync, (healthy, liar) = make_sync(loop)
     liar.client.lying = {phase}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, liar], 3, verify) | verify.failed
+    failed = give(sync, [healthy, liar], 3)
     assert list(failed) == [liar] and not liar.serving and healthy.serving
     if phase == "/pause?mode=keep&clear_cache=true":
         assert "/update_weights" not in posted(liar)
 
 
-def test_without_room_for_the_weights_the_temporary_folder_is_used(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_without_room_for_the_weights_the_temporary_folder_is_used(loop: LoopThread) -> None:
     sync, generators = make_sync(loop)
-    sync._transport.full = True  # type: ignore[attr-defined]
-    assert sync.give(weights, generators, 3, verify) == {}
-    assert sync._transport.staged == [False, False, True]  # type: ignore[attr-defined]
+    sync.transport.full = True  # type: ignore[attr-defined]
+    assert give(sync, generators, 3) == {}
+    assert sync.transport.staged == [False, False, True]  # type: ignore[attr-defined]
     assert all(
         posted(generator).count("/pause?mode=keep&clear_cache=true") == 1
         for generator in generators
     )
 
 
-def test_a_new_generator_connects_and_the_others_do_not_again(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_new_generator_connects_and_the_others_do_not_again(loop: LoopThread) -> None:
     sync, (first, newcomer) = make_sync(loop)
-    sync.give(weights, [first], 1, verify)
-    sync.give(weights, [newcomer], 1, verify)
-    sync.give(weights, [first, newcomer], 2, verify)
+    give(sync, [first], 1)
+    give(sync, [newcomer], 1)
+    give(sync, [first, newcomer], 2)
     assert posted(first).count("/init_weight_transfer_engine") == 1
     assert posted(newcomer)[0] == "/init_weight_transfer_engine" and newcomer.serving
     assert posted(newcomer).count("/init_weight_transfer_engine") == 1
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(loop: LoopThread) -> None:
     sync, (first, newcomer) = make_sync(loop, Collective)
-    sync.give(weights, [first], 1, verify)
-    before = sync._transport
-    sync.give(weights, [first, newcomer], 2, verify)
-    assert before.closed == 1 and sync._transport is not before  # type: ignore[attr-defined]
+    give(sync, [first], 1)
+    before = sync.transport
+    give(sync, [first, newcomer], 2)
+    assert before.closed == 1 and sync.transport is not before  # type: ignore[attr-defined]
     assert (
         posted(first).count("/init_weight_transfer_engine") == 2
         and first.serving
@@ -294,28 +275,26 @@ def test_a_collective_transfer_connects_everybody_anew_when_one_is_new(
     )
 
 
-def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(
-    loop: LoopThread, verify: Proving
-) -> None:
+def test_a_collective_transfer_connects_everybody_anew_when_one_has_left(loop: LoopThread) -> None:
     sync, (first, leaver) = make_sync(loop, Collective)
-    sync.give(weights, [first, leaver], 1, verify)
-    assert sync.give(weights, [first], 2, verify) == {}
+    give(sync, [first, leaver], 1)
+    assert give(sync, [first], 2) == {}
     assert (
         posted(first).count("/init_weight_transfer_engine") == 2
         and first.serving
         and first.version == 2
     )
-    sync.give(weights, [first], 3, verify)
+    give(sync, [first], 3)
     assert posted(first).count("/init_weight_transfer_engine") == 2
 
 
 @pytest.mark.parametrize("phase", ["/init_weight_transfer_engine", *PHASES])
 def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weights_in_the_same_sync(
-    loop: LoopThread, phase: str, verify: Proving
+    loop: LoopThread, phase: str
 ) -> None:
     sync, (healthy, failing) = make_sync(loop, Collective)
     failing.client.failing = {phase: 1}  # type: ignore[attr-defined]
-    failed = sync.give(weights, [healthy, failing], 3, verify)
+    failed = give(sync, [healthy, failing], 3)
     assert list(failed) == [failing] and phase.split("?")[0] in failed[failing]
     assert healthy.serving and healthy.version == 3 and not failing.serving
     assert "/resume" not in posted(failing) and posted(healthy).count("/resume") == 1
@@ -324,12 +303,12 @@ def test_a_broken_collective_costs_only_who_broke_it_and_the_others_get_the_weig
 
 
 def test_a_generator_that_is_lost_before_a_collective_keeps_nobody_waiting_for_it(
-    loop: LoopThread, verify: Proving
+    loop: LoopThread,
 ) -> None:
     sync, (healthy, lost) = make_sync(loop, Collective)
-    assert sync.give(weights, [healthy, lost], 2, verify) == {}
+    assert give(sync, [healthy, lost], 2) == {}
     loop.wait(_evict(lost), 5.0, "evicting")
-    failed = sync.give(weights, [healthy, lost], 3, verify)
+    failed = give(sync, [healthy, lost], 3)
     assert failed == {lost: "its process has ended"} and healthy.serving and healthy.version == 3
     assert "/update_weights" not in posted(lost)[len([INIT, *PHASES, *RESUME]) :]
 

@@ -11,7 +11,7 @@ import pytest
 
 from lrl.errors import CollectiveBroken, GeneratorError
 from lrl.system.event_loop import LoopThread
-from lrl.weights.control import Control
+from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.ipc import PickledHandles
 
 
@@ -44,12 +44,12 @@ def make_generator(workers: int) -> Any:
     return Stand(server, Recorder())
 
 
-def control_of(
+def calls_of(
     generators: list[Any], loop: LoopThread, version: int = 0, **settings: Any
-) -> Control:
-    control = Control(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
-    control.begin(generators, version)
-    return control
+) -> GeneratorGroupCalls:
+    calls = GeneratorGroupCalls(loop, **{"deadline_s": 5.0, "silence_s": 5.0} | settings)
+    calls.begin(generators, version)
+    return calls
 
 
 @pytest.fixture
@@ -60,20 +60,9 @@ def loop() -> Iterator[LoopThread]:
     thread.close()
 
 
-def test_every_worker_of_every_generator_gets_a_rank_of_its_own(loop: LoopThread) -> None:
-    generators = [make_generator(2) for _ in range(3)]
-    info = {"master_address": "127.0.0.1", "rank_offset": 1}
-    control_of(generators, loop).init_weight_transfer_engine(info)
-    offsets = [
-        generator.client.posted[0][1]["init_info"]["rank_offset"] for generator in generators
-    ]
-    assert offsets == [1, 3, 5]
-    assert info["rank_offset"] == 1
-
-
-def test_a_transport_without_ranks_sends_no_rank(loop: LoopThread) -> None:
+def test_every_generator_gets_the_same_call(loop: LoopThread) -> None:
     generators = [make_generator(1), make_generator(1)]
-    control_of(generators, loop).init_weight_transfer_engine({})
+    calls_of(generators, loop).init_weight_transfer_engine({})
     assert [generator.client.posted for generator in generators] == [
         [("/init_weight_transfer_engine", {"init_info": {}})]
     ] * 2
@@ -81,10 +70,10 @@ def test_a_transport_without_ranks_sends_no_rank(loop: LoopThread) -> None:
 
 def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
     generator = make_generator(1)
-    control = control_of([generator], loop, 12)
-    control.start_weight_update()
-    control.update_weights({"file": "w"})
-    control.finish_weight_update()
+    calls = calls_of([generator], loop, 12)
+    calls.start_weight_update()
+    calls.update_weights({"file": "w"})
+    calls.finish_weight_update()
     assert generator.client.posted == [
         ("/start_weight_update", None),
         ("/update_weights", {"update_info": {"file": "w"}}),
@@ -95,7 +84,7 @@ def test_a_sync_ends_with_the_version_as_text(loop: LoopThread) -> None:
 def test_only_cuda_handles_are_sent_pickled(loop: LoopThread) -> None:
     generator = make_generator(1)
     info = {"names": ["head"], "ipc_handles": [{"gpu": (1, 2)}]}
-    PickledHandles(control_of([generator], loop)).update_weights(info)
+    PickledHandles(calls_of([generator], loop)).update_weights(info)
     ((_, body),) = generator.client.posted
     sent = body["update_info"]
     assert sent["names"] == ["head"] and "ipc_handles" not in sent and "ipc_handles" in info
@@ -109,16 +98,16 @@ def test_a_generator_that_fails_a_phase_is_left_out_of_the_next_and_the_others_c
     generators[1].client.error = GeneratorError(
         "generator 1: /start_weight_update answered 500: no"
     )
-    control = control_of(generators, loop, 3)
-    control.start_weight_update()
-    control.update_weights({})
+    calls = calls_of(generators, loop, 3)
+    calls.start_weight_update()
+    calls.update_weights({})
     assert [route for route, _ in generators[0].client.posted] == [
         "/start_weight_update",
         "/update_weights",
     ]
     assert [route for route, _ in generators[1].client.posted] == ["/start_weight_update"]
-    assert control.taking_part == generators[:1]
-    (why,) = control.failed.values()
+    assert calls.participants == generators[:1]
+    (why,) = calls.failed.values()
     assert "/start_weight_update for weight version 3 failed after 0.0 s: generator 1" in why
 
 
@@ -126,23 +115,23 @@ def test_a_collective_transfer_ends_with_its_first_failure(loop: LoopThread) -> 
     generators = [make_generator(1), make_generator(1)]
     generators[1].client.error = GeneratorError("generator 1: no")
     with pytest.raises(CollectiveBroken, match="/start_weight_update"):
-        control_of(generators, loop, collective=True).start_weight_update()
+        calls_of(generators, loop, collective=True).start_weight_update()
 
 
 def test_an_error_that_is_no_generators_failure_is_raised(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.error = KeyError("a fault of the program")  # type: ignore[assignment]
     with pytest.raises(KeyError):
-        control_of([generator], loop).start_weight_update()
+        calls_of([generator], loop).start_weight_update()
 
 
 def test_a_call_that_never_ends_names_itself_and_the_version(loop: LoopThread) -> None:
     generator = make_generator(1)
     generator.client.slow = True
     # The loop adds 5 s to what the client is given.
-    control = control_of([generator], loop, 3, deadline_s=-4.9)
+    calls = calls_of([generator], loop, 3, deadline_s=-4.9)
     with pytest.raises(TimeoutError, match="/update_weights for weight version 3"):
-        control.update_weights({})
+        calls.update_weights({})
 
 
 def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
@@ -153,4 +142,4 @@ def test_a_signal_ends_the_wait_for_a_phase(loop: LoopThread) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        control_of([generator], loop, interrupted=told).update_weights({})
+        calls_of([generator], loop, interrupted=told).update_weights({})

@@ -1,4 +1,4 @@
-"""The control plane of a sync: vLLM's routes, called on all generators of a pool at once."""
+"""vLLM's routes, called on all generators of a pool at once; keeps who failed and why."""
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -13,10 +13,23 @@ from lrl.system.event_loop import LoopThread
 from lrl.weights.communicator import ABORT_ROUTE
 
 T = TypeVar("T")
-INIT, UPDATE = "/init_weight_transfer_engine", "/update_weights"
+Call = Callable[[Generator], Coroutine[Any, Any, Any]]
+"""The call of one phase to one generator."""
+Body = Callable[[Generator], Any]
+"""What is posted to one generator."""
+Failures = dict[Generator, str]
+"""Failed generators, with the reason."""
+
+INIT = "/init_weight_transfer_engine"
+START = "/start_weight_update"
+UPDATE = "/update_weights"
+FINISH = "/finish_weight_update"
+RELEASE = "/shutdown_weight_transfer_engine"
 
 LOOK_S = 0.1
 """Seconds between two looks at a collective transfer."""
+MARGIN_S = 5.0
+"""Seconds beyond the deadline of its calls, after which a phase is given up."""
 
 
 class Phase:
@@ -42,10 +55,8 @@ class Phase:
 
     def why(self, generator: Generator) -> str:
         """Returns the failure of `generator` in words."""
-        return (
-            f"{self.name} failed after {time.monotonic() - self._started:.1f} s: "
-            f"{self.errors[generator]}"
-        )
+        seconds = time.monotonic() - self._started
+        return f"{self.name} failed after {seconds:.1f} s: {self.errors[generator]}"
 
     async def _note(self, generator: Generator, work: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -57,9 +68,8 @@ class Phase:
             self.answered.add(generator)
 
 
-class Control:
-    """Sends each phase of a sync to all generators at once, and leaves those that fail out of the
-    next phase.
+class GeneratorGroupCalls:
+    """Sends each phase of a sync to all participants at once; who fails takes no part in the next.
 
     It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it.
     They keep a reference to it and pass no version: `begin` sets the version before each sync. The
@@ -80,7 +90,7 @@ class Control:
         loop: LoopThread,
         deadline_s: float,
         silence_s: float,
-        interrupted: Callable[[], None] | None = None,
+        interrupted: Callable[[], None] = lambda: None,
         collective: bool = False,
     ) -> None:
         self.loop = loop
@@ -89,78 +99,93 @@ class Control:
         self.interrupted = interrupted
         self.collective = collective
         self.version = 0
-        self.taking_part: list[Generator] = []
+        self.participants: list[Generator] = []
         """Generators that have not failed so far, in their order."""
-        self.failed: dict[Generator, str] = {}
-        """Generators that have failed, with the reason."""
-        self.opened: set[Generator] = set()
+        self.failed: Failures = {}
+        """Generators that have failed since `begin`."""
+        self.update_open: set[Generator] = set()
         """Generators in which an update may be open: it was started, and no finish was
         confirmed."""
         self.silent: set[Generator] = set()
         """Failed generators that let the deadline of a short call pass: their event loop stands
         still."""
-        self.sound: set[Generator] = set()
+        self.not_at_fault: set[Generator] = set()
         """Failed generators that are not to blame: another one broke the collective, or the trainer
         had no room."""
 
+    # ---- who takes part
+
     def begin(self, generators: Sequence[Generator], version: int) -> None:
-        """Directs the next calls to `generators`."""
+        """Directs the next calls to `generators`, and forgets earlier failures."""
         self.version = version
-        self.taking_part = list(generators)
+        self.participants = list(generators)
         self.failed = {}
         self.silent = set()
-        self.sound = set()
+        self.not_at_fault = set()
 
-    def each(
-        self, phase: str, work: Callable[[Generator], Coroutine[Any, Any, Any]], short: bool = False
-    ) -> None:
-        """Runs one phase for all that take part, at once; the calls of a `short` one have
-        `silence_s`."""
-        under_way = self.start(phase, work)
-        self.loop.wait_for(under_way.ended, self.deadline_s + 5.0, under_way.name, self.interrupted)
-        self._settle(under_way, short)
+    def include(self, generators: Sequence[Generator]) -> None:
+        """Directs the next calls to those of `generators` that have not failed since `begin`."""
+        self.participants = [one for one in generators if one not in self.failed]
 
-    def start(
-        self,
-        phase: str,
-        work: Callable[[Generator], Coroutine[Any, Any, Any]],
-        needs_all: bool = False,
-    ) -> Phase:
-        """Starts one phase for all that take part, and does not wait for it.
-
-        Raises:
-            CollectiveBroken: It `needs_all`, and one has failed before.
-        """
-        self.failed |= {one: one.eviction for one in self.taking_part if one.eviction is not None}
-        self.taking_part = [one for one in self.taking_part if one not in self.failed]
-        if needs_all:
-            self._need_all(phase)
-        name = f"{phase} for weight version {self.version}"
-        return Phase(
-            name, {generator: work(generator) for generator in self.taking_part}, self.loop
-        )
-
-    def _settle(self, ended: Phase, short: bool) -> None:
-        """Leaves those that failed a phase out of the next."""
-        for generator, error in ended.errors.items():
-            self.failed[generator] = ended.why(generator)
-            if short and isinstance(error, GeneratorTimeout):
-                self.silent.add(generator)
-        self.taking_part = [generator for generator in ended.asked if generator not in self.failed]
-
-    def fail(self, why: str) -> None:
-        """Marks all generators that still take part as failed, and sound."""
-        self.sound |= set(self.taking_part)
-        self.drop(dict.fromkeys(self.taking_part, why))
-
-    def drop(self, failed: Mapping[Generator, str]) -> None:
-        """Marks generators as failed, with the reason; they take no part in what follows."""
+    def exclude(self, failed: Mapping[Generator, str]) -> None:
+        """Excludes generators from what follows, as failed."""
         self.failed = {**failed, **self.failed}  # the first failure says most
-        self.taking_part = [
-            generator for generator in self.taking_part if generator not in self.failed
-        ]
+        self.include(self.participants)
 
-    def join(self, phase: Phase, own: Future[T], name: str, abort: Callable[[], None]) -> T:
+    def fail_all(self, why: str) -> None:
+        """Excludes all participants, without fault of theirs."""
+        self.not_at_fault |= set(self.participants)
+        self.exclude(dict.fromkeys(self.participants, why))
+
+    @property
+    def hopeless(self) -> Failures:
+        """Failed generators that another attempt cannot help: those that broke a collective, and
+        else the silent ones."""
+        found = self.failed.keys() - self.not_at_fault if self.collective else self.silent
+        return {one: why for one, why in self.failed.items() if one in found}
+
+    # ---- phases
+
+    def each(self, phase: str, call: Call, short: bool = False) -> None:
+        """Runs one phase in all participants at once; the calls of a `short` one have
+        `silence_s`."""
+        self._exclude_failed(self._run(phase, call), short)
+
+    def try_each(self, phase: str, call: Call) -> Failures:
+        """Like `each`, but who fails still takes part in the next phase; returns their failures."""
+        ended = self._run(phase, call)
+        failed = {one: ended.why(one) for one in ended.errors}
+        self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
+        return {one: why for one, why in failed.items() if one not in self.failed}
+
+    def _run(self, phase: str, call: Call) -> Phase:
+        found = self._start(phase, call)
+        self.loop.wait_for(found.ended, self.deadline_s + MARGIN_S, found.name, self.interrupted)
+        return found
+
+    def _start(self, phase: str, call: Call) -> Phase:
+        """Starts one phase in all participants, and does not wait for it."""
+        self._exclude_evicted()
+        works = {generator: call(generator) for generator in self.participants}
+        return Phase(f"{phase} for weight version {self.version}", works, self.loop)
+
+    def _exclude_evicted(self) -> None:
+        evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
+        self.exclude(evicted)
+
+    def _exclude_failed(self, phase: Phase, short: bool = False) -> None:
+        """Excludes those that have failed so far in `phase`."""
+        errors = dict(phase.errors)  # another thread adds to it
+        if short:
+            silent = {one for one, error in errors.items() if isinstance(error, GeneratorTimeout)}
+            self.silent |= silent
+        self.exclude({one: phase.why(one) for one in errors})
+
+    # ---- a collective
+
+    def wait_for_both_ends(
+        self, phase: Phase, own: Future[T], name: str, abort: Callable[[], None]
+    ) -> T:
         """Waits for both ends of a collective: `phase` in the generators and `own` in the trainer.
 
         At the first sign that they cannot meet, the trainer's end is aborted, then the others'. Who
@@ -179,16 +204,15 @@ class Control:
         try:
             self._wait_for_both(phase, own)
         except Exception:
-            self._blame(phase)
+            self._exclude_lost(phase)
             abort()
-            self.abort_transfer(name)
+            self._abort_transfer(name)
             self._wait_for_answers(phase)
             raise
         except BaseException:  # a signal: the end of the run ends the generators, too
             abort()
             raise
-        # No errors: only whose eviction came at this moment is left out.
-        self._settle(phase, short=False)
+        self._exclude_failed(phase)  # who failed in the very moment of the last look
         return own.result()
 
     def _wait_for_both(self, phase: Phase, own: Future[Any]) -> None:
@@ -208,62 +232,76 @@ class Control:
                 return
             if time.monotonic() > end:
                 raise CollectiveBroken(f"{phase.name} did not end within {self.deadline_s:g} s.")
-            if self.interrupted is not None:
-                self.interrupted()
+            self.interrupted()
             wait([one for one in (own, phase.ended) if not one.done()], LOOK_S, FIRST_COMPLETED)
 
-    def _blame(self, phase: Phase) -> None:
-        """Leaves out of the next phase who has failed so far."""
-        self.failed |= {one: phase.why(one) for one in list(phase.errors)}
-        self.failed |= {one: one.eviction for one in phase.asked if one.eviction is not None}
-        self.taking_part = [one for one in phase.asked if one not in self.failed]
+    def _exclude_lost(self, phase: Phase) -> None:
+        """Excludes those that were evicted, or have failed in `phase`."""
+        self._exclude_evicted()
+        self._exclude_failed(phase)
+
+    def _abort_transfer(self, name: str) -> None:
+        """Makes every worker return from the collective of the communicator `name`."""
+        route = ABORT_ROUTE + name
+        self.each(route, self._post_to(route, self.silence_s), short=True)
 
     def _wait_for_answers(self, phase: Phase) -> None:
-        """Waits for those who still take part to return from a phase that was aborted; blames who
-        fails or does not."""
+        """Waits until all participants return from a phase that was aborted; blames who fails or
+        does not."""
         end = time.monotonic() + self.silence_s
-        while any(one not in phase.answered for one in self.taking_part) and time.monotonic() < end:
-            if self.interrupted is not None:
-                self.interrupted()
+        while any(one not in phase.answered for one in self.participants):
+            if time.monotonic() >= end:
+                break
+            self.interrupted()
             wait([phase.ended], LOOK_S)
         phase.ended.cancel()  # the calls to those who were to blame before
         why = f"{phase.name} was aborted, and it did not return in {self.silence_s:g} s."
-        self.failed |= {one: why for one in self.taking_part if one not in phase.answered}
-        self._blame(phase)
+        self.failed |= {one: why for one in self.participants if one not in phase.answered}
+        self._exclude_lost(phase)
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    # ---- vLLM's routes
+
+    def init_weight_transfer_engine(self, init_info: Any) -> None:
         """Prepares the engines."""
-        self._post(INIT, self._init_body(init_info))
+        self._post(INIT, lambda generator: {"init_info": init_info})
 
-    def start_init(self, init_info: dict[str, Any]) -> Phase:
-        """Like `init_weight_transfer_engine`, without waiting: the trainer has to take part."""
-        return self.start(INIT, self._slow_post(INIT, self._init_body(init_info)), needs_all=True)
+    def start_init(self, init_infos: Mapping[Generator, Any]) -> Phase:
+        """Prepares each engine by an `init_info` of its own, without waiting: the trainer has to
+        take part.
+
+        Raises:
+            CollectiveBroken: One of them has failed before.
+        """
+        return self._start_slow(INIT, lambda generator: {"init_info": init_infos[generator]})
 
     def start_weight_update(self) -> None:
         """Opens the update."""
-        self._need_all("/start_weight_update")
-        self.opened |= set(self.taking_part)
-        self._post("/start_weight_update")
+        self._need_all(START)
+        self.update_open |= set(self.participants)
+        self._post(START)
 
     def update_weights(self, update_info: Any) -> None:
         """Makes the workers load the weights that `update_info` describes."""
         self.update_weights_of(lambda generator: update_info)
 
-    def update_weights_of(self, update_info: Callable[[Generator], Any]) -> None:
+    def update_weights_of(self, update_info: Body) -> None:
         """Makes the workers of each generator load the weights that `update_info` describes for
         it."""
         self._post(UPDATE, lambda generator: {"update_info": update_info(generator)})
 
     def start_update(self, update_info: Any) -> Phase:
-        """Like `update_weights`, without waiting: the trainer has to take part."""
-        body = {"update_info": update_info}
-        return self.start(UPDATE, self._slow_post(UPDATE, lambda generator: body), needs_all=True)
+        """Like `update_weights`, without waiting: the trainer has to take part.
+
+        Raises:
+            CollectiveBroken: A generator has failed before.
+        """
+        return self._start_slow(UPDATE, lambda generator: {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Closes the update: from then on tokens carry the new version."""
         body = {"weight_version": weight_version or str(self.version)}
-        self._post("/finish_weight_update", lambda generator: body)
-        self.opened -= set(self.taking_part)
+        self._post(FINISH, lambda generator: body)
+        self.update_open -= set(self.participants)
 
     def close_update(self) -> None:
         """Closes an update that a failed attempt may have left open: vLLM refuses a second start
@@ -273,17 +311,17 @@ class Control:
         update overwrites whatever this one loaded, and no generator is ever confirmed under the
         version `abandoned`.
         """
-        route, body = "/finish_weight_update", {"weight_version": "abandoned"}
-        open_at = [generator for generator in self.taking_part if generator in self.opened]
-        if not open_at:
+        still_open = [one for one in self.participants if one in self.update_open]
+        if not still_open:
             return
-        works = [
-            generator.client.post(route, body, deadline_s=self.silence_s) for generator in open_at
-        ]
+        post = self._post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
         self.loop.wait(
-            gather(works), self.silence_s + 5.0, "closing an update that failed", self.interrupted
+            gather([post(generator) for generator in still_open]),
+            self.silence_s + MARGIN_S,
+            "closing an update that failed",
+            self.interrupted,
         )
-        self.opened -= set(open_at)
+        self.update_open -= set(still_open)
 
     def release_engines(self) -> None:
         """Makes every worker leave its communicator, and so proves that every worker answers.
@@ -291,61 +329,24 @@ class Control:
         Raises:
             CollectiveBroken: One does not.
         """
-        route = "/shutdown_weight_transfer_engine"
         self.close_update()  # vLLM refuses while one is open
-        self.each(
-            route,
-            lambda generator: generator.client.post(route, deadline_s=self.silence_s),
-            short=True,
-        )
+        self.each(RELEASE, self._post_to(RELEASE, self.silence_s), short=True)
+        self._need_all(RELEASE)
+
+    def _post(self, route: str, body: Body = lambda generator: None) -> None:
+        self.each(route, self._post_to(route, self.deadline_s, body))
         self._need_all(route)
 
-    def abort_transfer(self, name: str) -> None:
-        """Makes every worker return from the collective of the communicator `name`."""
-        route = f"{ABORT_ROUTE}{name}"
-        self.each(
-            route,
-            lambda generator: generator.client.post(route, deadline_s=self.silence_s),
-            short=True,
-        )
-
-    def _init_body(self, init_info: dict[str, Any]) -> Callable[[Generator], dict[str, Any]]:
-        """Returns the body for each generator; in a communicator every worker of each needs its own
-        rank."""
-
-        def body(generator: Generator) -> dict[str, Any]:
-            info = dict(init_info)
-            if "rank_offset" in info:
-                before = self.taking_part[: self.taking_part.index(generator)]
-                info["rank_offset"] += sum(
-                    one.server.settings.tensor_parallel_size for one in before
-                )
-            return {"init_info": info}
-
-        return body
-
-    def _slow_post(
-        self, route: str, body: Callable[[Generator], dict[str, Any]]
-    ) -> Callable[[Generator], Coroutine[Any, Any, Any]]:
-        """Returns calls that outlast `join`, so that an abort comes first and who is well can
-        answer it."""
+    def _start_slow(self, route: str, body: Body) -> Phase:
+        self._exclude_evicted()
+        self._need_all(route)
+        # Longer than `wait_for_both_ends`, so that a healthy generator can answer an abort.
         deadline_s = 2 * self.deadline_s + self.silence_s
-        return lambda generator: generator.client.post(
-            route, body(generator), deadline_s=deadline_s
-        )
+        return self._start(route, self._post_to(route, deadline_s, body))
 
-    def _post(
-        self,
-        route: str,
-        body: Callable[[Generator], dict[str, Any] | None] = lambda generator: None,
-    ) -> None:
-        self.each(
-            route,
-            lambda generator: generator.client.post(
-                route, body(generator), deadline_s=self.deadline_s
-            ),
-        )
-        self._need_all(route)
+    @staticmethod
+    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
+        return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
     def _need_all(self, route: str) -> None:
         """Raises CollectiveBroken if a generator has failed and the transfer needs them all."""

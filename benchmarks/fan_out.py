@@ -5,7 +5,7 @@ links and the way.
 
 Every machine has one link, which carries as much in each direction. A source divides its link
 evenly among those that fetch from it. `tree` is what pull does: the real rule of who fetches from
-whom (`lrl.weights.upload_slots`) on a virtual clock, with the default patience of a sync. `delta`
+whom (`lrl.weights.upload_slots`) on a virtual clock, with the default deadline of a sync. `delta`
 is the same tree with a share of the bytes, and seconds to make the difference and to rebuild the
 file; both are what `benchmarks.weight_transports` measured at lr 1e-6 on two cores, where one core
 does either. The time of the pause is not in it.
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import arguments, records
 from lrl.planning.simulator import clock
-from lrl.weights.pull import PATIENCE
+from lrl.weights.pull import STALL_SHARE
 from lrl.weights.upload_slots import UploadSlots
 
 GB = 1e9
@@ -95,7 +95,7 @@ def machine(number: int) -> Any:
 async def tree(count: int, size: float, rate: float, rebuild_s: float) -> tuple[float, float]:
     """Returns the seconds until all have fetched `size` bytes and rebuilt the file, and the bytes
     that rank 0 sent."""
-    slots = UploadSlots(PATIENCE * DEADLINE_S)
+    slots = UploadSlots(STALL_SHARE * DEADLINE_S)
     links: defaultdict[Any, Link] = defaultdict(lambda: Link(rate))
 
     async def fetch(child: Any) -> None:

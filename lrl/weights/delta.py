@@ -60,18 +60,16 @@ def write_delta(
     threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
     try:
+        pieces = pool.map(
+            lambda start: compressed(_piece(before, start), _piece(after, start)), starts
+        )
         with file.open("wb") as out:
-            for number, piece in enumerate(
-                pool.map(
-                    lambda start: compressed(_piece(before, start), _piece(after, start)), starts
-                ),
-                1,
-            ):
+            for number, piece in enumerate(pieces, 1):
                 interrupted()
                 out.write(LENGTH.pack(len(piece)) + piece)
-                if number >= min(
-                    PIECES_BEFORE_GIVING_UP, len(starts)
-                ) and out.tell() > MAX_DELTA_SHARE * min(len(after), number * PIECE):
+                if number < min(PIECES_BEFORE_GIVING_UP, len(starts)):
+                    continue
+                if out.tell() > MAX_DELTA_SHARE * min(len(after), number * PIECE):
                     return False
     finally:
         pool.shutdown(cancel_futures=True)

@@ -90,11 +90,8 @@ class Nccl(Transport):
         """Each worker needs a rank in the communicator, and the ranks are counted by tensor
         parallelism alone."""
         for name, value in settings.extra_args.items():
-            if name.strip("-").replace("_", "-").startswith(NOT_TENSOR_PARALLEL) and value not in (
-                None,
-                1,
-                "1",
-            ):
+            flag = name.strip("-").replace("_", "-")
+            if flag.startswith(NOT_TENSOR_PARALLEL) and value not in (None, 1, "1"):
                 return (
                     f"strategy.server.extra_args sets {name} to {value!r}, and "
                     "strategy.weight_transfer nccl counts the workers of a generator by tensor "

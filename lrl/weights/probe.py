@@ -103,23 +103,18 @@ class Probes:
     def _measured(self, policy_dtype: str, first: FirstProof | None) -> set[Rounded] | None:
         """Returns the formats whose rounding the first proof of new generators needs; None if there
         are none."""
-        new = (
-            [generator for generator in first.generators if generator not in self._tolerances]
-            if first
-            else []
-        )
-        if first is None or not new:
+        if first is None:
+            return None
+        new = [generator for generator in first.generators if generator not in self._tolerances]
+        if not new:
             return None
         own = {format_of(generator.server.settings) for generator in new}
         self._formats |= own
-        compared = {
-            less_exact(dtype, each)
-            for dtype in (policy_dtype, first.training_dtype)
-            for each in own
-        }
-        return {
-            known for dtype in compared if (known := rounds_as(dtype)) and self.tolerance is None
-        }
+        if self.tolerance is not None:
+            return set()
+        trainers = (policy_dtype, first.training_dtype)
+        compared = {less_exact(dtype, each) for dtype in trainers for each in own}
+        return {known for dtype in compared if (known := rounds_as(dtype)) is not None}
 
     def _fault(
         self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
@@ -127,11 +122,14 @@ class Probes:
         tolerance = self._tolerances.setdefault(
             generator, ProbeTolerance(dtype, texts[0].spread(dtype))
         )
-        if (
-            self.tolerance is None
-            and (fault := tolerance.fault(texts[0].expected, found[0])) is not None
-        ):
-            return fault
-        compared = list(zip(texts, found, strict=True))[0 if self.tolerance is not None else 1 :]
-        faults = (text.fault(logprobs, dtype, self.tolerance) for text, logprobs in compared)
-        return next((fault for fault in faults if fault is not None), None)
+        if self.tolerance is None:
+            fault = tolerance.fault(texts[0].expected, found[0])
+            if fault is not None:
+                return fault
+            texts = texts[1:]
+            found = found[1:]
+        for text, logprobs in zip(texts, found, strict=True):
+            fault = text.fault(logprobs, dtype, self.tolerance)
+            if fault is not None:
+                return fault
+        return None

@@ -34,9 +34,9 @@ from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_spec
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.25
-"""Share of a phase's deadline after which the trainer opens one more place, if none has become free
-for so long."""
+STALL_SHARE = 0.25
+"""Share of a phase's deadline without any upload that ended, after which the trainer opens one more
+slot."""
 
 
 class FileServer(TokenServer):
@@ -142,6 +142,7 @@ class Pull(Transport):
         self._older = self._staged
         self._staged = staged
         self._delta = None
+        self._base = ""
         self._fetched = {}
 
     def distribute(self, calls: GeneratorGroupCalls) -> Failures:
@@ -152,7 +153,7 @@ class Pull(Transport):
         self._server.files = {
             one.remote.name: one.file.path for one in (self._staged, self._delta) if one is not None
         }
-        slots = UploadSlots(PATIENCE * calls.deadline_s)
+        slots = UploadSlots(STALL_SHARE * calls.deadline_s)
         return calls.try_each(
             FETCH, lambda generator: self._have_fetched(generator, slots, calls.deadline_s)
         )
@@ -177,21 +178,13 @@ class Pull(Transport):
 
     def _make_delta(self, older: Staged, newer: Staged, interrupted: Callable[[], None]) -> None:
         """Makes the difference of two versions, if it is worth it, and removes the older one."""
-        file, started = UnnamedFile(f"{newer.remote.name}-delta"), time.monotonic()
+        started = time.monotonic()
+        name = f"{newer.remote.name}-delta"
+        file = UnnamedFile(name)
         try:
             if write_delta(older.file.path, newer.file.path, file.path, interrupted):
-                found = checksum(file.path)
-                self._delta = Staged.of(file, f"{newer.remote.name}-delta", found)
+                self._delta = Staged.of(file, name, checksum(file.path))
                 self._base = older.remote.name
-                share, seconds = (
-                    self._delta.remote.size / newer.remote.size,
-                    time.monotonic() - started,
-                )
-                log.info(
-                    "The difference of two versions is %.1f %% of one; %.1f s to make.",
-                    100 * share,
-                    seconds,
-                )
         except OSError as error:
             log.warning(
                 "There is no difference of two versions to fetch, and all fetch the whole: %s",
@@ -200,37 +193,42 @@ class Pull(Transport):
         finally:
             if self._delta is None:
                 file.close()
+        if self._delta is not None:
+            log.info(
+                "The difference of two versions is %.1f %% of one; %.1f s to make.",
+                100 * self._delta.remote.size / newer.remote.size,
+                time.monotonic() - started,
+            )
         _remove(older)
         self._older = None
 
     async def _have_fetched(
         self, generator: Generator, slots: UploadSlots, deadline_s: float
     ) -> None:
-        """Has one generator fetch the version when there is a place for it."""
+        """Has one generator fetch the version when there is a slot for it."""
         assert self._staged is not None, "staged before"
         started = time.monotonic()
         async with slots.take(generator) as peer:
             left_s = deadline_s - (time.monotonic() - started)
-            sources = [
-                *([peer.server.location] if peer is not None else []),
-                self._location(generator),
-            ]
-            delta, base = (
-                (self._delta.remote, self._base) if self._delta is not None else (None, "")
-            )
+            sources = [self._location(generator)]
+            if peer is not None:
+                sources.insert(0, peer.server.location)
             order = FetchOrder(
-                self._staged.remote, sources, deadline_s=left_s, delta=delta, base=base
+                self._staged.remote,
+                sources,
+                deadline_s=left_s,
+                delta=None if self._delta is None else self._delta.remote,
+                base=self._base,
             )
-            report = FetchReport(
-                **await generator.client.post(FETCH, asdict(order), deadline_s=left_s)
-            )
-        seconds, received = time.monotonic() - started, sum(report.received)
+            answer = await generator.client.post(FETCH, asdict(order), deadline_s=left_s)
+        report = FetchReport(**answer)
+        received = sum(report.received)
         log.info(
             "%s has the weights (%s): %d bytes in %.1f s.",
             generator.name,
             report.how,
             received,
-            seconds,
+            time.monotonic() - started,
         )
         self._fetched[generator] = report.file
         self.fetched_bytes += received

@@ -93,10 +93,8 @@ def stage_unnamed(
         OSError: There is no memory for them.
     """
     head = header(specs)
-    needed, free = (
-        len(head) + sum(one.nbytes for one in specs),
-        psutil.virtual_memory().available,
-    )
+    needed = len(head) + sum(one.nbytes for one in specs)
+    free = psutil.virtual_memory().available
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
@@ -107,18 +105,19 @@ def stage_unnamed(
 def _write(
     head: bytes, specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], draft: Path
 ) -> None:
-    places, place = {}, len(head)
+    offsets = {}
+    offset = len(head)
     for one in specs:
-        places[one.name] = place
-        place += one.nbytes
+        offsets[one.name] = offset
+        offset += one.nbytes
     with draft.open("wb") as out:
         out.write(head)
         for name, tensor in tensors:
-            out.seek(places.pop(name))
+            out.seek(offsets.pop(name))
             out.write(_bytes(tensor))
-    if places:
+    if offsets:
         raise RuntimeError(
-            f"The policy has no {min(places)} any more, which it had at the first sync."
+            f"The policy has no {min(offsets)} any more, which it had at the first sync."
         )
 
 

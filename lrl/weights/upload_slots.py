@@ -1,9 +1,9 @@
 """The slots at which generators fetch one version: a tree that grows while they fetch.
 
 The trainer has `FAN_OUT` slots, and so has every generator that has fetched the version. A
-generator waits for a free place and gives it back. So rank 0 sends to two at once however many
+generator waits for a free slot and gives it back. So rank 0 sends to two at once however many
 there are, no generator is the parent of another before it has the version, and a slow or frozen one
-holds one place and nobody else. Generators on the trainer's machine have no part in it: no link
+holds one slot and nobody else. Generators on the trainer's machine have no part in it: no link
 lies between, so they fetch from the trainer at once, and other machines do not reach them.
 """
 
@@ -16,7 +16,7 @@ from lrl.generators.generator import Generator
 from lrl.system.endpoint import is_loopback
 
 FAN_OUT = 2
-"""With a full link one place would be best: n generators have the version after log2(n + 1)
+"""With a full link one slot would be best: n generators have the version after log2(n + 1)
 transfers, and with two slots after 1.26 times that. But one alone would stand still behind one slow
 generator, and one connection rarely fills a link."""
 
@@ -25,23 +25,23 @@ class UploadSlots:
     """The slots of one version; lives on the fleet's loop.
 
     Args:
-        patience_s: Seconds without any place given back, before the trainer opens one more. They do
-            not count from a generator's own request: in a large tree most wait longer than that
-            while all goes well, and 968 of 1,000 went to the trainer at once (simulated).
+        stall_s: Seconds without any slot given back, before the trainer opens one more. They do not
+            count from a generator's own request: in a large tree most wait longer than that while
+            all goes well, and 968 of 1,000 went to the trainer at once (simulated).
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
         self._free: list[Generator | None] = [None] * FAN_OUT
         """None is the trainer."""
         self._changed = asyncio.Condition()
         self._moved_s = -1.0
-        """Time of the loop at which the last place was given back or opened; negative before the
+        """Time of the loop at which the last slot was given back or opened; negative before the
         first request."""
 
     @asynccontextmanager
     async def take(self, child: Generator) -> AsyncIterator[Generator | None]:
-        """Takes a place for `child` and gives it back; it is at the trainer if there is none at
+        """Takes a slot for `child` and gives it back; it is at the trainer if there is none at
         another generator."""
         if is_here(child):
             yield None
@@ -72,12 +72,12 @@ class UploadSlots:
             if self._moved_s < 0:
                 self._moved_s = loop.time()
             while not (open_ones := self._open_ones()):
-                patient_until = self._moved_s + self._patience_s
-                if loop.time() >= patient_until:
+                stalled_at = self._moved_s + self._stall_s
+                if loop.time() >= stalled_at:
                     self._open([None])
                     continue
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(patient_until):
+                    async with asyncio.timeout_at(stalled_at):
                         await self._changed.wait()
             self._free.remove(open_ones[0])
             return open_ones[0]

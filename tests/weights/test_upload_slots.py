@@ -11,7 +11,7 @@ import pytest
 from lrl.planning.simulator import clock
 from lrl.weights.upload_slots import FAN_OUT, UploadSlots
 
-PATIENCE_S = 60.0
+STALL_S = 60.0
 
 
 class Child:
@@ -45,13 +45,13 @@ async def fetch_all(fleet: list[Any], slots: UploadSlots, stuck: int = 0) -> dic
 
 
 def test_the_trainer_serves_the_first_and_those_that_have_the_version_the_others() -> None:
-    served = Counter(asyncio.run(fetch_all(children(32), UploadSlots(PATIENCE_S))).values())
+    served = Counter(asyncio.run(fetch_all(children(32), UploadSlots(STALL_S))).values())
     assert served.total() == 32 and FAN_OUT <= served[None] <= 16 and len(served) > 4
 
 
 def test_one_that_stands_still_holds_one_place_and_nobody_else() -> None:
     assert (
-        len(asyncio.run(fetch_all(children(8), UploadSlots(PATIENCE_S), stuck=FAN_OUT - 1)))
+        len(asyncio.run(fetch_all(children(8), UploadSlots(STALL_S), stuck=FAN_OUT - 1)))
         == 8 - FAN_OUT + 1
     )
 
@@ -60,26 +60,26 @@ def test_when_all_places_are_held_the_trainer_opens_another_one() -> None:
     assert len(asyncio.run(fetch_all(children(8), UploadSlots(0.01), stuck=FAN_OUT))) == 8 - FAN_OUT
 
 
-def test_in_a_tree_that_takes_longer_than_the_patience_rank_0_still_serves_few() -> None:
+def test_in_a_tree_that_takes_longer_than_a_stall_rank_0_still_serves_few() -> None:
     fleet, served = children(500), Counter[bool]()
-    slots = UploadSlots(PATIENCE_S)
+    slots = UploadSlots(STALL_S)
 
     async def fetch(child: Any) -> None:
         async with slots.take(child) as source:
             served[source is None] += 1
-            await asyncio.sleep(0.6 * PATIENCE_S)
+            await asyncio.sleep(0.6 * STALL_S)
         await slots.open_at(child)
 
     async def scene() -> float:
         await asyncio.gather(*map(fetch, fleet))
         return asyncio.get_running_loop().time()
 
-    assert clock.run(scene()) > 3 * PATIENCE_S
+    assert clock.run(scene()) > 3 * STALL_S
     assert served.total() == 500 and served[True] <= 20
 
 
 def test_nobody_fetches_from_a_generator_that_was_evicted() -> None:
-    fleet, slots = children(2), UploadSlots(PATIENCE_S)
+    fleet, slots = children(2), UploadSlots(STALL_S)
 
     async def scene() -> Any:
         await slots.open_at(fleet[0])
@@ -108,7 +108,7 @@ def test_generators_on_the_trainers_machine_neither_serve_others_nor_are_served(
     first: Any = Child(parent)
 
     async def scene() -> Any:
-        slots = UploadSlots(PATIENCE_S)
+        slots = UploadSlots(STALL_S)
         await slots.open_at(first)
         second: Any = Child(child)
         async with slots.take(second) as source:
@@ -127,7 +127,7 @@ def test_generators_on_the_trainers_machine_wait_for_nobody() -> None:
             await arrived.wait()
 
     async def scene() -> None:
-        slots = UploadSlots(PATIENCE_S)
+        slots = UploadSlots(STALL_S)
         await asyncio.wait_for(asyncio.gather(*(fetch(child, slots) for child in fleet)), 60)
 
     asyncio.run(scene())

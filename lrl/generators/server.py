@@ -8,6 +8,7 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -20,7 +21,6 @@ import psutil
 
 from lrl.errors import ConfigError, ServerError
 from lrl.generators import cpu_backend, supervisor
-from lrl.generators.log_cause import cause
 from lrl.generators.seeds import generator_seed
 from lrl.generators.settings import ServerSettings, as_flags, dashed
 from lrl.system.auth import TOKEN_VARIABLE
@@ -35,6 +35,22 @@ FILES_VARIABLE = "LRL_GENERATOR_FILES"
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*; vLLM would obey
 them."""
+
+LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[[^\]]*\] )?")
+"""vLLM's prefix of each line of a process, and of each logged line."""
+EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception)(?:: |$)")
+ARGUMENT = re.compile(r"^\S+: error: ")
+"""The start of argparse's error."""
+POINTS_AT_ANOTHER = re.compile(r"see (?:the )?(?:root cause|stack ?trace)", re.IGNORECASE)
+DETAIL = re.compile(r" \[type=\w+, input_value=.*")
+"""pydantic's addition: the wrong value with everything that contains it."""
+MAX_CAUSE_CHARACTERS = 800
+NO_DEVICE = "Failed to infer device type"
+"""vLLM's words where the installed build finds no device of its kind; all they advise is more lines
+of its log."""
+NO_DEVICE_REMEDY = (
+    "vLLM's build and this machine do not fit, or its driver does not answer. Type: lrl doctor"
+)
 
 
 class Server:
@@ -317,3 +333,27 @@ def _visible_devices(devices: list[int]) -> str:
             "devices."
         )
     return ",".join(names[index] for index in devices)
+
+
+def cause(log: str) -> str:
+    """Returns type and message of the exception that ended the process which wrote `log`; empty if
+    there is none.
+
+    A log ends with the exception of its last process, which often only points at another process
+    ("See root cause above"). The cause is the last exception that does not point at another.
+
+    Where vLLM's own words do not help, a line with the remedy follows.
+    """
+    lines = [LOG_PREFIX.sub("", line) for line in log.splitlines()]
+    for number, line in reversed(list(enumerate(lines))):
+        if (EXCEPTION.match(line) or ARGUMENT.match(line)) and not POINTS_AT_ANOTHER.search(line):
+            message = [line]
+            for more in lines[number + 1 :]:  # pydantic indents the lines after the first
+                if not more.startswith("  ") or more.lstrip().startswith(
+                    ("For further information", "File ")
+                ):
+                    break
+                message.append(DETAIL.sub("", more).strip())
+            found = " ".join(message)[:MAX_CAUSE_CHARACTERS]
+            return f"{found}\n{NO_DEVICE_REMEDY}" if NO_DEVICE in found else found
+    return ""

@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 
 import lrl
 from lrl.callbacks import Health
-from lrl.callbacks.health_rules import RULES, Rule
+from lrl.callbacks.health import RULES, Rule
 
 Metrics = dict[str, float]
 Lines = Callable[..., list[str]]

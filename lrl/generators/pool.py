@@ -254,7 +254,7 @@ class GeneratorPool:
         failed: dict[Generator, str] = {}
         clock = asyncio.get_running_loop().time
 
-        async def verify(generator: Generator) -> None:
+        async def verify_one(generator: Generator) -> None:
             started = clock()
             try:
                 await probe(generator)
@@ -271,7 +271,7 @@ class GeneratorPool:
                 generator.verify()
                 await self._wake()
 
-        await asyncio.gather(*(verify(generator) for generator in generators))
+        await asyncio.gather(*map(verify_one, generators))
         return failed
 
     async def drop_unverified(self, why: str) -> None:

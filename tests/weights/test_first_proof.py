@@ -55,6 +55,7 @@ def prove(probes: Probes, policy: PolicyModule, generator: Generator, version: i
     first = FirstProof([generator], LONG, policy.training_dtype)
     probe = probes.make(policy.prompt_logprobs, policy.compute_dtype, SHORT, version, first)
     asyncio.run(probe(generator))
+    assert not generator.serving, "only its pool opens a generator that passed"
 
 
 def family(name: str, folder: Path, dtype: Any = "float32", **settings: Any) -> PolicyModule:

@@ -264,7 +264,7 @@ def fails_once(fetch: Any) -> Any:
 def test_a_generator_that_does_not_answer_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pull, "attempts", (False,))  # each lasts to the deadline
+    monkeypatch.setattr(Pull, "attempts", 1)  # each lasts to the deadline
     with fetching_generators(4, tmp_path, SETTINGS) as generators:
         scene = Scene(generators, deadline_s=8.0)
         frozen, *others = generators

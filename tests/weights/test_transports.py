@@ -88,7 +88,7 @@ def test_a_version_that_could_not_be_written_leaves_the_one_before(
     transport, _, file = connected
     transport.stage(weights_of(1.0), False)
 
-    def half(head: bytes, described: Any, tensors: Any, path: Path) -> None:
+    def half(head: bytes, specs: Any, tensors: Any, path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 

@@ -30,7 +30,7 @@ from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.training.rounding import Rounded
 from lrl.types import Sampling
-from lrl.weights.first_proof import Text
+from lrl.weights.probe import Text
 from lrl.weights.tolerance import MAX_TOLERANCE_NATS, mean_difference, rounding_tolerance
 
 FAMILIES = ("llama", "gemma2", "qwen3_moe", "granite", "phi3")

@@ -23,9 +23,8 @@ from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.system.config_errors import above, at_least, fault
-from lrl.weights.first_proof import LONG_TEXT_TOKENS, LONG_TEXT_TOKENS_ON_CPU, FirstProof
 from lrl.weights.group_calls import Failures
-from lrl.weights.probe import Probes
+from lrl.weights.probe import LONG_TEXT_TOKENS, LONG_TEXT_TOKENS_ON_CPU, FirstProof, Probes
 from lrl.weights.sync import PoolSync
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from torch import Tensor
 from lrl.training.merging import merge
 
 DOWN, UP = ".lora_A", ".lora_B"
-"""The ends of names on the wire, behind the name of W in a Hugging Face checkpoint."""
+"""The ends of names on the wire, after the name of W in a Hugging Face checkpoint."""
 
 
 def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -46,7 +46,7 @@ def merged(
             not matter.
 
     Raises:
-        ValueError: An adapter is for a weight that `base` does not have; behind the last weight.
+        ValueError: An adapter is for a weight that `base` does not have; after the last weight.
     """
     left = set(adapters)
     for name, weight in base:

@@ -123,7 +123,7 @@ def _write(
 
 def header(specs: Sequence[TensorSpec]) -> bytes:
     """Returns the beginning of a safetensors file: the length of a table, and the table of what
-    comes behind it."""
+    comes after it."""
     table: dict[str, Any] = {}
     end = 0
     for one in specs:
@@ -134,7 +134,7 @@ def header(specs: Sequence[TensorSpec]) -> bytes:
             "data_offsets": (begin, end),
         }
     text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors behind it are aligned
+    text += b" " * (-len(text) % 8)  # so that the tensors after it are aligned
     return len(text).to_bytes(8, "little") + text
 
 

@@ -92,7 +92,7 @@ def rounding_tolerance(dtype: str, spread: float | None) -> float:
 
 
 def parts(count: int) -> Iterator[slice]:
-    """Yields the parts of a text in which the mean is compared: what differs far behind would be
+    """Yields the parts of a text in which the mean is compared: what differs near its end would be
     lost in the whole."""
     start, end = 0, FIRST_PART_TOKENS
     while end + FIRST_PART_TOKENS <= count:

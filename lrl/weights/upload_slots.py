@@ -17,7 +17,7 @@ from lrl.system.endpoint import is_loopback
 
 FAN_OUT = 2
 """With a full link one slot would be best: n generators have the version after log2(n + 1)
-transfers, and with two slots after 1.26 times that. But one alone would stand still behind one slow
+transfers, and with two slots after 1.26 times that. But one alone would stand still for one slow
 generator, and one connection rarely fills a link."""
 
 

@@ -61,7 +61,7 @@ def tensor_specs(weights: Weights, narrow: torch.dtype | None) -> list[TensorSpe
 
 
 def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """Returns the tensors behind which the widest numbers would not fit, in their order on the
+    """Returns the tensors after which the widest numbers would not fit, in their order on the
     wire."""
     widest = max((one.dtype.itemsize for one in found), default=1)
     return sorted(

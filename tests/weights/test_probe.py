@@ -14,8 +14,7 @@ from benchmarks.tiny_families import save_tiny
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.policy import PolicyModule
-from lrl.weights.first_proof import FirstProof
-from lrl.weights.probe import Probes
+from lrl.weights.probe import FirstProof, Probes
 from lrl.weights.tolerance import (
     MAX_TOLERANCE_NATS,
     format_of,

@@ -1,4 +1,4 @@
-"""vLLM's routes, called on all generators of a pool at once; keeps who failed and why."""
+"""vLLM's routes, called on all generators of a pool at once, and the failures of each."""
 
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -37,30 +37,30 @@ class Phase:
 
     Args:
         name: Of the phase, in errors.
-        works: The call to each generator.
+        calls: The call to each generator.
         loop: The event loop that carries the calls.
     """
 
     def __init__(
-        self, name: str, works: dict[Generator, Coroutine[Any, Any, Any]], loop: LoopThread
+        self, name: str, calls: dict[Generator, Coroutine[Any, Any, Any]], loop: LoopThread
     ) -> None:
         self.name = name
-        self.asked = list(works)
+        self.generators = list(calls)
         self.errors: dict[Generator, GeneratorError] = {}
         """The failures so far."""
         self.answered: set[Generator] = set()
         """Generators that have ended the phase, failed or not."""
         self._started = time.monotonic()
-        self.ended: Future[Any] = loop.submit(gather([self._note(*each) for each in works.items()]))
+        self.ended: Future[Any] = loop.submit(gather([self._note(*each) for each in calls.items()]))
 
     def why(self, generator: Generator) -> str:
         """Returns the failure of `generator` in words."""
         seconds = time.monotonic() - self._started
         return f"{self.name} failed after {seconds:.1f} s: {self.errors[generator]}"
 
-    async def _note(self, generator: Generator, work: Coroutine[Any, Any, Any]) -> None:
+    async def _note(self, generator: Generator, call: Coroutine[Any, Any, Any]) -> None:
         try:
-            await work
+            await call
         except GeneratorError as error:
             self.errors[generator] = error
             raise
@@ -69,7 +69,8 @@ class Phase:
 
 
 class GeneratorGroupCalls:
-    """Sends each phase of a sync to all participants at once; who fails takes no part in the next.
+    """Sends each phase of a sync to all participants at once, and excludes those that fail from the
+    next.
 
     It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it.
     They keep a reference to it and pass no version: `begin` sets the version before each sync. The
@@ -110,7 +111,7 @@ class GeneratorGroupCalls:
         """Failed generators that let the deadline of a short call pass: their event loop stands
         still."""
         self.not_at_fault: set[Generator] = set()
-        """Failed generators that are not to blame: another one broke the collective, or the trainer
+        """Failed generators that are not at fault: another one broke the collective, or the trainer
         had no room."""
 
     # ---- who takes part
@@ -152,7 +153,7 @@ class GeneratorGroupCalls:
         self._exclude_failed(self._run(phase, call), short)
 
     def try_each(self, phase: str, call: Call) -> Failures:
-        """Like `each`, but who fails still takes part in the next phase; returns their failures."""
+        """Like `each`, but those that fail stay in the next phase; returns their failures."""
         ended = self._run(phase, call)
         failed = {one: ended.why(one) for one in ended.errors}
         self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
@@ -166,8 +167,8 @@ class GeneratorGroupCalls:
     def _start(self, phase: str, call: Call) -> Phase:
         """Starts one phase in all participants, and does not wait for it."""
         self._exclude_evicted()
-        works = {generator: call(generator) for generator in self.participants}
-        return Phase(f"{phase} for weight version {self.version}", works, self.loop)
+        calls = {generator: call(generator) for generator in self.participants}
+        return Phase(f"{phase} for weight version {self.version}", calls, self.loop)
 
     def _exclude_evicted(self) -> None:
         evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
@@ -188,8 +189,8 @@ class GeneratorGroupCalls:
     ) -> T:
         """Waits for both ends of a collective: `phase` in the generators and `own` in the trainer.
 
-        At the first sign that they cannot meet, the trainer's end is aborted, then the others'. Who
-        failed before, or does not answer afterwards, is to blame.
+        At the first sign that they cannot meet, the trainer's end is aborted, then the others'.
+        Generators that failed before, or do not answer afterwards, are at fault.
 
         Args:
             phase: The calls to the generators.
@@ -212,14 +213,16 @@ class GeneratorGroupCalls:
         except BaseException:  # a signal: the end of the run ends the generators, too
             abort()
             raise
-        self._exclude_failed(phase)  # who failed in the very moment of the last look
+        self._exclude_failed(phase)  # those that failed since the last look
         return own.result()
 
     def _wait_for_both(self, phase: Phase, own: Future[Any]) -> None:
         end = time.monotonic() + self.deadline_s
         while True:
             lost = [
-                one.name for one in phase.asked if one in phase.errors or one.eviction is not None
+                one.name
+                for one in phase.generators
+                if one in phase.errors or one.eviction is not None
             ]
             if lost:
                 raise CollectiveBroken(
@@ -246,15 +249,15 @@ class GeneratorGroupCalls:
         self.each(route, self._post_to(route, self.silence_s), short=True)
 
     def _wait_for_answers(self, phase: Phase) -> None:
-        """Waits until all participants return from a phase that was aborted; blames who fails or
-        does not."""
+        """Waits until all participants return from a phase that was aborted, and excludes those that
+        fail or do not."""
         end = time.monotonic() + self.silence_s
         while any(one not in phase.answered for one in self.participants):
             if time.monotonic() >= end:
                 break
             self.interrupted()
             wait([phase.ended], LOOK_S)
-        phase.ended.cancel()  # the calls to those who were to blame before
+        phase.ended.cancel()  # the calls to those that were at fault before
         why = f"{phase.name} was aborted, and it did not return in {self.silence_s:g} s."
         self.failed |= {one: why for one in self.participants if one not in phase.answered}
         self._exclude_lost(phase)

@@ -47,10 +47,11 @@ def has_many_unnamed(node: ast.AST) -> bool:
 
 
 def sets_several_attributes(node: ast.AST) -> bool:
-    """Whether it is an assignment that sets several attributes in one line."""
+    """Whether it sets several attributes in one line, other than to both results of one call."""
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
         return False
-    return sum(isinstance(target, ast.Attribute) for target in node.targets[0].elts) > 1
+    attributes = sum(isinstance(target, ast.Attribute) for target in node.targets[0].elts)
+    return attributes > 1 and (attributes > 2 or isinstance(node.value, ast.Tuple))
 
 
 def test_no_retired_word_comes_back() -> None:

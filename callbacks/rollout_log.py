@@ -131,8 +131,8 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
 
 
 def episode_counts(data: Any) -> dict[str, int]:
-    """Returns the episodes that have failed, by kind, and what else went wrong with environments;
-    empty without one."""
+    """Returns the counts of failed episodes by kind, and of other failures of environments; empty
+    without one."""
     if data.environments is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}

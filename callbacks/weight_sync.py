@@ -167,8 +167,8 @@ class WeightSync(OnRankZero):
                 on_synced()
 
     def poll(self, trainer: L.Trainer) -> None:
-        """Syncs replaced generators and those that a sync missed; a waiting trainer calls it a few
-        times a second.
+        """Syncs replaced generators, and generators that missed a sync; a waiting trainer calls it
+        a few times a second.
 
         Raises:
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
@@ -202,8 +202,8 @@ class WeightSync(OnRankZero):
             return self._syncs[pool].wait()
 
     def sampled_tolerance(self, trainer: L.Trainer, policy: Any) -> float | None:
-        """Returns how far the log-probs of the tokens of lag 0 may be from the policy's, the mean
-        in nats a token.
+        """Returns the tolerated mean difference of the log-probs at lag 0 from the policy's, in
+        nats a token.
 
         None if the step's may differ for other reasons: those of a resumed run's first version may
         be of generators of the run before, and kept keys and values are of older weights.

@@ -277,7 +277,7 @@ class RolloutDataModule(L.LightningDataModule):
         }
 
     def episodes(self, write: Write) -> Episodes | None:
-        """Returns what plays the environment's episodes with turns that `write` writes; None
+        """Returns the player of the environment's episodes, whose turns `write` writes; None
         without an environment."""
         if self.environments is None:
             return None
@@ -397,7 +397,7 @@ class RolloutDataModule(L.LightningDataModule):
         return controller
 
     def check_prompts(self, ledger: dict[str, Any]) -> None:
-        """Raises ValueError if the prompts are not those of a saved ledger, or are in another
+        """Raises ValueError if the prompts differ from a saved ledger's, in themselves or in their
         order."""
         if ledger.get("prompts", self.prompts.fingerprint) != self.prompts.fingerprint:
             raise ValueError(
@@ -564,7 +564,7 @@ class RolloutDataModule(L.LightningDataModule):
         return self.trainer is None or self.trainer.state.fn == "fit"
 
     def val_dataloader(self) -> Sequence[Any]:
-        """Returns the evaluations; none within fit, where they run beside the training."""
+        """Returns the evaluations; none within fit, where they run during the training."""
         if self._trainer.state.fn == "fit":
             return []
         # Not a list: Lightning takes all items of nested lists for loaders.

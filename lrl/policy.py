@@ -350,7 +350,8 @@ class PolicyModule(L.LightningModule):
     def _in_shares(
         self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
     ) -> list[Tensor]:
-        """Returns, on rank 0, what `compute` gives for each batch; every rank computes a share."""
+        """Returns, on rank 0, the result of `compute` for each batch; every rank computes a
+        share."""
         size = self.data_parallel_size
         together = self.ranks.size // size
         share = list(batches[self.ranks.rank // together :: size])
@@ -447,7 +448,8 @@ class PolicyModule(L.LightningModule):
         return 0.0 * (logprobs.sum() + values.sum())
 
     def _scale_and_clip(self, trained: Sequence[Parameter], scale: float) -> dict[str, Tensor]:
-        """Scales all gradients, and clips those of policy and critic apart; returns their norms."""
+        """Scales all gradients, and clips the policy's and the critic's separately; returns their
+        norms."""
         step, own = self.trainer.global_step, set(self.critic_weights)
         of_policy = [weight for weight in trained if weight not in own]
         norms = {

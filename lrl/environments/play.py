@@ -12,7 +12,7 @@ from lrl.environments.base import Environment, Observation, Written
 
 
 class Reply(NamedTuple):
-    """What an environment answers to a turn, or to the beginning of an episode."""
+    """The reply of an environment to a turn, or to the beginning of an episode."""
 
     observation: Observation = ""
     done: bool = False
@@ -33,7 +33,7 @@ class Play:
         self._written: asyncio.Queue[Written] = asyncio.Queue()
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
-        """Plays the episode to its end; raises what the environment raises."""
+        """Plays the episode to its end; raises the errors of the environment."""
         reward = await self._environment.rollout(self, prompt, **columns)
         self._replied(Reply("", True, _finite(reward)))
 

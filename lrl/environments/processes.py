@@ -306,8 +306,8 @@ class EnvironmentProcess:
                 await self._end("environment_error", f"its process was silent for {latest_s:g} s")
 
     async def _end(self, kind: str = "environment_error", why: str = "") -> None:
-        """Ends the process, or learns how it has ended; fails the episode whose code ran, and has
-        the others played again."""
+        """Ends the process, or notes its end; fails the episode whose code ran, and has the others
+        played again."""
         if self._ending:
             return
         self._ending = True

@@ -23,7 +23,7 @@ class Turns(Environment):
     def start(
         self, prompt: str, **columns: Any
     ) -> Observation | None | Awaitable[Observation | None]:
-        """Begins an episode; may return what the policy reads behind the prompt.
+        """Begins an episode; may return an observation that follows the prompt.
 
         Args:
             prompt: The prompt as its author wrote it.
@@ -56,7 +56,7 @@ async def _result(value: Any) -> Any:
 
 
 def checked(answer: Any) -> Answer:
-    """Returns what `reply` returned; raises TypeError if it is no answer."""
+    """Returns the result of `reply`; raises TypeError if it is no reply."""
     match answer:
         case [observation, bool(done), Real() as reward]:
             return observation, done, float(reward)

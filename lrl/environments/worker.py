@@ -33,7 +33,7 @@ LONGEST_LINE = 2**26
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a process must know."""
+    """The environment of a process, and its limits."""
 
     environment: bytes
     """Pickled."""
@@ -43,7 +43,7 @@ class WorkerSpec:
 
 
 class Progress(ctypes.Structure):
-    """What runs in the process, in memory that it shares with rank 0, which reads it."""
+    """The code that runs in the process, in memory that rank 0 reads."""
 
     _fields_ = [
         ("episode", ctypes.c_int64),  # whose code runs now; 0 if none
@@ -122,7 +122,7 @@ class Worker:
         self._playing: dict[int, _Playing] = {}
 
     def obey(self, message: dict[str, Any]) -> None:
-        """Does what a message says."""
+        """Handles a message of rank 0."""
         number = message["episode"]
         if "prompt" in message:
             self._begin(number, base64.b64decode(message["prompt"]))

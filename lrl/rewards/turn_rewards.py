@@ -7,7 +7,7 @@ from lrl.rewards.base import Reward
 
 
 class TurnRewards(Reward):
-    """The sum of what the environment gave for each turn; 0 without an environment.
+    """The sum of the environment's rewards for the turns; 0 without an environment.
 
     A run with an environment has it without being asked. Name it for another weight.
     """

@@ -38,7 +38,7 @@ class Conversation(Protocol):
     EnvironmentLost if the environment has ended through no fault of the episode."""
 
     async def begin(self) -> Reply:
-        """Begins it; the observation stands behind the prompt."""
+        """Begins it; the observation follows the prompt."""
 
     async def reply(self, turn: Written) -> Reply:
         """Answers a turn."""
@@ -48,7 +48,7 @@ class Conversation(Protocol):
 
 
 class Environments(Protocol):
-    """Where episodes are played."""
+    """The environments in which episodes are played."""
 
     deterministic: bool
     """See `Environment`."""
@@ -297,8 +297,8 @@ class Episode:
             self._observe(observation)
 
     def _observe(self, observation: list[int]) -> None:
-        """Adds an observation and opens the turn behind it; without room for a token of that, the
-        episode is cut before the observation."""
+        """Adds an observation and opens the turn after it; without room for one of that turn's
+        tokens, the episode is cut before the observation."""
         rollout = self.rollout
         if len(rollout.token_ids) + len(observation) >= self.sampling.max_tokens:
             rollout.finish_reason = "length"

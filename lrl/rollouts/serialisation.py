@@ -155,7 +155,7 @@ def flattened(rollout: Rollout) -> Rollout:
 
 
 def _episode(rollout: Rollout) -> dict[str, Any]:
-    """Returns what only environments fill in; empty without one."""
+    """Returns the fields that only environments fill in; empty without one."""
     if not (rollout.turn_ends or rollout.open_turn is not None or rollout.failure):
         return {}
     return {

@@ -51,7 +51,8 @@ def _generation(folder: str) -> GenerationConfig:
 def turn_stop_tokens(
     tokenizer: PreTrainedTokenizerBase, environment: Environment
 ) -> tuple[int, ...]:
-    """Returns the tokens at which the turns of an environment end, beside those of a response.
+    """Returns the tokens at which the turns of an environment end, besides the tokens that end a
+    response.
 
     Raises:
         ConfigError: One is not a single token of the policy, and no generator would stop there.

@@ -22,8 +22,7 @@ ABORT_S = 10.0
 
 
 def new_unique_id() -> bytes:
-    """Returns what NCCL makes of this process as the root of a communicator, to be given to its
-    members.
+    """Returns NCCL's unique id with this process as the root of a communicator, for its members.
 
     Raises:
         OSError: There is no NCCL library.

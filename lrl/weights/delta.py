@@ -41,8 +41,8 @@ PIECES_BEFORE_GIVING_UP = 2
 def write_delta(
     old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None
 ) -> bool:
-    """Writes what turns `old` into `new`; returns False, with a part of it written, if that is not
-    worth it.
+    """Writes the delta from `old` to `new`; returns False, with a part of it written, if that is
+    not worth it.
 
     Args:
         old: The older file.
@@ -77,7 +77,8 @@ def write_delta(
 
 
 def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
-    """Writes to `out` what `delta` makes of `old`; returns its checksum (`staged_file.checksum`).
+    """Writes the result of `delta` applied to `old` into `out`; returns its checksum
+    (`staged_file.checksum`).
 
     Raises:
         DamagedDelta: It does not fit the file, or is no delta.
@@ -101,7 +102,7 @@ def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
 
 
 def compressed(before: Bytes, after: Bytes) -> bytes:
-    """Returns what turns `before` into `after`, both of the same length.
+    """Returns the compressed difference of `before` and `after`, which have the same length.
 
     It is one zlib stream of the number of words that differ in each row, of the steps from each
     such place to the next, and of the XOR there; the lower and upper bytes of steps and XOR apart,
@@ -121,7 +122,7 @@ def compressed(before: Bytes, after: Bytes) -> bytes:
 
 
 def restored(before: Bytes, small: bytes) -> Bytes:
-    """Returns what `small`, made by `compressed`, turns `before` into.
+    """Returns the bytes whose difference from `before` is `small`, the result of `compressed`.
 
     Raises:
         zlib.error, ValueError, IndexError: It was not made for this length, or is damaged.

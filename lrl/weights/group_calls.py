@@ -69,7 +69,7 @@ class Phase:
 
 
 class GeneratorGroupCalls:
-    """Sends each phase of a sync to all participants at once, and excludes those that fail from the
+    """Sends each phase of a sync to all participants at once, and excludes failed ones from the
     next.
 
     It has the methods of vLLM's `VLLMWeightSyncClient`, so vLLM's own trainer engines can drive it.
@@ -125,16 +125,16 @@ class GeneratorGroupCalls:
         self.not_at_fault = set()
 
     def include(self, generators: Sequence[Generator]) -> None:
-        """Directs the next calls to those of `generators` that have not failed since `begin`."""
+        """Directs the next calls to the `generators` that have not failed since `begin`."""
         self.participants = [one for one in generators if one not in self.failed]
 
     def exclude(self, failed: Mapping[Generator, str]) -> None:
-        """Excludes generators from what follows, as failed."""
+        """Excludes generators from the following calls, as failed."""
         self.failed = {**failed, **self.failed}  # the first failure says most
         self.include(self.participants)
 
     def fail_all(self, why: str) -> None:
-        """Excludes all participants, without fault of theirs."""
+        """Excludes all participants without marking them as failed."""
         self.not_at_fault |= set(self.participants)
         self.exclude(dict.fromkeys(self.participants, why))
 
@@ -153,7 +153,8 @@ class GeneratorGroupCalls:
         self._exclude_failed(self._run(phase, call), short)
 
     def try_each(self, phase: str, call: Call) -> Failures:
-        """Like `each`, but those that fail stay in the next phase; returns their failures."""
+        """Calls like `each`, but keeps failed generators in the next phase; returns their
+        failures."""
         ended = self._run(phase, call)
         failed = {one: ended.why(one) for one in ended.errors}
         self.exclude({one: why for one, why in failed.items() if one.eviction is not None})
@@ -175,7 +176,7 @@ class GeneratorGroupCalls:
         self.exclude(evicted)
 
     def _exclude_failed(self, phase: Phase, short: bool = False) -> None:
-        """Excludes those that have failed so far in `phase`."""
+        """Excludes the generators that have failed so far in `phase`."""
         errors = dict(phase.errors)  # another thread adds to it
         if short:
             silent = {one for one, error in errors.items() if isinstance(error, GeneratorTimeout)}
@@ -239,7 +240,7 @@ class GeneratorGroupCalls:
             wait([one for one in (own, phase.ended) if not one.done()], LOOK_S, FIRST_COMPLETED)
 
     def _exclude_lost(self, phase: Phase) -> None:
-        """Excludes those that were evicted, or have failed in `phase`."""
+        """Excludes the generators that were evicted, or have failed in `phase`."""
         self._exclude_evicted()
         self._exclude_failed(phase)
 
@@ -249,8 +250,8 @@ class GeneratorGroupCalls:
         self.each(route, self._post_to(route, self.silence_s), short=True)
 
     def _wait_for_answers(self, phase: Phase) -> None:
-        """Waits until all participants return from a phase that was aborted, and excludes those that
-        fail or do not."""
+        """Waits until all participants return from an aborted phase; excludes failed and silent
+        ones."""
         end = time.monotonic() + self.silence_s
         while any(one not in phase.answered for one in self.participants):
             if time.monotonic() >= end:

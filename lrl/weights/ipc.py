@@ -72,7 +72,7 @@ class Ipc(Transport):
 
     @classmethod
     def buffer_bytes(cls, largest: int) -> int:
-        """The buffer, and the generator's copy of what is in it."""
+        """The buffer, and the generator's copy of its content."""
         return 2 * max(BUFFER_BYTES, largest)
 
     def __init__(self) -> None:

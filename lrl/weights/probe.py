@@ -40,7 +40,7 @@ PromptLogprobs = Callable[..., list[float]]
 
 
 class FirstProof(NamedTuple):
-    """What the first proof of some generators needs beside what every probe has."""
+    """The parts of a first proof besides those of every probe."""
 
     generators: Sequence[Generator]
     """All that are to be compared; only the new ones among them are asked for more."""
@@ -52,7 +52,7 @@ class FirstProof(NamedTuple):
 
 
 class Text:
-    """A text with what the policy computes for it.
+    """A text with the policy's log-probs of its tokens.
 
     Args:
         prompt_logprobs: The policy.
@@ -69,15 +69,15 @@ class Text:
         self._rounded = {dtype: prompt_logprobs(tokens, dtype) for dtype in sorted(formats)}
 
     def spread(self, dtype: str, part: slice = slice(None)) -> float | None:
-        """Returns what a format's rounding does to these tokens, in nats a token; None if it was
-        not measured."""
+        """Returns the effect of a format's rounding on these tokens, in nats a token; None if it
+        was not measured."""
         known = rounds_as(dtype)
         if known is None or known not in self._rounded:
             return None
         return mean_difference(self.expected[part], self._rounded[known][part])
 
     def fault(self, found: Sequence[float], dtype: str, allowed: float | None) -> str | None:
-        """Compares each part with what a generator found.
+        """Compares each part with a generator's log-probs.
 
         Args:
             found: Its log-probs.

@@ -1,5 +1,5 @@
-"""What a transport requires of machine, servers and joining generators; asked before anything
-runs."""
+"""The requirements of a transport on machine, servers and joining generators, checked before
+anything runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Machine(NamedTuple):
 
 
 class Requirements:
-    """What a transport requires: by default nothing. A refusal is empty where there is none."""
+    """The requirements of a transport: by default none. A refusal is empty where there is none."""
 
     narrows = False
     """The weights travel in the generators' number format, where that is the smaller one."""
@@ -53,8 +53,8 @@ class Requirements:
 
     @classmethod
     def server_environment(cls, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns the environment variables that generator `number` needs besides those it
-        inherits."""
+        """Returns the environment variables that generator `number` needs besides inherited
+        ones."""
         return {}
 
     @classmethod

@@ -270,7 +270,7 @@ class PoolSync:
         return late
 
     def _admit_pending(self, version: int) -> list[Generator]:
-        """Admits pending generators; returns those that need the weights."""
+        """Admits pending generators; returns the generators that need the weights."""
         self._call(self.pool.admit_pending(), "admitting generators")
         members = list(self.pool.generators)
         stale = [one for one in members if one.version != version or not one.serving]
@@ -279,7 +279,7 @@ class PoolSync:
     def _stage(
         self, weights: Weights, generators: Sequence[Generator], version: int, use_fallback: bool
     ) -> None:
-        """Does what can be done while the generators still write."""
+        """Prepares the transfer while the generators still write."""
         self._connect(weights, generators, version)
         self._calls.include(generators)
         if self._calls.participants:
@@ -307,13 +307,13 @@ class PoolSync:
         self._connected = {generator for generator in known if generator.eviction is None}
 
     def _distribute(self) -> Failures:
-        """Brings the staged weights to the generators while they still write; returns those that it
-        did not reach."""
+        """Brings the staged weights to the generators while they still write; returns the
+        generators that it did not reach."""
         return self.transport.distribute(self._calls) if self._calls.participants else {}
 
     def _attempt(self, unreached: Failures, probe: Probe, number: int) -> tuple[Failures, Failures]:
-        """Moves the staged weights into the generators and resumes them; returns those to evict and
-        those to retry.
+        """Moves the staged weights into the generators and resumes them; returns the generators to
+        evict and to retry.
 
         Those that are `unreached` are only paused, and retried.
         """
@@ -329,7 +329,7 @@ class PoolSync:
         return to_evict, late
 
     def _update(self, unreached: Failures) -> None:
-        """Pauses the generators and replaces the weights of all but those that are `unreached`."""
+        """Pauses the generators and replaces the weights of all but the `unreached` ones."""
         calls = self._calls
         if not calls.participants:
             return

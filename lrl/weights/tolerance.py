@@ -1,4 +1,4 @@
-"""How far the log-probs of two programs may differ that have the same weights.
+"""Tolerated differences between the log-probs of two programs with the same weights.
 
 At a generator's first proof (`rounding_tolerance`) that depends on the less exact of their number
 formats, and on the model: bfloat16 moved the log-probs of a tiny random model by 0.0006 nats a

@@ -41,10 +41,10 @@ class Transport(Requirements, ABC):
         this machine."""
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:  # noqa: B027 - most have nothing to do ahead
-        """Does what can be done while the generators still write; raises OSError without room."""
+        """Prepares the transfer while the generators still write; raises OSError without room."""
 
     def distribute(self, calls: GeneratorGroupCalls) -> Failures:
-        """Brings what `stage` copied to the participants, while they still write; returns those
+        """Brings the staged copy to the participants while they still write; returns the generators
         that it did not reach."""
         return {}
 
@@ -53,4 +53,4 @@ class Transport(Requirements, ABC):
         """Moves the weights into paused generators: start, update, finish."""
 
     def close(self) -> None:  # noqa: B027
-        """Releases what `connect` took; idempotent."""
+        """Releases the resources of `connect`; idempotent."""

@@ -83,7 +83,7 @@ class UploadSlots:
             return open_ones[0]
 
     def _open_ones(self) -> list[Generator | None]:
-        """Returns the free slots, those at generators first: they spare rank 0's link."""
+        """Returns the free slots, the generators' slots first, which spare rank 0's link."""
         peers = [one for one in self._free if one is not None and one.eviction is None]
         return [*peers, *(one for one in self._free if one is None)]
 

@@ -51,7 +51,8 @@ def transfer_dtype(
 
 
 def tensor_specs(weights: Weights, narrow: torch.dtype | None) -> list[TensorSpec]:
-    """Returns what `cast_for_transfer` yields, in the order of a wire; reads all weights once."""
+    """Returns the specs of `cast_for_transfer`'s tensors, in the order of a wire; reads all weights
+    once."""
     found = [
         TensorSpec(name, tensor.dtype, tuple(tensor.shape))
         for name, tensor in cast_for_transfer(weights, narrow)

@@ -1,6 +1,6 @@
 """Syncs every new version of the policy into the generators, and verifies that it arrived.
 
-    sync (lrl.weights.sync) -> evict failed generators -> admit more prompts -> verify, beside the next step
+    sync (lrl.weights.sync) -> evict failed generators -> admit more prompts -> verify, during the next step
 
 Half-written responses continue under the new weights; every token carries its version. A generator
 that fails the probe is evicted, because nobody knows which weights wrote its tokens. The trainer

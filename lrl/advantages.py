@@ -188,7 +188,7 @@ class GAE(Advantages):
     """Generalised advantage estimation over the policy's tokens, undiscounted (1506.02438, equation
     16): A_t = sum_k lam^k (r_{t+k} + V_{t+k+1} - V_{t+k}).
 
-    V is the value of `lrl.Critic` before each token, 0 behind the last; the reward comes with the
+    V is the value of `lrl.Critic` before each token, 0 after the last; the reward comes with the
     last token. Needs `model.critic`. A group may have a single response.
 
     Args:

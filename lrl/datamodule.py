@@ -83,13 +83,13 @@ class RolloutDataModule(L.LightningDataModule):
             consume more prompts than the data set has, and continue into the next shuffle.
         mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline
             alone, not in the loss.
-        replay: Trains older groups again, beside a step's own; null never does.
+        replay: Trains older groups again, besides a step's own; null never does.
         dispatch: The dispatch policy, which chooses a generator for each prompt; default
             `lrl.routing.dispatch.LeastLoaded`.
         migration: Moves half-written responses to idle generators; null never does.
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch`
             or `migration` needs it.
-        reward_workers: Processes that score responses beside the trainer.
+        reward_workers: Processes that score responses on the trainer's machine.
         reward_launcher: What starts more of them on other machines (`lrl.members.launchers`); null
             for none.
         reward_timeout_s: Most seconds of a reward for one response.
@@ -107,7 +107,7 @@ class RolloutDataModule(L.LightningDataModule):
         max_turn_tokens: Longest turn; null for `max_response_tokens`, which is of the whole
             episode, with what the environment writes.
         turn_timeout_s: Most seconds of the environment for one turn.
-        episode_timeout_s: Most seconds of an episode behind its first turn.
+        episode_timeout_s: Most seconds of an episode after its first turn.
         environment_workers: Processes that play episodes, each many of them at once.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
             Linux only.

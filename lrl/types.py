@@ -84,7 +84,7 @@ class Rollout:
     """Cause of a missing reward: one of `lrl.rewards.failure_stats.KINDS`, a colon and the
     message."""
     turn_ends: list[int] = field(default_factory=list)
-    """For each whole turn, the index behind its last token; empty without an environment."""
+    """For each whole turn, the index after its last token; empty without an environment."""
     turn_rewards: list[float] = field(default_factory=list)
     """The environment's reward for each of these turns."""
     open_turn: Rollout | None = None

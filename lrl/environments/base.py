@@ -22,7 +22,7 @@ class Policy(Protocol):
         """Has the policy read `observation` and write its next turn.
 
         Args:
-            observation: It stands behind the turn before; behind the prompt at the first call.
+            observation: It follows the turn before; at the first call, the prompt.
             reward: The reward of the turn before.
         """
 
@@ -31,7 +31,7 @@ class Environment(ABC):
     """Plays episodes with a policy. Subclass `lrl.environments.Turns`, or this one for the loop."""
 
     stop: tuple[str, ...] = ()
-    """Tokens that end a turn, beside the end of a response; each is its last one then."""
+    """Tokens that end a turn, besides the end of a response; each is its last one then."""
     deterministic: bool = False
     """Whether the same turns always get the same observations and rewards: a resumed run then goes
     on in the middle of an episode, which begins again otherwise."""

@@ -200,7 +200,7 @@ class Worker:
 def _in_stretches(
     played: Coroutine[Any, Any, None], enter: Callable[[], None], leave: Callable[[float], None]
 ) -> Generator[Any, Any, None]:
-    """Awaits `played`; calls `enter` before and `leave`, with the seconds, behind each stretch in
+    """Awaits `played`; calls `enter` before and `leave`, with the seconds, after each stretch in
     which its code runs."""
     advance, value = played.send, None
     while True:

@@ -25,8 +25,7 @@ Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
 SPARE_SLOTS = 32
-"""Answers a generator can write beside its capacity for rollouts: an evaluation's, and a
-probe's."""
+"""Requests that a generator serves beyond its rollouts: of evaluations and probes."""
 
 
 class GeneratorPool:

@@ -67,7 +67,7 @@ class EpisodeTerms:
         max_turns: Turns after which an episode is cut.
         max_turn_tokens: Most tokens of a turn.
         timeout_s: Most seconds from the end of the first turn to the end of the episode.
-        stop_tokens: Tokens that end a turn, beside those that end a response.
+        stop_tokens: Tokens that end a turn, besides those that end a response.
         encode: Returns the token ids of an observation, without special tokens of its own.
         decode: Returns the text of a turn.
         vocabulary: Number of tokens.
@@ -251,17 +251,17 @@ class Episode:
     async def _replayed(self, conversation: Conversation, reply: Reply) -> bool:
         """Gives the environment the recorded turns; returns whether it gives the recorded
         replies."""
-        rollout, behind = self.rollout, 0
+        rollout, end_of_turn = self.rollout, 0
         for turn, reward in zip(rollout.turns, rollout.turn_rewards, strict=True):
-            if self.terms.ids(reply) != rollout.token_ids[behind : turn.start]:
+            if self.terms.ids(reply) != rollout.token_ids[end_of_turn : turn.start]:
                 return False
             reply = await conversation.reply(
                 self._written(rollout.token_ids[turn.start : turn.stop])
             )
             if reply.done or reply.reward != reward:
                 return False
-            behind = turn.stop
-        return self.terms.ids(reply) == rollout.token_ids[behind:]
+            end_of_turn = turn.stop
+        return self.terms.ids(reply) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
         self._environments.counts["restarted"] += 1

@@ -34,7 +34,7 @@ def cores_of_generators(threads: Sequence[int | None]) -> list[int]:
     """Returns the cores to pin generators, and the thread that reads their streams, to; empty for
     no pinning.
 
-    Beside a trainer with half of the cores they are the other half, if the generators' threads fit
+    Next to a trainer with half of the cores they are the other half, if the generators' threads fit
     there. A trainer with one of two cores was preempted 1,400 times a step while generators were
     not pinned, and 150 times when they were; a step took 0.95 times as long. `threads` are those of
     each generator, None for half of the cores.

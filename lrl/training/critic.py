@@ -1,7 +1,7 @@
 """The critic: a value head that predicts the return from every token, if `model.critic` is set.
 
 `lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt
-beside it. Values are computed once per rollout, when its group reaches its step, by the weights with
+to compare with. Values are computed once per rollout, when its group reaches its step, by the weights with
 which the step begins, and stay with the rollout. The critic learns in the policy's own step: its
 weights are a parameter group of the one optimizer, because Lightning counts the steps of every
 optimizer, and a version of the policy is one step. They are neither sent to generators nor part of

@@ -40,7 +40,7 @@ PromptLogprobs = Callable[..., list[float]]
 
 
 class FirstProof(NamedTuple):
-    """The parts of a first proof besides those of every probe."""
+    """The parts of a first proof that later probes lack."""
 
     generators: Sequence[Generator]
     """All that are to be compared; only the new ones among them are asked for more."""

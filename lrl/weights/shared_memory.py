@@ -36,7 +36,7 @@ class SharedMemory(Transport):
 
     @classmethod
     def stored_bytes(cls, weight_bytes: int, pools: int, generators: int) -> int:
-        """A file for each pool, and one more: a new version is written beside the older one."""
+        """A file for each pool, and one more: a new version is written next to the older one."""
         return (pools + 1) * weight_bytes
 
     def __init__(self) -> None:

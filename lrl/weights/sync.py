@@ -3,7 +3,7 @@
     stage -> distribute -> pause -> start, update, finish -> resume -> finish_sync -> verify
 
 `sync_now` does all of it up to the resume while the trainer waits; `sync_in_background` only the
-stage, which alone needs the policy, and the rest on a thread beside the next step (for transports
+stage, which alone needs the policy, and the rest on a thread during the next step (for transports
 that copy the weights). The trainer never waits for the verification: unverified tokens stay in
 their generator. A generator that the distribution does not reach is paused with the others, because
 nothing may begin under its older version once they hold the new one.
@@ -184,7 +184,7 @@ class PoolSync:
         """Waits until all that the pool writes is verified or cut; returns the probes' failures
         since the last wait."""
         if self._background is not None:
-            late = self._wait_for(self._background, "a sync beside the step", MAX_PHASES)
+            late = self._wait_for(self._background, "a sync during the step", MAX_PHASES)
             self._background = None
             self._in_background = False
             self._missed = bool(late)

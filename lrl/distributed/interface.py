@@ -21,15 +21,10 @@ ANY_PORT = 9
 
 
 class Interface(NamedTuple):
-    """A network interface of this machine, and its address that the other machine sees."""
+    """A network interface of this machine, and an address of it."""
 
     name: str
     address: str
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
-        return self.address.startswith("127.") or self.address == "::1"
 
 
 def resolve(host: str) -> str:
@@ -43,116 +38,73 @@ def resolve(host: str) -> str:
         ) from None
 
 
-def interface_to(host: str) -> Interface:
-    """Returns the interface that leads to a host, this machine itself included.
-
-    Raises:
-        ConfigError: The host has no address, or no interface leads there.
-    """
-    there = resolve(host)
-    with socket.socket(family(there), socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((there, ANY_PORT))
-        except OSError as error:
-            raise ConfigError(
-                f"MASTER_ADDR is {host!r}, and no network interface of this machine "
-                f"({socket.gethostname()}) leads to {there} ({error.strerror}); it has "
-                f"{_listed(interfaces())}. Give an address of rank 0's machine on a network that "
-                "all machines have."
-            ) from None
-        own = probe.getsockname()[0]
-    found = with_address(own)
-    if found is None:
-        raise ConfigError(
-            f"This machine has the address {own} on the way to {host}, and on no interface: set "
-            f"{GLOO}."
-        )
-    return found
-
-
-def interfaces() -> dict[str, list[str]]:
-    """Returns the addresses of each interface of this machine."""
-    inet = (socket.AF_INET, socket.AF_INET6)
-    rows = psutil.net_if_addrs().items()
-    return {
-        name: [one.address.partition("%")[0] for one in found if one.family in inet]
-        for name, found in rows
-    }
+def interfaces() -> list[Interface]:
+    """Returns the interfaces of this machine, one for each address."""
+    return [
+        Interface(name, one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    ]
 
 
 def with_address(address: str) -> Interface | None:
     """Returns the interface that has an address, None if there is none."""
-    return next(
-        (Interface(name, address) for name, found in interfaces().items() if address in found), None
-    )
+    return next((one for one in interfaces() if one.address == address), None)
 
 
 def tell_libraries(found: Interface) -> None:
     """Has gloo and NCCL take this interface, where the user has not set another one."""
     # Without the sign eth1 would also be eth10.
-    for variable, value in (
-        (GLOO, found.name),
-        (NCCL, f"={found.name}"),
-    ):
+    for variable, value in ((GLOO, found.name), (NCCL, f"={found.name}")):
         os.environ[variable] = os.environ.get(variable) or value
 
 
 def chosen_interface(host: str) -> Interface:
     """Returns the interface that the user has set in the variables, or else the one that leads to
-    `host`.
+    `host`, this machine itself included.
 
     Raises:
-        ConfigError: A variable names an interface that this machine does not have, or that has no
-            address of the kind of the host's.
+        ConfigError: A variable names an interface that this machine does not have, or none leads to
+            the host.
     """
-    there = resolve(host)
-    _check_nccl()
-    if not (names := os.environ.get(GLOO, "")):
-        return interface_to(host)
-    name, known = names.split(",")[0], interfaces()
-    if name not in known:
+    there, known = resolve(host), interfaces()
+    wanted = os.environ.get(NCCL, "")
+    for prefix in wanted.removeprefix("=").split(",") if wanted and wanted[0] != "^" else []:
+        found = [one.name for one in known if one.name.startswith(prefix)]
+        if not found or (wanted[0] == "=" and prefix not in found):
+            raise _wrong(NCCL, f"has no interface {prefix}")
+    if wanted := os.environ.get(GLOO, "").split(",")[0]:
+        if wanted not in {one.name for one in known}:
+            raise _wrong(GLOO, "has no such interface")
+        for one in known:
+            if one.name == wanted and family(one.address) == family(there):
+                return one
+        raise _wrong(GLOO, f"has no address there from which MASTER_ADDR, {there}, can be reached")
+    with socket.socket(family(there), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((there, ANY_PORT))
+            own = with_address(probe.getsockname()[0])
+        except OSError:
+            own = None
+    if own is None:
         raise ConfigError(
-            f"{GLOO} is {names!r}, and this machine ({socket.gethostname()}) has no such "
-            f"interface; it has {_listed(known)}. {_remedy(GLOO, host)}"
+            f"MASTER_ADDR is {host!r}, and no network interface of this machine "
+            f"({socket.gethostname()}) leads to {there}; it has {_listed()}. Give an address of "
+            f"rank 0's machine on a network that all machines have, or set {GLOO}."
         )
-    address = next((one for one in known[name] if family(one) == family(there)), None)
-    if address is None:
-        raise ConfigError(
-            f"{GLOO} is {names!r}, which has no address on {socket.gethostname()} from which "
-            f"MASTER_ADDR, {there}, can be reached; there are {_listed(known)}. "
-            f"{_remedy(GLOO, host)}"
-        )
-    return Interface(name, address)
+    return own
 
 
-def _check_nccl() -> None:
-    names = os.environ.get(NCCL, "")
-    if not names or names.startswith("^"):
-        return
-    exact, known = names.startswith("="), interfaces()
-    for name in names.removeprefix("=").split(","):
-        if not any(one == name or (one.startswith(name) and not exact) for one in known):
-            raise ConfigError(
-                f"{NCCL} is {names!r}, and this machine ({socket.gethostname()}) has no interface "
-                f"{name}; it has {_listed(known)}. Correct it, or leave it out: lrl sets it."
-            )
-
-
-def _remedy(variable: str, host: str) -> str:
-    try:
-        return (
-            "Leave it out, and lrl sets it to the one that leads to MASTER_ADDR: "
-            f"{interface_to(host).name}."
-        )
-    except ConfigError:
-        return f"Set {variable} to the one that leads to the other machines."
-
-
-def _listed(known: dict[str, list[str]]) -> str:
-    return (
-        ", ".join(f"{name} ({found[0]})" for name, found in known.items() if found)
-        or "none with an address"
+def _wrong(variable: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{variable} is {os.environ[variable]!r}, and this machine ({socket.gethostname()}) {what}; "
+        f"it has {_listed()}. Leave it out: lrl sets it to the one that leads to MASTER_ADDR."
     )
+
+
+def _listed() -> str:
+    return ", ".join(f"{name} ({address})" for name, address in interfaces())
 
 
 def family(address: str) -> socket.AddressFamily:

@@ -102,9 +102,7 @@ def explain_rank_loss(rank: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RankLostError(
-            f"{rank} does not take part in the step any more: {_look(error)}"
-        ) from error
+        raise RankLostError(f"{rank} has ended or cannot be reached: {_look(error)}") from error
 
 
 @contextmanager
@@ -118,7 +116,9 @@ def explain_broken_collective() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, dist.DistError) or "/gloo/" in str(error):
-            raise RankLostError(f"Another rank has ended: {_look(error)}") from error
+            raise RankLostError(
+                f"Another rank has ended or cannot be reached: {_look(error)}"
+            ) from error
         raise
 
 

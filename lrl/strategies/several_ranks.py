@@ -209,24 +209,25 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         Raises:
             RuntimeError: They were not all there in time, or could not connect.
         """
-        timeout, self._timeout = self._timeout, MEETING if self._rendezvous is None else CONNECTING
+        timeout = self._timeout
+        self._timeout = MEETING if self._rendezvous is None else CONNECTING
         try:
             if self._rendezvous is not None:
                 checks_s = (
                     self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
                 )
                 # Rank 0 comes last, from its checks.
-                self._rendezvous.wait_all("ready", None, checks_s)
+                self._rendezvous.wait_all("process group", None, checks_s)
             with self.signals.at_once():
                 yield
             if self._rendezvous is not None:
                 self._rendezvous.end()
         except dist.DistError as error:
             raise RuntimeError(
-                f"The {self.world_size} ranks did not meet ({error}). This is what rank "
-                f"{self.global_rank} saw, which waits {self._timeout} at most. Look for another "
-                "rank's error; ranks on several machines need the address and a free port of rank "
-                "0's machine, MASTER_ADDR and MASTER_PORT."
+                f"Rank {self.global_rank} has not met all {self.world_size} ranks within "
+                f"{self._timeout} ({error}). Look for another rank's error, and give ranks on "
+                "several machines the address and a free port of rank 0's machine, MASTER_ADDR and "
+                "MASTER_PORT."
             ) from error
         finally:
             self._timeout = timeout

@@ -39,9 +39,9 @@ def ask_by_address() -> None:
 
 
 def ask_with_several_faults(*words: str) -> None:
-    real_clock, real_version = doctor_cluster.clock, doctor_cluster.version_of
-    doctor_cluster.clock = lambda call: real_clock(call, lambda: time.time() + AHEAD_S)
-    doctor_cluster.version_of = lambda name: "1.0" if name == "torch" else real_version(name)
+    real_time, real_packages = time.time, doctor_cluster.packages
+    time.time = lambda: real_time() + AHEAD_S  # of this node's process alone
+    doctor_cluster.packages = lambda: real_packages() | {"torch": "1.0"}
     ask(*words)
 
 

@@ -101,7 +101,9 @@ def test_a_node_that_comes_late_is_waited_for_and_named_meanwhile(
     start: Callable[..., Node],
 ) -> None:
     first = start(0, LONG_S)
-    first.wait_for("1 of 2 ranks have come to 10.213.0.1:29500; rank 1 (node 1) has not")
+    first.wait_for(
+        "1 of 2 ranks have come to the meeting at 10.213.0.1:29500; rank 1 (node 1) has not"
+    )
     second = start(1, LONG_S)
     assert [first.status(), second.status()] == [0, 0], [first.said, second.said]
 
@@ -123,7 +125,10 @@ def test_a_first_node_without_a_second_says_at_its_deadline_which_rank_has_not_c
 ) -> None:
     only = start(0, 2.0)
     assert only.status() == 1
-    assert "1 of 2 ranks have come to 10.213.0.1:29500; rank 1 (node 1) has not" in only.said
+    assert (
+        "1 of 2 ranks have come to the meeting at 10.213.0.1:29500; rank 1 (node 1) has not"
+        in only.said
+    )
     assert "strategy.meeting_timeout_s (2)" in only.said and "Traceback" not in only.said
 
 
@@ -131,7 +136,7 @@ def test_a_port_that_another_process_has_is_named_at_once(start: Callable[..., N
     first = start(0, LONG_S)
     first.wait_for("rank 1 (node 1) has not")
     assert start(0, LONG_S).status() == 1
-    assert f"MASTER_PORT is {PORT}, and another process" in first.said
+    assert f"MASTER_PORT is {PORT}, which rank 0 (node 0) on" in first.said
 
 
 def test_a_fault_that_rank_0_finds_in_its_checks_ends_the_node_that_waits_for_it_with_that_fault(

@@ -59,9 +59,7 @@ def test_two_nodes_train_the_same_policy_without_a_shared_folder_and_both_notice
         (tmp_path / f"node-{number}" / "go").touch()
     assert [first.status(), second.status()] == [1, 1]
     for node in (first, second):
-        assert re.search("take part in the step any more|Another rank has ended", node.said), (
-            node.said
-        )
+        assert "has ended or cannot be reached" in node.said, node.said
         assert "Traceback" not in node.said
     assert steps(first)[:3] == steps(second)[:3]
     assert {path.name for path in (tmp_path / "node-1").iterdir()} == {"output", "go"}

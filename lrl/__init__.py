@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lrl.generators.settings import ServerSettings
     from lrl.policy import PolicyModule
     from lrl.rollouts.prompts import Prompts
+    from lrl.rollouts.reasoning_gym import ReasoningGym
     from lrl.rollouts.replay import Replay
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
@@ -52,6 +53,7 @@ _HOME = {
     "PolicyModule": "lrl.policy",
     "Prompt": "lrl.types",
     "Prompts": "lrl.rollouts.prompts",
+    "ReasoningGym": "lrl.rollouts.reasoning_gym",
     "Reference": "lrl.training.reference",
     "Replay": "lrl.rollouts.replay",
     "Rollout": "lrl.types",

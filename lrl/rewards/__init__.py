@@ -16,6 +16,7 @@ from lrl.rewards.function import Function, as_reward
 from lrl.rewards.gsm8k import GSM8K
 from lrl.rewards.length_penalty import LengthPenalty
 from lrl.rewards.pool import RewardPool
+from lrl.rewards.reasoning_gym import ReasoningGym
 from lrl.rewards.turn_rewards import TurnRewards
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "GaveUp",
     "LengthPenalty",
     "Math",
+    "ReasoningGym",
     "Reward",
     "RewardFailuresError",
     "RewardPool",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -169,7 +169,7 @@ class Prompts:
             ValueError: The data set cannot be read, is empty, or lacks a column.
         """
         if not self.rows:
-            rows = list(islice(read_rows(self.source, self.subset, self.split), self.limit))
+            rows = list(islice(self._source_rows(), self.limit))
             self._check(rows)
             self.rows = rows
 
@@ -204,6 +204,10 @@ class Prompts:
             )
         self._loaded_with = (tokenizer, max_prompt_tokens)
         self._fingerprint = ""
+
+    def _source_rows(self) -> Iterable[Row]:
+        """Returns the rows of the source, in their order."""
+        return read_rows(self.source, self.subset, self.split)
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,77 @@
+"""The scorers of reasoning-gym as one reward: each row is judged by the task that made it."""
+
+import functools
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from lrl.errors import ConfigError
+from lrl.rewards.base import GaveUp, Reward
+from lrl.rewards.final_answer import marked_answers
+from lrl.system.import_by_name import did_you_mean
+
+COLUMNS = ("task", "settings", "item")
+
+
+class ReasoningGym(Reward):
+    r"""The score of the task's own scorer, from 0 to 1, for the prompts of `lrl.ReasoningGym`.
+
+    Many tasks give part of it for an answer that is nearly right, or in the wrong form. The answer
+    is what stands in the last `<answer></answer>` or `\boxed{}`, else the whole response.
+    """
+
+    name = "reasoning_gym"
+
+    def missing_column(self, columns: Collection[str]) -> str:
+        lacking = [name for name in COLUMNS if name not in columns]
+        return f"{lacking[0]!r} (of lrl.ReasoningGym)" if lacking else ""
+
+    def __call__(self, prompt: str, response: str, **columns: Any) -> float:
+        """Returns the score; `GaveUp` for an answer at which the scorer raises an exception.
+
+        `item`, and not the prompt, has the question: a template may have changed it.
+
+        Raises:
+            Exception: The scorer fails at its own right answer too.
+        """
+        task, item = columns["task"], columns["item"]
+        marked = marked_answers(response)
+        answer = (marked[0] if marked else response).strip()
+        score = _scorer(task, json.dumps(columns["settings"], sort_keys=True))
+        try:
+            return float(score(answer, item))
+        except Exception as error:
+            # Four tasks raise whatever int() or json makes of an answer in another form. A scorer
+            # that fails at the right answer too is broken, and this call says so.
+            score(item["answer"], item)
+            return GaveUp(f"{task} cannot read {answer!r:.60}: {type(error).__name__}: {error}")
+
+
+def registered(task: str) -> tuple[Any, Any]:
+    """Returns the classes of a task: its data set, and the dataclass of its settings.
+
+    Raises:
+        ConfigError: There is no such task, or the package is not installed.
+    """
+    try:
+        # Not at the top: it imports all of its tasks, and every reward worker this file.
+        from reasoning_gym.factory import DATASETS
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the package {error.name} is not installed: pip install 'lrl[reasoning-gym]'."
+        ) from error
+    if task not in DATASETS:
+        raise ConfigError(
+            f"reasoning-gym has no task {task!r}.{did_you_mean(task, DATASETS)} It has "
+            f"{len(DATASETS)}, from {min(DATASETS)} to {max(DATASETS)}."
+        )
+    dataset_class, config_class = DATASETS[task]
+    return dataset_class, config_class
+
+
+@functools.cache
+def _scorer(task: str, settings: str) -> Callable[[str, dict[str, Any]], float]:
+    dataset_class, config_class = registered(task)
+    score: Callable[[str, dict[str, Any]], float]
+    score = dataset_class(config_class(**json.loads(settings))).score_answer
+    return score

@@ -1,4 +1,5 @@
-"""The quickstart: a task, a reward and a small policy that need no download and no GPU.
+"""The quickstart: tasks and small policies that need no GPU and no hub.
 
-`task` is separate from `warmup`, since reward workers import it and must not import torch.
+The tasks `task` and `word_problems` are separate from their policies, `warmup` and `smollm2`, since
+reward workers may import them and must not import torch.
 """

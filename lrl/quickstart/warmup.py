@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lrl.quickstart.task import problems, worked
+from lrl.quickstart.whole_folder import find_or_make
 from lrl.system.progress_bar import progress_bar
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ log = logging.getLogger(__name__)
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 VOCABULARY = [PAD, BOS, EOS, *"0123456789+=,>"]
 MARKER = "warmup.json"
-LOCK_TIMEOUT = (
-    900.0  # seconds; a warm-up takes about one minute, so a longer wait means its process is stuck
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +84,12 @@ def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:
         filelock.Timeout: Another process has held the folder's lock for 15 minutes.
     """
     warm_up = warm_up or WarmUp()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock", timeout=LOCK_TIMEOUT):
-        if not _found(folder, warm_up.fingerprint(seed)):
-            _make(folder, seed, warm_up)
-    return folder
+    fingerprint = warm_up.fingerprint(seed)
+    return find_or_make(
+        folder,
+        found=lambda folder: _found(folder, fingerprint),
+        make=lambda unfinished: _make(unfinished, seed, warm_up),
+    )
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
@@ -208,9 +206,6 @@ def _found(folder: Path, fingerprint: str) -> bool:
 
 
 def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    if unfinished.exists():  # this process has the lock, so the process that wrote it was killed
-        shutil.rmtree(unfinished)
     tokenizer = make_tokenizer()
     # Two threads were 1.5 times as fast on two idle cores, and thirty times as slow on two busy
     # ones.
@@ -223,14 +218,13 @@ def _make(folder: Path, seed: int, warm_up: WarmUp) -> None:
             steps = train(model, tokenizer, warm_up, random.Random(seed))
     finally:
         torch.set_num_threads(threads)
-    model.save_pretrained(unfinished)
-    tokenizer.save_pretrained(unfinished)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     facts = {
         "fingerprint": warm_up.fingerprint(seed),
         "seed": seed,
         "steps": steps,
         **asdict(warm_up),
     }
-    (unfinished / MARKER).write_text(json.dumps(facts, indent=2))
-    unfinished.rename(folder)
-    log.info("made the quickstart's policy in %s with %d warm-up steps", folder, steps)
+    (folder / MARKER).write_text(json.dumps(facts, indent=2))
+    log.info("made the quickstart's policy with %d warm-up steps", steps)

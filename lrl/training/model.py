@@ -64,6 +64,8 @@ def find_model(model: str) -> str:
         raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
     try:
         return str(maker())
+    except ConfigError as error:
+        raise ConfigError(f"model={model!r}: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"model={model!r} raised {type(error).__name__}: {error}. Mend the function."

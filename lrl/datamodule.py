@@ -13,20 +13,17 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.checkpoints.made_with import Settings, changes, fingerprint
+from lrl.checkpoints.made_with import changes
 from lrl.checkpoints.newest_checkpoint import check_best, newest_checkpoint
-from lrl.environments import Environment, Written
-from lrl.environments.play import Reply
-from lrl.environments.processes import EnvironmentProcesses
-from lrl.errors import EpisodeError
+from lrl.environments import Environment
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
-from lrl.rewards.reference import trial_response
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.episode import Episodes, EpisodeTerms, Write
+from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings
+from lrl.rollouts.episode import Episodes, Write
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -34,7 +31,6 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import response_text
-from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -43,7 +39,7 @@ from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import LEAST_TEMPERATURE, Group, Prompt, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 T = TypeVar("T")
 
@@ -140,12 +136,12 @@ class RolloutDataModule(L.LightningDataModule):
         skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,
         environment: Environment | None = None,
-        max_turns: int = 16,
-        max_turn_tokens: int | None = None,
-        turn_timeout_s: float = 60.0,
-        episode_timeout_s: float = 1800.0,
-        environment_workers: int = 1,
-        environment_memory_gib: float | None = 4.0,
+        max_turns: int = EpisodeSettings.max_turns,
+        max_turn_tokens: int | None = EpisodeSettings.max_turn_tokens,
+        turn_timeout_s: float = EpisodeSettings.turn_timeout_s,
+        episode_timeout_s: float = EpisodeSettings.episode_timeout_s,
+        environment_workers: int = EpisodeSettings.environment_workers,
+        environment_memory_gib: float | None = EpisodeSettings.environment_memory_gib,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
         super().__init__()
@@ -171,18 +167,6 @@ class RolloutDataModule(L.LightningDataModule):
         if environment and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
             self.rewards.append(TurnRewards())
         self.rollout_timeout_s = rollout_timeout_s
-        self.environment = environment
-        self.max_turns = max_turns
-        self.max_turn_tokens = max_turn_tokens
-        self.episode_timeout_s = episode_timeout_s
-        self.environments: EnvironmentProcesses | None = None
-        if isinstance(environment, Environment):
-            self.environments = EnvironmentProcesses(
-                environment,
-                environment_workers,
-                turn_timeout_s=turn_timeout_s,
-                memory_gib=environment_memory_gib,
-            )
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
         self.stragglers = stragglers
@@ -211,7 +195,20 @@ class RolloutDataModule(L.LightningDataModule):
         self.skip_special_tokens = skip_special_tokens
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
-        self._environment_settings = self._settings_of_the_environment()
+        self.environment: EnvironmentOfRun | None = None
+        episodes = EpisodeSettings(
+            max_turns=max_turns,
+            max_turn_tokens=max_turn_tokens,
+            turn_timeout_s=turn_timeout_s,
+            episode_timeout_s=episode_timeout_s,
+            environment_workers=environment_workers,
+            environment_memory_gib=environment_memory_gib,
+        )
+        if environment is None:
+            episodes.check_unused()
+        elif isinstance(environment, Environment):
+            self.environment = EnvironmentOfRun(environment, episodes, max_response_tokens)
+        self._environment_settings = self.environment.made_with if self.environment else {}
         self._controller: Controller | None = None
         self._restored: dict[str, Any] | None = None
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
@@ -261,40 +258,13 @@ class RolloutDataModule(L.LightningDataModule):
             max_response_tokens=sampling.max_tokens,
         )
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
-        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
-        above(0, "data", episode_timeout_s=self.episode_timeout_s)
-
-    def _settings_of_the_environment(self) -> Settings:
-        """Returns the settings on which episodes depend; empty without an environment."""
-        if self.environment is None:
-            return {}
-        return {
-            "data.environment": fingerprint(
-                [type(self.environment).__mro__, vars(self.environment)]
-            ),
-            "data.max_turns": self.max_turns,
-            "data.max_turn_tokens": self.max_turn_tokens or self.sampling.max_tokens,
-        }
 
     def episodes(self, write: Write) -> Episodes | None:
         """Returns the player of the environment's episodes, whose turns `write` writes; None
         without an environment."""
-        if self.environments is None:
+        if self.environment is None:
             return None
-        return Episodes(write, self.environments, self._episode_terms())
-
-    def _episode_terms(self) -> EpisodeTerms:
-        assert self.environment is not None, "the caller has checked it"
-        tokenizer = self._policy.tokenizer
-        return EpisodeTerms(
-            max_turns=self.max_turns,
-            max_turn_tokens=self.max_turn_tokens or self.sampling.max_tokens,
-            timeout_s=self.episode_timeout_s,
-            stop_tokens=turn_stop_tokens(tokenizer, self.environment),
-            encode=partial(tokenizer.encode, add_special_tokens=False),
-            decode=self.decode,
-            vocabulary=len(tokenizer),
-        )
+        return self.environment.episodes(write, self._policy.tokenizer, self.decode)
 
     @property
     def requests(self) -> Sampling:
@@ -318,19 +288,9 @@ class RolloutDataModule(L.LightningDataModule):
             self.reward_pool.start(next(iter(self.prompts)))
             if self.length_predictor is not None:
                 self.length_predictor.ranker.start()
-        if self.environments is not None:
+        if self.environment is not None:
             first = next(iter(self.prompts)) if stage == "fit" else None
-            self._start_environments(self.environments, first)
-
-    def _start_environments(self, environments: EnvironmentProcesses, first: Prompt | None) -> None:
-        """Tries the environment on the reference answer of the `first` prompt."""
-        terms = self._episode_terms()
-        text = "" if first is None else trial_response(first.columns)
-        try:
-            ids = terms.ids(Reply(text))
-        except EpisodeError:  # the answer need not be in the policy's tokens
-            text, ids = "", []
-        environments.start(first, Written(text, ids), terms.ids)
+            self.environment.start(self._policy.tokenizer, self.decode, first)
 
     def load(self, prompts: Prompts) -> None:
         """Loads a data set with the policy's tokenizer."""
@@ -359,8 +319,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _end_processes(self) -> None:
         self.reward_pool.close()
-        if self.environments is not None:
-            self.environments.close()
+        if self.environment is not None:
+            self.environment.close()
         if self.length_predictor is not None:
             self.length_predictor.ranker.close()
 
@@ -471,10 +431,10 @@ class RolloutDataModule(L.LightningDataModule):
         return self.step_stream
 
     def _next_group(self, step: int) -> Group:
-        behind_first_turns = 0.0 if self.environment is None else self.episode_timeout_s
+        after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
         return self.fleet.loop.wait(
             self.controller.next_group(step),
-            self.rollout_timeout_s * 2 + behind_first_turns,
+            self.rollout_timeout_s * 2 + after_first_turns_s,
             f"waiting for a finished group for step {step}",
             self.poll,
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -9,6 +10,7 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from lrl.environments.base import Environment, Observation, Written
+from lrl.errors import EpisodeError
 
 
 class Reply(NamedTuple):
@@ -17,6 +19,13 @@ class Reply(NamedTuple):
     observation: Observation = ""
     done: bool = False
     reward: float = 0.0
+
+
+def check_opening(opening: Reply) -> None:
+    """Raises EpisodeError if an episode has ended before its first turn."""
+    if opening.done:
+        text = "the episode has ended before the policy's first turn"
+        raise EpisodeError("environment_error", text)
 
 
 class Play:
@@ -34,8 +43,10 @@ class Play:
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         """Plays the episode to its end; raises the errors of the environment."""
-        reward = await self._environment.rollout(self, prompt, **columns)
-        self._replied(Reply("", True, _finite(reward)))
+        played = self._environment.rollout(self, prompt, **columns)
+        if not inspect.isawaitable(played):
+            raise TypeError("rollout is a plain function; define it with `async def`")
+        self._replied(Reply("", True, _finite(await played)))
 
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""

@@ -20,11 +20,10 @@ from typing import Any
 
 from lrl.environments import worker
 from lrl.environments.base import Environment, Written
-from lrl.environments.play import Reply
+from lrl.environments.play import Reply, check_opening
 from lrl.environments.worker import LONGEST_LINE, Progress, WorkerSpec
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.rewards.failure_stats import EPISODE_KINDS
-from lrl.system.config_errors import above, at_least
 from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death, check_main, pickled
 from lrl.system.process_clock import ProcessClock
 from lrl.system.shadowed_modules import check_lrl, check_start
@@ -63,8 +62,6 @@ class EnvironmentProcesses:
         turn_timeout_s: float,
         memory_gib: float | None,
     ) -> None:
-        at_least(1, "data", environment_workers=workers)
-        above(0, "data", turn_timeout_s=turn_timeout_s, environment_memory_gib=memory_gib)
         name = type(environment).__name__
         check_main("The processes of an environment")
         sent = pickled(
@@ -125,7 +122,9 @@ class EnvironmentProcesses:
             if prompt is None:
                 return
             episode = EpisodeElsewhere(process, 1, prompt)
-            check(await episode.begin())
+            opening = await episode.begin()
+            check_opening(opening)
+            check(opening)
             check(await episode.reply(turn))
         except EpisodeError as error:
             raise ConfigError(

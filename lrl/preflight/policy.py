@@ -80,7 +80,7 @@ def check_policy(
             check_vocabulary(folder, shape, policy.tokenizer)
     with noting():
         if sound and data.environment is not None:
-            turn_stop_tokens(policy.tokenizer, data.environment)
+            turn_stop_tokens(policy.tokenizer, data.environment.environment)
     with noting():
         for prompts in read if data.max_prompt_tokens > 0 else ():
             with noting():

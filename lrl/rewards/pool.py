@@ -269,7 +269,9 @@ def _check_rewards(rewards: list[Reward]) -> None:
     """Refuses rewards that no worker could load, or whose names do not tell them apart."""
     names = Counter(reward.name for reward in rewards)
     if not names:
-        raise ConfigError("rewards is empty; give at least one.")
+        raise ConfigError(
+            "rewards is empty; give at least one. Without any only an environment has rewards."
+        )
     if twice := [name for name, times in names.items() if times > 1]:
         raise ConfigError(
             f"rewards has more than one named {twice[0]!r}; give one of them another `name`."

@@ -22,7 +22,7 @@ from reprlib import repr as shortened
 from typing import Any, Protocol
 
 from lrl.environments import Written
-from lrl.environments.play import Reply
+from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
@@ -233,9 +233,7 @@ class Episode:
         self._conversation = self._environments.open(self.prompt)
         try:
             opening = await self._conversation.begin()
-            if opening.done:
-                text = "the episode has ended before the policy's first turn"
-                raise EpisodeError("environment_error", text)
+            check_opening(opening)
             if self.rollout.open_turn is None:
                 self._observe(self.terms.ids(opening))
                 return True

@@ -58,7 +58,13 @@ def turn_stop_tokens(
         ConfigError: One is not a single token of the policy, and no generator would stop there.
     """
     found = []
-    for text in environment.stop:
+    stop: Any = environment.stop
+    if isinstance(stop, str):
+        raise ConfigError(
+            f"data.environment: {type(environment).__name__}.stop is the text {stop!r}; give a "
+            f"tuple of texts, such as ({stop!r},)."
+        )
+    for text in stop:
         try:
             ids = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raise this class itself

@@ -99,7 +99,7 @@ class Steps(L.LightningDataModule):
         super().__init__()
         self.failures = failures
         self.length_predictor = None
-        self.environments = None
+        self.environment = None
         self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
         self.reward_pool = SimpleNamespace(counts=Counter(), remote=SimpleNamespace(ready=[]))
 

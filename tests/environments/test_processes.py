@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Written
+from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
 from lrl.environments.processes import EnvironmentProcesses
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
+from tests.environments import broken
 from tests.environments.worlds import Odd
 
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
@@ -146,7 +147,32 @@ def test_what_ends_an_episode_and_long_words_arrive() -> None:
     assert len(long.observation) == 2_000_000 and end == Reply("", True, 1.0)
 
 
-def test_a_broken_environment_ends_a_run_before_a_server_starts() -> None:
+IN_A_TRIAL: dict[type[Environment], str] = {
+    broken.Unloadable: "cannot be loaded in its process: RuntimeError: no screen",
+    broken.AsksForLevel: "missing 1 required keyword-only argument: 'stage'",
+    broken.TakesNoColumns: "unexpected keyword argument 'level'",
+    broken.TakesNoTurn: "reply() takes 1 positional argument but 2 were given",
+    broken.SaysNothing: "reply returned None; give (observation, done, reward)",
+    broken.Yields: "reply returned <generator",
+    broken.StartsWithNumber: "the observation is 5; give text or a list of token ids",
+    broken.NeedsTheLoop: "asyncio.run() cannot be called from a running event loop",
+    broken.Plain: "rollout is a plain function; define it with `async def`",
+    broken.Silent: "the reward is None; give a finite number",
+    broken.NeverAsks: "the episode has ended before the policy's first turn",
+}
+
+
+def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> None:
+    for kind, named in IN_A_TRIAL.items():
+        made = EnvironmentProcesses(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
+        with pytest.raises(ConfigError) as failed:
+            made.start(PROMPT, say("0"), lambda reply: None)
+        text = str(failed.value)
+        assert named in text and text.startswith("data.environment "), text
+        assert "\n" not in text and len(text) < 600
+
+
+def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
     made = processes()
 
     def refuse(reply: Reply) -> None:

@@ -44,6 +44,12 @@ def scored_elsewhere(kind: str, *named: str, **settings: object) -> Case:
     return ("--data.reward_launcher", kind, "--data.reward_launcher.jobs", "1", *own), named
 
 
+def played(kind: str, *named: str, **settings: object) -> Case:
+    """Returns the case of one of `tests.environments.broken`."""
+    words = [word for name, value in settings.items() for word in (f"--data.{name}", str(value))]
+    return ("--data.environment", f"tests.environments.broken.{kind}", *words), named
+
+
 SETTINGS: dict[str, Case] = {
     "scorers without srun": scored_elsewhere(
         "Slurm", "data.reward_launcher is Slurm", "no srun on the path"
@@ -351,6 +357,30 @@ SETTINGS: dict[str, Case] = {
     ),
     "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
     "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
+    "no such environment": setting(
+        "data.environment", "Calculatr", "data.environment", "Calculatr"
+    ),
+    "a reward for an environment": setting(
+        "data.environment", "lrl.rewards.ExactMatch", "data.environment", "ExactMatch"
+    ),
+    "an environment without a reply": played("NoReply", "data.environment", "reply"),
+    "an environment that cannot be made": played("Unmade", "there is no level1.txt"),
+    "an environment that cannot be sent": played(
+        "Lambda", "data.environment is Lambda", "top level of a module"
+    ),
+    "the stop of a turn as one text": played("TextStop", "TextStop.stop is the text '='", "('=',)"),
+    "the stop of a turn in many tokens": played("LongStop", "LongStop.stop has 'stop'", "4 tokens"),
+    "the stop of a turn in no token": played("EmptyStop", "EmptyStop.stop has ''", "0 tokens"),
+    "no turns": played("SaysNothing", "data.max_turns is 0", "at least 1", max_turns=0),
+    "no time for a reply": played(
+        "SaysNothing", "data.turn_timeout_s is 0.0", "above 0", turn_timeout_s=0.0
+    ),
+    "no process of an environment": played(
+        "SaysNothing", "data.environment_workers is 0", "at least 1", environment_workers=0
+    ),
+    "turns without an environment": setting(
+        "data.max_turns", 4, "data.max_turns is 4", "there is no data.environment"
+    ),
     "no reward worker": setting("data.reward_workers", 0, "data.reward_workers", "at least 1"),
     "no time for a reward": setting(
         "data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"

@@ -1,0 +1,140 @@
+"""The environment of a run: its limits, its processes, and the episodes that are played with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING
+
+from lrl.checkpoints.made_with import Settings, fingerprint
+from lrl.environments import Environment, Written
+from lrl.environments.play import Reply
+from lrl.environments.processes import EnvironmentProcesses
+from lrl.errors import EpisodeError
+from lrl.rewards.reference import trial_response
+from lrl.rollouts.episode import Episodes, EpisodeTerms, Write
+from lrl.rollouts.stop_tokens import turn_stop_tokens
+from lrl.system.config_errors import above, at_least, fault
+from lrl.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
+
+    max_turns: int = 16
+    max_turn_tokens: int | None = None
+    turn_timeout_s: float = 60.0
+    episode_timeout_s: float = 1800.0
+    environment_workers: int = 1
+    environment_memory_gib: float | None = 4.0
+
+    def check(self) -> None:
+        """Checks them, for a run with an environment."""
+        at_least(
+            1,
+            "data",
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            environment_workers=self.environment_workers,
+        )
+        above(
+            0,
+            "data",
+            turn_timeout_s=self.turn_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            environment_memory_gib=self.environment_memory_gib,
+        )
+
+    def check_unused(self) -> None:
+        """Refuses those that are set in a run without an environment."""
+        for one in fields(self):
+            if (value := getattr(self, one.name)) != one.default:
+                fault(
+                    f"data.{one.name} is {value!r}, and there is no data.environment: a response "
+                    "is a single turn. Name one, or leave the setting out."
+                )
+
+
+class EnvironmentOfRun:
+    """Plays the episodes of a run.
+
+    Args:
+        environment: The environment.
+        settings: Its settings.
+        max_tokens: Longest episode.
+
+    Raises:
+        ConfigError: It cannot be sent to a process, or a setting is out of range.
+    """
+
+    def __init__(
+        self, environment: Environment, settings: EpisodeSettings, max_tokens: int
+    ) -> None:
+        settings.check()
+        self.environment = environment
+        self.timeout_s = settings.episode_timeout_s
+        """Most seconds of an episode after its first turn."""
+        self._max_turns = settings.max_turns
+        self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
+        self._processes = EnvironmentProcesses(
+            environment,
+            settings.environment_workers,
+            turn_timeout_s=settings.turn_timeout_s,
+            memory_gib=settings.environment_memory_gib,
+        )
+        self.counts = self._processes.counts
+        """Episodes `replayed` or `restarted`, and processes `replaced`."""
+        self.made_with: Settings = {
+            "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),
+            "data.max_turns": self._max_turns,
+            "data.max_turn_tokens": self._max_turn_tokens,
+        }
+        """The settings on which episodes depend."""
+
+    def start(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        decode: Callable[[list[int]], str],
+        first: Prompt | None,
+    ) -> None:
+        """Tries the environment, with the reference answer of the `first` prompt as a turn; see
+        `EnvironmentProcesses.start`."""
+        terms = self._terms(tokenizer, decode)
+        text = "" if first is None else trial_response(first.columns)
+        try:
+            ids = terms.ids(Reply(text))
+        except EpisodeError:  # the answer need not be in the policy's tokens
+            text = ""
+            ids = []
+        self._processes.start(first, Written(text, ids), terms.ids)
+
+    def close(self) -> None:
+        """Ends its processes. May be called twice."""
+        self._processes.close()
+
+    def episodes(
+        self,
+        write: Write,
+        tokenizer: PreTrainedTokenizerBase,
+        decode: Callable[[list[int]], str],
+    ) -> Episodes:
+        """Returns what plays episodes with turns that `write` writes."""
+        return Episodes(write, self._processes, self._terms(tokenizer, decode))
+
+    def _terms(
+        self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[list[int]], str]
+    ) -> EpisodeTerms:
+        return EpisodeTerms(
+            max_turns=self._max_turns,
+            max_turn_tokens=self._max_turn_tokens,
+            timeout_s=self.timeout_s,
+            stop_tokens=turn_stop_tokens(tokenizer, self.environment),
+            encode=partial(tokenizer.encode, add_special_tokens=False),
+            decode=decode,
+            vocabulary=len(tokenizer),
+        )

@@ -15,7 +15,7 @@ from typing import Any
 from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.frames import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
-from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, Request
+from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -83,6 +83,7 @@ class GeneratorPool:
         deadline_s: float,
         due: int = 0,
         verified: Callable[[], None] = lambda: None,
+        home: Home | None = None,
     ) -> None:
         """Writes every unfinished rollout to its end, on the generator that the dispatch policy
         picks.
@@ -98,15 +99,25 @@ class GeneratorPool:
             deadline_s: Seconds for a request, once it has a generator.
             due: The step that trains the responses, for dispatch.
             verified: Called when those that have ended so far stay so, whatever fails.
+            home: The generator to prefer; it becomes the one that writes.
 
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
         target: Generator | None = None
+        home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
-            request = Request(prompt, len(unfinished), priority=priority, due=due, written=written)
+            request = Request(
+                prompt,
+                len(unfinished),
+                priority=priority,
+                due=due,
+                written=written,
+                home=home.generator,
+            )
             generator = await self.requests.enter(request, unfinished, target)
+            home.generator = generator
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
                     ended = partial(self.requests.release, generator, request)
@@ -132,15 +143,20 @@ class GeneratorPool:
         priority: int,
         deadline_s: float,
         verified: Callable[[], None] = lambda: None,
+        home: Home | None = None,
     ) -> None:
         """Generates in the spare slots, without waiting for rollouts."""
+        home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             # Not during a sync: an evaluation may follow it at once, and its responses must be of
             # the new version.
             async with self._changed:
                 while self.syncing or not self.serving:
                     await self._changed.wait()
-            generator = min(self.serving, key=lambda generator: generator.in_flight)
+            generator = min(
+                self.serving, key=lambda one: (one is not home.generator, one.in_flight)
+            )
+            home.generator = generator
             await self._write(
                 generator,
                 prompt,

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from lrl.environments import Written
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
@@ -175,6 +176,7 @@ class Episode:
         self.write = write
         self.terms = terms
         self._environments = environments
+        self.home = Home()
         self._conversation: Conversation | None = None
         self._losses = 0
 
@@ -196,7 +198,7 @@ class Episode:
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
-        await self.write(prompt, turns, sampling, verified=verified)
+        await self.write(prompt, turns, sampling, verified=verified, home=self.home)
 
     async def answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
@@ -334,6 +336,7 @@ async def _run_alike(episodes: list[Episode]) -> None:
     open_turns = [episode.rollout.open_turn for episode in episodes]
     turns = [turn for turn in open_turns if turn is not None and not turn.finished]
     whole = {id(turn): asyncio.Event() for turn in turns}
+    home = episodes[0].home
 
     def verified() -> None:
         for turn in turns:
@@ -348,6 +351,7 @@ async def _run_alike(episodes: list[Episode]) -> None:
     async def play(episode: Episode) -> None:
         if (event := whole.get(id(episode.rollout.open_turn))) is not None:
             await event.wait()
+            episode.home = Home(home.generator)
         await run_episode(episode)
 
     await _together([write(), *map(play, episodes)])

@@ -53,6 +53,8 @@ class Script:
         self.scripts = [list(script) for script in scripts]
         self.asked: list[tuple[list[int], int, int]] = []
         """(prompt, turns of the request, most tokens), in order."""
+        self.homes: list[Any] = []
+        """The generators that wrote before, of each request; a request is a generator here."""
         self.at: list[float] = []
         """The times of the requests, in virtual seconds."""
         self.firsts = [script[0] for script in scripts]
@@ -60,10 +62,12 @@ class Script:
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        assert how.keys() == {"priority", "verified"} and len(rollouts) == sampling.n
+        assert how.keys() == {"priority", "verified", "home"} and len(rollouts) == sampling.n
         assert sampling.stop_tokens == (2, STOP)
         self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
         self.at.append(asyncio.get_running_loop().time())
+        self.homes.append(how["home"].generator)
+        how["home"].generator = len(self.asked)
         for number, rollout in enumerate(rollouts):
             script = self.scripts[number if len(rollouts) > 1 else self._of(prompt)]
             for token in script.pop(0)[: sampling.max_tokens]:
@@ -122,6 +126,7 @@ def test_first_turns_are_one_request_and_each_later_one_follows_all_that_is_reco
     assert sorted(pool.asked[1:]) == sorted(
         [([7, 8, 1, STOP, 10], 1, 20), ([7, 8, 4, 2], 1, 20), ([7, 8, 4, 2, 3, STOP, 18], 1, 20)]
     )
+    assert pool.homes == [None, 1, 1, 3], "each prefers the one that wrote its turn before"
     assert first.versions == [5, 5, ENVIRONMENT, 5, 5] and first.logprobs[2] == 0.0
     assert first.turn_rewards == [5.0, 55.5] and first.finish_reason == "stop"
     assert first.num_tokens == 4 and first.policy_versions == [5] * 4

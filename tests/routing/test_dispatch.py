@@ -396,3 +396,21 @@ def test_the_order_is_the_steps_then_the_lengths_then_the_groups() -> None:
         each.tokens = float(each.prompt.token_ids[0])
     shuffled = random.Random(0).sample(made, len(made))
     assert sorted(shuffled, key=longest_first) == made
+
+
+@pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens])
+def test_a_later_turn_goes_to_the_generator_with_its_beginning_if_that_has_room(
+    rule: Callable[[], DispatchPolicy],
+) -> None:
+    dispatch, generators = with_oracle(rule()), [Model(), Model(), Model()]
+    generators[2].has.append(request(9, responses=7))
+    for number in range(2):
+        later = request(5, priority=number)
+        later.home = generators[2]
+        dispatch.add(later)
+    assert [position for _, position in send_all(dispatch, generators)][0] == 2
+    assert generators[2].in_flight == 8 and sum(map(len, (one.has for one in generators))) == 3
+    gone = request(5)
+    gone.home = Model()
+    dispatch.add(gone)
+    assert len(send_all(dispatch, generators)) == 1

@@ -5,7 +5,13 @@ Hides how waiting requests are ordered. A policy sees only them, the load of eac
 expected lengths.
 """
 
-from lrl.routing.dispatch.base import DispatchPolicy, ExpectedLengths, GeneratorLoad, Request
+from lrl.routing.dispatch.base import (
+    DispatchPolicy,
+    ExpectedLengths,
+    GeneratorLoad,
+    Home,
+    Request,
+)
 from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.dispatch.skewness_aware import SkewnessAware
 from lrl.routing.dispatch.tail_batching import TailBatching
@@ -14,6 +20,7 @@ __all__ = [
     "DispatchPolicy",
     "ExpectedLengths",
     "GeneratorLoad",
+    "Home",
     "LeastLoaded",
     "LeastTokens",
     "Request",

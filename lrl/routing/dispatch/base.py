@@ -43,6 +43,13 @@ class ExpectedLengths(Protocol):
 
 
 @dataclass(eq=False, slots=True)
+class Home:
+    """The generator that wrote last for an episode: its cache has the episode's beginning."""
+
+    generator: GeneratorLoad | None = None
+
+
+@dataclass(eq=False, slots=True)
 class Request:
     """The unfinished responses to one prompt, which wait for a generator."""
 
@@ -58,6 +65,8 @@ class Request:
     tokens: float = 1.0
     """Expected tokens that each response still needs; 1 where nothing is known.
     `DispatchPolicy.estimate` sets it."""
+    home: GeneratorLoad | None = None
+    """A generator that writes it for less than others do, since it need not read the beginning."""
 
 
 class PriorityQueue:
@@ -142,11 +151,10 @@ class DispatchPolicy(ABC):
         """Removes the next request and returns it with its generator's position, or returns None if
         all wait."""
         request = self._queue.first
-        if (
-            request is None
-            or not generators
-            or (position := self.pick(request, generators)) is None
-        ):
+        if request is None or not generators:
+            return None
+        position = home_of(request, generators)
+        if position is None and (position := self.pick(request, generators)) is None:
             return None
         self._queue.discard(request)
         return request, position
@@ -160,6 +168,15 @@ def has_room(generator: GeneratorLoad, request: Request) -> bool:
     to an idle one.
     """
     return generator.in_flight == 0 or generator.in_flight + request.responses <= generator.capacity
+
+
+def home_of(request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
+    """Returns the position of the request's home if it has room, else None: a preference, which
+    holds no request up."""
+    for position, generator in enumerate(generators):
+        if generator is request.home and has_room(generator, request):
+            return position
+    return None
 
 
 def longest_first(request: Request) -> tuple[float, ...]:

@@ -386,8 +386,10 @@ class ModelledRun:
         for asked in list(generator.client.requests):  # type: ignore[attr-defined]
             group = self.ledger.running[asked.group].rollouts
             for rollout in asked.rollouts:
-                place = next(place for place, its in enumerate(group) if current(its) is rollout)
-                yield (asked.group, place), asked, rollout
+                places = [place for place, its in enumerate(group) if current(its) is rollout]
+                assert places or rollout.finished, "a turn is written that no episode waits for"
+                for place in places:  # none if the episode is beyond this turn already
+                    yield (asked.group, place), asked, rollout
 
     def unfinished(self) -> list[ResponseKey]:
         """Returns the responses that are being written."""

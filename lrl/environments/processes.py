@@ -245,7 +245,9 @@ class EnvironmentProcess:
             self._connection.result()[1].write(_line(number, {}))
 
     def kill(self) -> None:
-        """Ends the process. May be called on any thread, and twice."""
+        """Ends the process with the run. May be called on any thread, and twice."""
+        self._ending = True
+        self._lost = "the run has ended its processes"
         self._process.kill()
         self._process.join(_END_S)
 

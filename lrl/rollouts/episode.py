@@ -232,8 +232,8 @@ class Episode:
         self.close()
         if self.rollout.turn_ends and not self._environments.deterministic:
             self._begin_anew()
-        self._conversation = self._environments.open(self.prompt)
         try:
+            self._conversation = self._environments.open(self.prompt)
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:

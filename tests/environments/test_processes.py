@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from lrl.environments import Environment, Written
@@ -17,6 +21,7 @@ from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
 from tests.environments import broken
 from tests.environments.worlds import Odd
+from tests.leftovers import lives, wait_for
 
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
 TIMEOUT_S = 2.0
@@ -134,6 +139,32 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
         return both[0]
 
     assert run(play).startswith("lost: the worker was ended by SIGKILL")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
+def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import asyncio\n"
+        "from tests.environments.test_processes import PROMPT, processes, say\n"
+        "async def play():\n"
+        "    one = processes().open(PROMPT)\n"
+        "    await one.begin()\n"
+        "    print(one._process._process.pid, flush=True)\n"
+        "    await one.reply(say('hang'))\n"
+        'if __name__ == "__main__":\n'
+        "    asyncio.run(play())\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert trainer.stdout is not None
+    worker = psutil.Process(int(trainer.stdout.readline()))
+    trainer.kill()
+    trainer.wait()
+    wait_for(lambda: not lives(worker), 20.0, "the end of the environment's process")
 
 
 def test_what_ends_an_episode_and_long_words_arrive() -> None:

@@ -1,10 +1,10 @@
 """Runs a command for a process that may end at any moment, and then ends the command gracefully.
 
-A small program (`python ray_guard.py --grace_s 600 -- COMMAND ...`) whose standard input is a
-socket. A line with a number is a signal for the command; SIGKILL is for all that the command has
-started, too. The end of the socket means that the owner is gone, by whatever signal: then the
-command gets SIGTERM, and `grace_s` later SIGKILL. Its exit status is written to the socket. What it
-leaves behind is killed.
+A small program (`python ray_guard.py GRACE_S COMMAND ...`) whose standard input is a socket. A line
+with a number is a signal for the command; SIGKILL is for all that the command has started, too. The
+end of the socket means that the owner is gone, by whatever signal: then the command gets SIGTERM,
+and GRACE_S seconds later SIGKILL. Its exit status is written to the socket. What it leaves behind
+is killed.
 
 The program is no child of its owner: Ray kills the children of its tasks, and they would have no
 time to save.
@@ -14,7 +14,6 @@ Linux only. Standard library and psutil only, as the supervisor's.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -35,32 +34,30 @@ files."""
 def obey(child: subprocess.Popen[bytes], owner: socket.socket, grace_s: float) -> float:
     """Passes signals on until the child ends or must be killed; returns the seconds that the rest
     of it has."""
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
     asked, end = False, float("inf")
     while child.poll() is None:
         if time.monotonic() > end:
             return 0.0
         if end < float("inf"):
             time.sleep(TICK_S)
-        elif told or select.select([owner], [], [], TICK_S)[0]:
-            signals = list(map(int, owner.recv(4096).split())) if not told else []
+        elif select.select([owner], [], [], TICK_S)[0]:
+            signals = [int(line) for line in owner.recv(4096).split()]
             if signal.SIGKILL in signals:
                 return 0.0
-            for signum in signals:
-                child.send_signal(signum)
             if not signals:
                 end = time.monotonic() + grace_s
-                if not asked:  # a second signal would end it at once
-                    child.terminate()
+            # When the owner is gone, too; but a second signal would end the command at once.
+            for signum in signals or [signal.SIGTERM] * (not asked):
+                child.send_signal(signum)
             asked = True
     return BEHIND_S
 
 
 def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
     """Runs `command`; returns its exit status as a shell gives it (128 + signal)."""
+    signal.signal(signal.SIGTERM, lambda *_: owner.shutdown(socket.SHUT_RD))  # as if it were gone
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     # Ray blocks SIGINT in its processes, and children inherit that.
@@ -71,30 +68,21 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
         start_new_session=True,
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
     )
-    tree = Tree(child)
-    tree.end(obey(child, owner, grace_s))
+    Tree(child).end(obey(child, owner, grace_s))
     status = child.returncode if child.returncode is not None else -signal.SIGKILL
     return status if status >= 0 else 128 - status
 
 
-def main() -> int:
-    """Runs the program; returns the command's exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--grace_s", type=float, required=True, help="seconds between SIGTERM and SIGKILL"
-    )
-    parser.add_argument("command", nargs="+", help="program and arguments, after --")
-    arguments = parser.parse_args()
+def main() -> None:
+    """Runs the program."""
+    grace_s, command = float(sys.argv[1]), sys.argv[2:]
     if os.fork():
         os._exit(0)  # the owner waits for this process
     owner = socket.socket(fileno=sys.stdin.fileno())
-    status = guard(arguments.command, arguments.grace_s, owner)
+    status = guard(command, grace_s, owner)
     with contextlib.suppress(OSError):  # the owner is gone
         owner.sendall(f"{status}\n".encode())
-    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

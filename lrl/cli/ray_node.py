@@ -27,37 +27,33 @@ class RayNode:
     """The process of a run on this node."""
 
     def __init__(self) -> None:
+        import ray
+
+        self._address = ray.util.get_node_ip_address()
+        # Bound and never listening: rank 0 can listen beside it, and the kernel gives the port to
+        # nobody else.
+        self._port = socket.socket(socket.AF_INET6 if ":" in self._address else socket.AF_INET)
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind((self._address, 0))
         # A pipe would break, and the run with it, at the end of this process.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the actor lives)
-        self._port: socket.socket | None = None
-        self._guard: socket.socket | None = None
+        self._guard, self._theirs = socket.socketpair()
         self._status: int | None = None
 
     def look(self) -> dict[str, Any]:
-        """Returns what the others need to know of this node."""
-        import ray
-
-        address = ray.util.get_node_ip_address()
-        if self._port is None:
-            # Bound and never listening: rank 0 can listen beside it, and the kernel gives the port
-            # to nobody else.
-            self._port = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._port.bind((address, 0))
-        versions = {"python": ".".join(map(str, sys.version_info[:2]))}
-        if Path(sys.executable).with_name("lrl").exists() and util.find_spec("lrl"):
-            versions["lrl"] = metadata.version("lrl")
+        """Returns the host's name, its address, a free port, and the versions on this node."""
+        found = util.find_spec("lrl") is not None and program().exists()
         return {
             "host": socket.gethostname(),
-            "address": address,
+            "address": self._address,
             "port": self._port.getsockname()[1],
-            "versions": versions,
+            "versions": versions(metadata.version("lrl") if found else "missing"),
         }
 
     def start(
         self, words: list[str], variables: dict[str, str], folder: str, grace_s: float
     ) -> None:
-        """Runs `lrl` with these words, in `folder` if this node has it.
+        """Runs `lrl` with these words.
 
         Args:
             words: The words after `lrl`.
@@ -65,17 +61,13 @@ class RayNode:
             folder: The working folder, if this node has it; otherwise Ray's.
             grace_s: Seconds that it has to end when this actor is gone.
         """
-        package = util.find_spec("lrl")
-        assert package is not None and package.origin is not None, "looked for before"
-        guard = str(Path(package.origin).parent / "cli" / "ray_guard.py")
-        program = str(Path(sys.executable).with_name("lrl"))
-        self._guard, theirs = socket.socketpair()
-        with theirs:
+        guard = [sys.executable, "-P", "-m", "lrl.cli.ray_guard", str(grace_s)]
+        with self._theirs:
             starter = subprocess.Popen(
-                [sys.executable, "-P", guard, "--grace_s", str(grace_s), "--", program, *words],
+                [*guard, str(program()), *words],
                 env=environment() | variables,
                 cwd=folder if os.path.isdir(folder) else None,
-                stdin=theirs.fileno(),
+                stdin=self._theirs.fileno(),
                 stdout=self._output,
                 stderr=self._output,
                 start_new_session=True,
@@ -97,21 +89,30 @@ class RayNode:
 
     def send(self, signum: int) -> None:
         """Sends a signal to `lrl`; SIGKILL ends all that it has started, too."""
-        if self._guard is not None and self._ended() is None:
+        if self._ended() is None:
             self._guard.send(f"{signum}\n".encode())
 
     def _ended(self) -> int | None:
         """Returns the exit status of `lrl`, None while it runs."""
-        if self._status is None and self._guard is not None:
+        if self._status is None:
             try:
-                said = self._guard.recv(64)
-                # Its guard was killed, and the kernel has killed it.
-                self._status = int(said) if said else 137
+                # Nothing is from a guard that was killed: the kernel has killed what it guarded.
+                self._status = int(self._guard.recv(64) or 137)
             except BlockingIOError:
                 pass
             except OSError:
                 self._status = 137
         return self._status
+
+
+def versions(lrl: str) -> str:
+    """Returns in words what must be the same on all nodes."""
+    return f"Python {sys.version_info[0]}.{sys.version_info[1]}, lrl {lrl}"
+
+
+def program() -> Path:
+    """Returns the command `lrl` of this Python."""
+    return Path(sys.executable).with_name("lrl")
 
 
 def environment() -> dict[str, str]:

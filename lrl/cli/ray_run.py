@@ -7,7 +7,9 @@ other ranks of that node, and torch.distributed connects all. So how many ranks 
 matter of the run's settings alone.
 
 Every call to a node can be made twice, and each has a deadline: Ray may say that a node does not
-answer for a while.
+answer for a while. What a node prints is read from it, and not forwarded by Ray, which loses the
+last lines of a run in one of three cases and makes a line of each move of a progress bar (Ray
+2.60).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import ray
@@ -29,13 +32,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lrl.cli import ray_node
 from lrl.errors import RayRunError
-from lrl.members.launchers.ray import TRAVEL
+from lrl.members.launchers.ray import TRAVEL, check_reachable
 from lrl.members.launchers.ray_driver import remove, what_is_missing
+from lrl.system.config_errors import above, at_least
 from lrl.system.endpoint import is_loopback
 
 POLL_S = 0.2
 LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
-"""When a wait for places is reported."""
+"""When a wait for nodes is reported."""
 START_S = 120.0
 """Longest wait for the start of the run's processes, on nodes that have answered."""
 SILENT_S = 120.0
@@ -54,18 +58,39 @@ class Stopped(Exception):
 
 @dataclass(frozen=True)
 class RayRequest:
-    """The nodes that a run wants from Ray, and how long it waits."""
+    """The nodes that a run wants from Ray, and how long it waits.
+
+    Args:
+        nodes: Nodes; sets trainer.num_nodes.
+        gpus: GPUs of each node (trainer.devices; none on a CPU).
+        cpus: CPU cores of each, as Ray counts them.
+        resources: Ray's own resources of each, such as '{"h100": 1}'.
+        address: The cluster's, host:port; auto is the one of this machine.
+        wait_s: Longest wait for the nodes, in seconds.
+        grace_s: Longest wait for a run that saves and ends, in seconds.
+
+    Raises:
+        ConfigError: A number is too small.
+    """
 
     nodes: int
-    bundle: dict[str, float]
-    """Resources of each node."""
-    address: str
-    wait_s: float
-    """Longest wait until the nodes are there, in seconds."""
-    grace_s: float
-    """Seconds that the run has to save and to end."""
-    folder: str = field(default_factory=os.getcwd)
-    """The working folder, on nodes that have it."""
+    gpus: int | None = None
+    cpus: float = 1.0
+    resources: dict[str, float] = field(default_factory=dict)
+    address: str = "auto"
+    wait_s: float = 1800.0
+    grace_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        at_least(0, "ray", gpus=self.gpus)
+        above(0, "ray", nodes=self.nodes, cpus=self.cpus, wait_s=self.wait_s, grace_s=self.grace_s)
+        above(0, "ray.resources", **self.resources)
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Resources of each node."""
+        asked = {"CPU": self.cpus, "GPU": float(self.gpus or 0), **self.resources}
+        return {name: amount for name, amount in asked.items() if amount}
 
 
 @dataclass
@@ -74,11 +99,10 @@ class Node:
 
     number: int
     actor: Any
-    several: bool
     host: str = ""
     address: str = ""
     port: int = 0
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: str = ""
     status: int | None = None
     """Exit status of its process, None while it runs."""
     lost: str = ""
@@ -110,17 +134,11 @@ class Node:
             lines.append(self.line)
             self.line = b""
             self.shown = time.monotonic()
-        head = f"[node {self.number}] " if self.several else ""
-        sys.stdout.write(
-            "".join(f"{head}{shown}\n" for line in lines if (shown := last_state(line)))
-        )
+        for line in lines:
+            states = [state.rstrip() for state in line.decode(errors="replace").split("\r")]
+            if shown := [*filter(None, states)]:
+                sys.stdout.write(f"[node {self.number}] {shown[-1]}\n")
         sys.stdout.flush()
-
-
-def last_state(line: bytes) -> str:
-    """Returns the last state of a progress bar's line."""
-    parts = [part.rstrip() for part in line.decode(errors="replace").split("\r")]
-    return next((part for part in reversed(parts) if part), "")
 
 
 def run(words: Sequence[str], asked: RayRequest) -> int:
@@ -131,21 +149,17 @@ def run(words: Sequence[str], asked: RayRequest) -> int:
         RayRunError: There is no cluster, no place in it, or a node on which lrl cannot run.
     """
     try:
+        check_reachable(asked.address)
         ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RayRunError(
-            f"--address is {asked.address}, and there is no connection to a Ray cluster: type this "
-            f"on its head, or give its host:port. Ray says: {first_line(error)}"
+            f"--address is {asked.address}, and no Ray cluster answers there: type this on its "
+            f"head, or give its host:port. {lines_of(error)[0]}"
         ) from error
     try:
         with signals() as received, placed(asked, received) as nodes:
-            try:
-                start(nodes, words, asked)
-                return RunMonitor(nodes, received, asked.grace_s).follow()
-            finally:
-                for node in nodes:
-                    with suppress(RayError):
-                        ray.kill(node.actor)
+            start(nodes, words, asked.grace_s)
+            return RunMonitor(nodes, received, asked.grace_s).follow()
     except Stopped:
         return 128 + received[0]
     finally:
@@ -173,142 +187,103 @@ def placed(asked: RayRequest, received: list[int]) -> Iterator[list[Node]]:
         RayRunError: Not all are there in time, or one cannot run lrl.
         Stopped: By a signal.
     """
-    start = time.monotonic()
-    bundles = [asked.bundle] * asked.nodes
-    group = placement_group(bundles, strategy="STRICT_SPREAD")
+    group = placement_group([asked.bundle] * asked.nodes, strategy="STRICT_SPREAD")
+    actors = [actor_in(group, number, asked.bundle) for number in range(asked.nodes)]
     try:
-        wait_for_places(group, bundles, asked, received)
-        nodes = [
-            Node(number, actor_of(group, number, asked.bundle), asked.nodes > 1)
-            for number in range(asked.nodes)
-        ]
-        left_s = max(START_S, asked.wait_s + start - time.monotonic())
-        for node, found in zip(nodes, node_info(nodes, left_s, received), strict=True):
-            node.host, node.address, node.port, node.versions = (
-                found[name] for name in ("host", "address", "port", "versions")
-            )
+        found = wait_for(actors, group, asked, received)
+        nodes = [Node(number, actors[number], **found[number]) for number in range(asked.nodes)]
         check(nodes)
         yield nodes
     finally:
         with suppress(RayError):
+            for actor in actors:
+                ray.kill(actor)
             remove(group)
 
 
-def wait_for_places(
-    group: PlacementGroup, bundles: list[dict[str, float]], asked: RayRequest, received: list[int]
-) -> None:
-    """Waits until Ray has reserved a node for each bundle."""
-    start, said_at = time.monotonic(), LOG_AFTER_S
-    while missing := what_is_missing(group, bundles, "STRICT_SPREAD (one on each node)"):
-        stop_if_asked(received)
-        waited = time.monotonic() - start
+def actor_in(group: PlacementGroup, number: int, bundle: dict[str, float]) -> Any:
+    """Returns an actor in a bundle of the placement group; Ray starts it when there is a place."""
+    ray.cloudpickle.register_pickle_by_value(ray_node)
+    own = dict(bundle)
+    how = ray.remote(ray_node.RayNode).options(
+        name=f"lrl-node-{number}-{os.getpid()}",
+        num_cpus=own.pop("CPU", 0),
+        num_gpus=own.pop("GPU", 0),
+        resources=own,
+        max_restarts=0,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=number
+        ),
+    )
+    return how.remote()
+
+
+def wait_for(
+    actors: Sequence[Any], group: PlacementGroup, asked: RayRequest, received: list[int]
+) -> list[dict[str, Any]]:
+    """Waits until Ray has reserved a node for each bundle and started an actor there; returns what
+    each says of its node."""
+    begun, said_at = time.monotonic(), LOG_AFTER_S
+    calls = [actor.look.remote() for actor in actors]
+    while silent := ray.wait(calls, num_returns=len(calls), timeout=POLL_S)[1]:
+        if received:
+            raise Stopped
+        missing = what_is_missing(group, [asked.bundle] * asked.nodes, "STRICT_SPREAD (one a node)")
+        if not missing:
+            missing = f"Ray has a place on each node, and {len(silent)} have not started a process."
+        waited = time.monotonic() - begun
         if waited > asked.wait_s:
             raise RayRunError(
                 f"After {waited:.0f} s: {missing} Lower --nodes, --gpus, --cpus or --resources "
-                "(--gpus 0 on nodes without), add nodes to the cluster, or raise --wait_s."
+                "(--gpus 0 on nodes without), add nodes to the cluster, look into Ray's logs on "
+                "them (session_latest/logs), or raise --wait_s."
             )
         if waited > said_at:
             say(f"Waiting for {waited:.0f} s: {missing}")
             said_at += LOG_EVERY_S
-        time.sleep(POLL_S)
-
-
-def actor_of(group: PlacementGroup, number: int, bundle: dict[str, float]) -> Any:
-    """Returns an actor in a bundle of the placement group."""
-    ray.cloudpickle.register_pickle_by_value(ray_node)
-    own = dict(bundle)
-    return (
-        ray.remote(ray_node.RayNode)
-        .options(
-            name=f"lrl-node-{number}-{os.getpid()}",
-            num_cpus=own.pop("CPU", 0),
-            num_gpus=own.pop("GPU", 0),
-            resources=own,
-            max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=number
-            ),
-        )
-        .remote()
-    )
-
-
-def node_info(nodes: Sequence[Node], timeout_s: float, received: list[int]) -> list[dict[str, Any]]:
-    """Returns what each node says of itself."""
-    asked = [node.actor.look.remote() for node in nodes]
-    end = time.monotonic() + timeout_s
-    while len(ray.wait(asked, num_returns=len(asked), timeout=POLL_S)[0]) < len(asked):
-        stop_if_asked(received)
-        if time.monotonic() > end:
-            silent = [
-                node.number
-                for node, one in zip(nodes, asked, strict=True)
-                if not ray.wait([one], timeout=0)[0]
-            ]
-            raise RayRunError(
-                f"After {timeout_s:.0f} s Ray has not started its process for node "
-                f"{', '.join(map(str, silent))}. Look into the logs of Ray on its nodes "
-                "(session_latest/logs in Ray's folder), or raise --wait_s."
-            )
     try:
-        return list(ray.get(asked))
+        return list(ray.get(calls))
     except RayError as error:
         raise RayRunError(
-            f"Ray cannot start a process on one of the nodes: {last_line(error)}"
+            f"Ray cannot start a process on one of the nodes: {lines_of(error)[-1]}"
         ) from error
 
 
 def check(nodes: Sequence[Node]) -> None:
     """Raises RayRunError if one of the nodes cannot be part of the run."""
-    from importlib import metadata
-
-    mine = {"python": ".".join(map(str, sys.version_info[:2])), "lrl": metadata.version("lrl")}
+    here = ray_node.versions(metadata.version("lrl"))
     for node in nodes:
-        if "lrl" not in node.versions:
+        if node.versions != here:
             raise RayRunError(
-                f"There is no lrl in the Python of Ray on {node.name}: install it there."
+                f"On {node.name} Ray has {node.versions}, and here is {here}: install the same on "
+                "all."
             )
-        if node.versions != mine:
-            theirs, here = (
-                ", ".join(f"{name} {one[name]}" for name in mine) for one in (node.versions, mine)
-            )
+        if len(nodes) > 1 and is_loopback(node.address):
             raise RayRunError(
-                f"On {node.name} there is {theirs}, and here are {here}: install the same on all."
+                f"Ray has {node.address} as the address of {node.host}, which other nodes do not "
+                "reach: start Ray there with --node-ip-address."
             )
-    if len(nodes) > 1 and is_loopback(nodes[0].address):
-        raise RayRunError(
-            f"Ray has {nodes[0].address} as the address of {nodes[0].host}, which other nodes do "
-            "not reach: start Ray there with --node-ip-address."
-        )
 
 
-def start(nodes: Sequence[Node], words: Sequence[str], asked: RayRequest) -> None:
+def start(nodes: Sequence[Node], words: Sequence[str], grace_s: float) -> None:
     """Starts the processes of the run."""
-    first = nodes[0]
-    travelling = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
-    common = {
-        "MASTER_ADDR": first.address,
-        "MASTER_PORT": str(first.port),
+    variables = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
+    variables |= {
+        "MASTER_ADDR": nodes[0].address,
+        "MASTER_PORT": str(nodes[0].port),
         "PYTHONUNBUFFERED": "1",
         "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # for `strategy.launcher: Ray`
     }
     say("; ".join(node.name for node in nodes))
-    started = [
-        node.actor.start.remote(
-            *(
-                [*words],
-                travelling | common | {"NODE_RANK": str(node.number)},
-                asked.folder,
-                asked.grace_s,
-            )
-        )
-        for node in nodes
-    ]
+    started = []
+    for node in nodes:
+        own = variables | {"NODE_RANK": str(node.number)}
+        started.append(node.actor.start.remote([*words], own, os.getcwd(), grace_s))
     try:
         ray.get(started, timeout=START_S)
     except RayError as error:
         raise RayRunError(
-            f"The run could not be started on all nodes: {last_line(error)}"
+            f"The run could not be started on all nodes: {lines_of(error)[-1]}"
         ) from error
 
 
@@ -331,38 +306,37 @@ class RunMonitor:
         """Returns the run's exit status."""
         reads = {node.actor.read.remote(node.at): node for node in self.nodes}
         while any(node.runs for node in self.nodes):
-            for done in ray.wait(list(reads), timeout=POLL_S)[0]:
-                node = reads.pop(done)
-                self._take(node, done)
+            for call in ray.wait(list(reads), timeout=POLL_S)[0]:
+                node = reads.pop(call)
+                self._take(node, call)
                 if node.runs:
                     reads[node.actor.read.remote(node.at)] = node
-            for call, node in list(reads.items()):
+            self._lead()
+            for node in filter(lambda one: one.runs, self.nodes):
                 if time.monotonic() > node.heard + SILENT_S:
                     self._lose(node, f"it has not answered for {SILENT_S:.0f} s")
-                    del reads[call]
-            self._lead()
-            if self._killed and time.monotonic() > self._end + KILLED_S:
-                for node in filter(lambda one: one.runs, self.nodes):
+                elif self._killed and time.monotonic() > self._end + KILLED_S:
                     self._lose(node, "its processes have not ended after SIGKILL")
         return self._status()
 
     def _take(self, node: Node, call: Any) -> None:
         """Takes what a node has answered."""
         try:
-            text, node.status = ray.get(call)
+            text, status = ray.get(call)
         except ActorUnavailableError:  # perhaps for a while
             time.sleep(POLL_S)
             return
         except RayError as error:
-            self._lose(node, f"Ray says: {last_line(error)}")
+            self._lose(node, f"Ray says: {lines_of(error)[-1]}")
             return
         node.heard = time.monotonic()
-        node.take(text, last=node.status is not None)
-        if node.status:
-            say(f"{node.name} has ended with status {node.status}{meaning(node.status)}.")
-            self._failure = self._failure or node.status
+        node.status = status
+        node.take(text, last=status is not None)
+        if status:
+            say(f"{node.name} has ended with status {status}.")
+            self._failure = self._failure or status
             self._ask_at = min(self._ask_at, time.monotonic() + FAILED_S)
-        if node.status is not None and (node.status or node.number == 0):
+        if status is not None and (status or node.number == 0):
             self._end = min(self._end, time.monotonic() + self.grace_s)
 
     def _lose(self, node: Node, why: str) -> None:
@@ -383,7 +357,8 @@ class RunMonitor:
     def _ask(self, signum: int) -> None:
         """Asks the run to end; once, since a second signal would end it without a checkpoint."""
         if not self._asked:
-            self._asked, self._end = True, min(self._end, time.monotonic() + self.grace_s)
+            self._asked = True
+            self._end = min(self._end, time.monotonic() + self.grace_s)
             self._send(signum)
 
     def _send(self, signum: int) -> None:
@@ -400,32 +375,11 @@ class RunMonitor:
         return next((node.status for node in self.nodes if node.status), 0)
 
 
-def stop_if_asked(received: list[int]) -> None:
-    """Raises Stopped if a signal has come."""
-    if received:
-        raise Stopped
-
-
-def meaning(status: int) -> str:
-    """Returns what an exit status says, in brackets."""
-    with suppress(ValueError):
-        return f" ({signal.Signals(status - 128).name})" if status > 128 else ""
-    return ""
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error that says something."""
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
-
-
-def last_line(error: BaseException) -> str:
-    """Returns the last one: Ray puts the cause of an error behind its traceback."""
-    return next(
-        (line.strip() for line in reversed(str(error).splitlines()) if line.strip()),
-        type(error).__name__,
-    )
+def lines_of(error: BaseException) -> list[str]:
+    """Returns the lines of an error's text; Ray puts the cause into the last one, behind its
+    traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines or [type(error).__name__]
 
 
 def say(what: str) -> None:

@@ -4,13 +4,10 @@ for Kubernetes."""
 from __future__ import annotations
 
 import importlib.util
-import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,13 +107,13 @@ def test_what_cannot_run_is_refused_before_anything_is_placed(
     ("words", "reason"),
     [
         (["fit"], "--nodes"),
-        (["--nodes", "0", "fit"], "0 must be above 0"),
+        (["--nodes", "0", "fit"], "ray.nodes is 0; it must be above 0"),
         (["--nodes", "2"], "there is no fit and no validate"),
         (
             ["--nodes", "2", "--resources", "h100", "fit"],
-            "'h100' is no mapping of names to numbers",
+            "Got value: h100",
         ),
-        (["--nodes", "2", "--gpus", "-1", "fit"], "-1 must be 0 or more"),
+        (["--nodes", "2", "--gpus", "-1", "fit"], "ray.gpus is -1; it must be at least 0"),
         (["--nodes", "2", "fit", "--config", "quickstrat"], "Did you mean quickstart?"),
     ],
 )
@@ -153,7 +150,7 @@ def test_without_a_cluster_it_says_where_nobody_answers(
         *DDP,
     ]
     assert main(words) == 1
-    assert "--address is 127.0.0.1:9, and nobody answers there" in capsys.readouterr().err
+    assert "--address is 127.0.0.1:9, and no Ray cluster answers there" in capsys.readouterr().err
 
 
 def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: list[Any]) -> None:
@@ -175,74 +172,3 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
             one["name"] for one in spec["volumes"]
         }
         assert min(int(stop), spec["terminationGracePeriodSeconds"]) > found.grace_s
-
-
-def node(number: int, **found: Any) -> ray_run.Node:
-    versions = {"python": ".".join(map(str, sys.version_info[:2])), "lrl": metadata.version("lrl")}
-    place = {"host": f"host{number}", "address": f"10.0.0.{number + 7}", "versions": versions}
-    return ray_run.Node(number, None, True, **place | found)
-
-
-@pytest.mark.parametrize(
-    ("second", "reason"),
-    [
-        (
-            node(1, versions={"python": "3.11"}),
-            "no lrl in the Python of Ray on node 1 (host1, 10.0.0.8): install it there",
-        ),
-        (
-            node(1, versions={"python": "3.9", "lrl": "0.0.9"}),
-            "On node 1 (host1, 10.0.0.8) there is python 3.9, lrl 0.0.9, and here are python",
-        ),
-        (
-            node(0, address="127.0.0.1"),
-            "Ray has 127.0.0.1 as the address of host0, which other nodes do not reach",
-        ),
-    ],
-)
-def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reason: str) -> None:
-    with pytest.raises(ray_run.RayRunError, match=re.escape(reason)):
-        ray_run.check(sorted([node(1 - second.number), second], key=lambda one: one.number))
-    ray_run.check([node(0), node(1)])
-
-
-@pytest.mark.parametrize(
-    ("received", "first", "second", "status"),
-    [
-        ([], {"status": 0}, {"status": 0}, 0),
-        ([15], {"status": 143}, {"status": 143}, 143),
-        ([], {"status": 0}, {"status": 1}, 1),
-        ([], {"status": 143}, {"lost": "it does not answer"}, 1),
-        ([2], {"status": 130}, {"lost": "it does not answer"}, 130),
-    ],
-    ids=[
-        "its end",
-        "a signal",
-        "a fault of the second node",
-        "a lost node",
-        "a lost node behind a signal",
-    ],
-)
-def test_the_status_of_the_command_is_that_of_the_run(
-    received: list[int], first: dict[str, Any], second: dict[str, Any], status: int
-) -> None:
-    nodes = [node(0, **first), node(1, **second)]
-    for one in nodes:
-        one.actor = SimpleNamespace(read=SimpleNamespace(remote=lambda at: object()))
-    assert ray_run.RunMonitor(nodes, received, grace_s=1.0).follow() == status
-
-
-def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    one = node(1)
-    for text in (b"a li", b"ne\n\n", b"step 1\rstep 2", b"\rstep 3   \r", b"\nand the", b" end"):
-        one.take(text)
-    one.take(b"", last=True)
-    assert capsys.readouterr().out.splitlines() == [
-        "[node 1] a line",
-        "[node 1] step 2",
-        "[node 1] step 3",
-        "[node 1] and the end",
-    ]
-    assert one.at == len(b"a line\n\nstep 1\rstep 2\rstep 3   \r\nand the end")

@@ -1,18 +1,25 @@
-"""How the nodes of a run of `lrl ray` are led to their end. The nodes and Ray are played."""
+"""The nodes of a run of `lrl ray`: which are refused, what they print, how they are led to their end.
+
+The nodes and Ray are played.
+"""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
+from importlib import metadata
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
-from lrl.cli import ray_run  # noqa: E402
+from lrl.cli import ray_node, ray_run  # noqa: E402
+from lrl.errors import RayRunError  # noqa: E402
 
-TERM, KILL = int(signal.SIGTERM), int(signal.SIGKILL)
+INT, TERM, KILL = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGKILL)
 SHORT_S, LONG_S = 0.3, 60.0
 
 
@@ -59,7 +66,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return [call for call in calls if not call.node.silent], []
 
     def run(actors: list[PlayedNode], received: list[int], grace_s: float) -> int:
-        nodes = [ray_run.Node(number, actor, True) for number, actor in enumerate(actors)]
+        nodes = [ray_run.Node(number, actor) for number, actor in enumerate(actors)]
         return ray_run.RunMonitor(nodes, received, grace_s).follow()
 
     monkeypatch.setattr(
@@ -128,3 +135,51 @@ def test_what_outlasts_sigkill_is_given_up(
 ) -> None:
     monkeypatch.setattr(ray_run, "KILLED_S", SHORT_S)
     assert follow([PlayedNode({TERM: 143}), PlayedNode({})], [TERM, TERM], LONG_S) == 143
+
+
+def test_a_lost_node_behind_a_signal_does_not_change_the_status(
+    follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_run, "SILENT_S", SHORT_S)
+    assert follow([PlayedNode({INT: 130}), PlayedNode({}, silent=True)], [INT], LONG_S) == 130
+
+
+def node(number: int, **found: Any) -> ray_run.Node:
+    same = ray_node.versions(metadata.version("lrl"))
+    place = {"host": f"host{number}", "address": f"10.0.0.{number + 7}", "versions": same}
+    return ray_run.Node(number, None, **place | found)
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (
+            node(1, versions="Python 3.9, lrl missing"),
+            "On node 1 (host1, 10.0.0.8) Ray has Python 3.9, lrl missing, and here is Python",
+        ),
+        (
+            node(1, address="127.0.0.1"),
+            "Ray has 127.0.0.1 as the address of host1, which other nodes do not reach",
+        ),
+    ],
+)
+def test_a_node_on_which_the_run_cannot_work_is_named(second: ray_run.Node, reason: str) -> None:
+    ray_run.check([node(0), node(1)])
+    with pytest.raises(RayRunError, match=re.escape(reason)):
+        ray_run.check([node(0), second])
+
+
+def test_whole_lines_are_printed_as_a_terminal_shows_them_with_the_number_of_their_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = node(1)
+    for text in (b"a li", b"ne\n\n", b"step 1\rstep 2", b"\rstep 3   \r", b"\nand the", b" end"):
+        one.take(text)
+    one.take(b"", last=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "[node 1] a line",
+        "[node 1] step 2",
+        "[node 1] step 3",
+        "[node 1] and the end",
+    ]
+    assert one.at == len(b"a line\n\nstep 1\rstep 2\rstep 3   \r\nand the end")

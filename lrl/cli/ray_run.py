@@ -28,12 +28,11 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from lrl.cli import ray_node
 from lrl.errors import RayRunError
 from lrl.members.launchers.ray import TRAVEL, check_reachable
-from lrl.members.launchers.ray_driver import remove, what_is_missing
+from lrl.members.launchers.ray_driver import in_bundle, remove, what_is_missing
 from lrl.system.config_errors import above, at_least
 from lrl.system.endpoint import is_loopback
 
@@ -41,15 +40,13 @@ POLL_S = 0.2
 LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
 """When a wait for nodes is reported."""
 START_S = 120.0
-"""Longest wait for the start of the run's processes, on nodes that have answered."""
+"""Longest wait for the start of Ray's processes on nodes that are there, and of the run's."""
 SILENT_S = 120.0
-"""A node that has not answered for so long is lost."""
+"""A node that has not answered for so long, or has not ended so long after SIGKILL, is lost."""
 FAILED_S = 30.0
 """When a node has failed, the others have so long to end by themselves; then they are asked to."""
 BAR_S = 10.0
 """A bar that grows is printed so often."""
-KILLED_S = 60.0
-"""Longest wait for killed processes."""
 
 
 class Stopped(Exception):
@@ -188,7 +185,13 @@ def placed(asked: RayRequest, received: list[int]) -> Iterator[list[Node]]:
         Stopped: By a signal.
     """
     group = placement_group([asked.bundle] * asked.nodes, strategy="STRICT_SPREAD")
-    actors = [actor_in(group, number, asked.bundle) for number in range(asked.nodes)]
+    ray.cloudpickle.register_pickle_by_value(ray_node)
+    actors: list[Any] = []
+    for number in range(asked.nodes):
+        where = in_bundle(group, number, asked.bundle)
+        name = f"lrl-node-{number}-{os.getpid()}"
+        kind = ray.remote(ray_node.RayNode).options(name=name, max_restarts=0, **where)
+        actors.append(kind.remote())  # Ray starts it when there is a place
     try:
         found = wait_for(actors, group, asked, received)
         nodes = [Node(number, actors[number], **found[number]) for number in range(asked.nodes)]
@@ -201,23 +204,6 @@ def placed(asked: RayRequest, received: list[int]) -> Iterator[list[Node]]:
             remove(group)
 
 
-def actor_in(group: PlacementGroup, number: int, bundle: dict[str, float]) -> Any:
-    """Returns an actor in a bundle of the placement group; Ray starts it when there is a place."""
-    ray.cloudpickle.register_pickle_by_value(ray_node)
-    own = dict(bundle)
-    how = ray.remote(ray_node.RayNode).options(
-        name=f"lrl-node-{number}-{os.getpid()}",
-        num_cpus=own.pop("CPU", 0),
-        num_gpus=own.pop("GPU", 0),
-        resources=own,
-        max_restarts=0,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=number
-        ),
-    )
-    return how.remote()
-
-
 def wait_for(
     actors: Sequence[Any], group: PlacementGroup, asked: RayRequest, received: list[int]
 ) -> list[dict[str, Any]]:
@@ -228,11 +214,13 @@ def wait_for(
     while silent := ray.wait(calls, num_returns=len(calls), timeout=POLL_S)[1]:
         if received:
             raise Stopped
-        missing = what_is_missing(group, [asked.bundle] * asked.nodes, "STRICT_SPREAD (one a node)")
-        if not missing:
+        missing = what_is_missing(
+            group, [asked.bundle] * asked.nodes, "STRICT_SPREAD (one on each node)"
+        )
+        if has_place := not missing:
             missing = f"Ray has a place on each node, and {len(silent)} have not started a process."
         waited = time.monotonic() - begun
-        if waited > asked.wait_s:
+        if waited > asked.wait_s + (START_S if has_place else 0.0):
             raise RayRunError(
                 f"After {waited:.0f} s: {missing} Lower --nodes, --gpus, --cpus or --resources "
                 "(--gpus 0 on nodes without), add nodes to the cluster, look into Ray's logs on "
@@ -312,11 +300,10 @@ class RunMonitor:
                 if node.runs:
                     reads[node.actor.read.remote(node.at)] = node
             self._lead()
-            for node in filter(lambda one: one.runs, self.nodes):
-                if time.monotonic() > node.heard + SILENT_S:
-                    self._lose(node, f"it has not answered for {SILENT_S:.0f} s")
-                elif self._killed and time.monotonic() > self._end + KILLED_S:
-                    self._lose(node, "its processes have not ended after SIGKILL")
+            for node in self.nodes:
+                if node.runs and time.monotonic() > node.heard + SILENT_S:
+                    what = "ended after SIGKILL" if self._killed else "answered"
+                    self._lose(node, f"it has not {what} for {SILENT_S:.0f} s")
         return self._status()
 
     def _take(self, node: Node, call: Any) -> None:
@@ -329,7 +316,8 @@ class RunMonitor:
         except RayError as error:
             self._lose(node, f"Ray says: {lines_of(error)[-1]}")
             return
-        node.heard = time.monotonic()
+        if not self._killed:
+            node.heard = time.monotonic()
         node.status = status
         node.take(text, last=status is not None)
         if status:

@@ -133,7 +133,7 @@ def test_a_node_that_does_not_answer_is_lost_and_the_others_are_asked_to_end(
 def test_what_outlasts_sigkill_is_given_up(
     follow: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_run, "KILLED_S", SHORT_S)
+    monkeypatch.setattr(ray_run, "SILENT_S", SHORT_S)
     assert follow([PlayedNode({TERM: 143}), PlayedNode({})], [TERM, TERM], LONG_S) == 143
 
 

@@ -130,23 +130,28 @@ class Driver:
         remove(self.group)
 
     def _start(self, bundle: int, order: dict[str, Any]) -> Any:
-        resources = dict(self.bundles[bundle])
-        task = ray.remote(serve).options(
-            name=f"lrl-{order['start']}",
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            resources=resources,
-            max_retries=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self.group, placement_group_bundle_index=bundle
-            ),
-        )
+        where = in_bundle(self.group, bundle, self.bundles[bundle])
+        task = ray.remote(serve).options(name=f"lrl-{order['start']}", max_retries=0, **where)
         return task.remote(order["words"], order["variables"])
 
     def _ended(self, name: str, text: str) -> None:
         del self._tasks[name]
         self._ends.pop(name, None)
         report(ended=name, said=text)
+
+
+def in_bundle(group: PlacementGroup, number: int, bundle: dict[str, float]) -> dict[str, Any]:
+    """Returns Ray's options for a task or an actor that has all of a bundle of a placement
+    group."""
+    resources = dict(bundle)
+    return {
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "resources": resources,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=number
+        ),
+    }
 
 
 def remove(group: PlacementGroup) -> None:

@@ -52,7 +52,7 @@ Start = Callable[..., socket.socket]
 
 
 @pytest.fixture
-def start(mark: str, tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, mark: str) -> Iterator[Start]:
     """Starts a guard of some code; gives its owner's end of the socket."""
     owners = []
 

@@ -17,7 +17,6 @@ from typing import Any
 import lightning as L
 
 import lrl
-from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.server import Server
 
 
@@ -74,15 +73,13 @@ def lent_servers(
     Args:
         count: How many.
         model: A policy of the runs' architecture.
-        settings: As for a run of its own: `max_num_seqs` rollouts, and places for evaluations are
-            added.
+        settings: As for a run of its own.
         folder: Of their logs.
     """
-    places = replace(settings, max_num_seqs=settings.max_num_seqs + SPARE_SLOTS)
     run_id = secrets.token_hex(4)
     with ExitStack() as ends:
         servers = [
-            LentServer(str(model), places, "shared_memory", [], folder, n, run_id)
+            LentServer(str(model), settings, "shared_memory", [], folder, n, run_id)
             for n in range(count)
         ]
         for server in servers:

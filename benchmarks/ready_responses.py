@@ -25,8 +25,9 @@ from benchmarks.timed_run import (
 )
 from lrl.advantages import GroupMean
 from lrl.planning.simulator.length_sampling import LengthSampler
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RunParts, StepLoader, StepStream
+from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.model import open_tokenizer
 from lrl.types import Group, Rollout
@@ -60,6 +61,17 @@ def timed_steps(policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -
         responses=RESPONSES,
         micro_batch_tokens=micro_batch_tokens,
     )
+
+
+class Ready(GroupSource):
+    """Groups that are made as a step asks for them."""
+
+    def __init__(self, groups: Iterator[Group]) -> None:
+        self.groups = groups
+
+    def next_group(self, step: int) -> Group:
+        """See `GroupSource.next_group`."""
+        return next(self.groups)
 
 
 class ReadyResponses(L.LightningDataModule):
@@ -99,11 +111,16 @@ class ReadyResponses(L.LightningDataModule):
         return StepLoader(10**6, self._next_step)
 
     def _next_step(self) -> StepStream:
-        step = self.trainer.global_step  # type: ignore[union-attr]
-        arriving = self._groups(step)
-        packer = Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0)
-        run = RunParts(next_group=lambda step: next(arriving), stopwatch=self.stopwatch)
-        return StepStream(step, self.groups, packer, run)
+        trainer: Any = self.trainer
+        return StepStream(
+            trainer.global_step,
+            self.groups,
+            source=Ready(self._groups(trainer.global_step)),
+            policy=trainer.lightning_module,
+            learners=Learners(GroupMean()),
+            packer=Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0),
+            stopwatch=self.stopwatch,
+        )
 
     def _groups(self, step: int) -> Iterator[Group]:
         draw = random.Random(step)

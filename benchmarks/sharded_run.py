@@ -21,10 +21,12 @@ import lightning as L
 import torch
 
 import lrl
+from benchmarks.ready_responses import Ready
 from lrl.advantages import GroupMean
 from lrl.callbacks import OnRankZero, WeightSync
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
+from lrl.rollouts.stream import RankStream, StepLoader, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.sharding import on_cpu, whole_on_rank_0
 from lrl.types import Group, Prompt, Rollout
@@ -163,7 +165,6 @@ def main(
     def next_step() -> StepStream | RankStream:
         if not trainer.is_global_zero:
             return RankStream(module)
-        arriving = groups(trainer.global_step, module.network.config.vocab_size)
         packer = Packer(
             MICRO_BATCH_TOKENS,
             GroupMean(),
@@ -171,10 +172,15 @@ def main(
             data_parallel_size=trainer.world_size,
             blanks=module.sharding is not None,
         )
-        run = RunParts(
-            next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=module.ranks
+        return StepStream(
+            trainer.global_step,
+            GROUPS,
+            source=Ready(groups(trainer.global_step, module.network.config.vocab_size)),
+            policy=module,
+            learners=Learners(GroupMean()),
+            packer=packer,
+            stopwatch=Stopwatch(),
         )
-        return StepStream(trainer.global_step, GROUPS, packer, run)
 
     trainer.fit(module, StepLoader(10**6, next_step))
     found = {

@@ -97,7 +97,8 @@ class OnlyAtTheStart(WeightSync):
     ) -> None:
         """See `WeightSync.on_train_batch_end`."""
         self.pause_seconds = 0.0
-        trainer.datamodule.new_version(trainer.global_step)  # type: ignore[attr-defined]
+        data: lrl.RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        data.controller_calls.new_version(trainer.global_step)
 
 
 class Steps(L.Callback):

@@ -15,6 +15,7 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,9 +235,13 @@ class Evaluation(OnRankZero):
         assert self._running is not None
         step, future = self._running
         self._running = None
-        data = _data(trainer)
-        groups = data.fleet.loop.wait_for(
-            future, self.timeout_s, f"evaluating {self.prompts.name}", data.poll
+        weight_sync = find(trainer, WeightSync)
+        assert weight_sync is not None, "every run has one"
+        groups = _data(trainer).fleet.loop.wait_for(
+            future,
+            self.timeout_s,
+            f"evaluating {self.prompts.name}",
+            partial(weight_sync.poll, trainer),
         )
         waited()
         report = evaluate(

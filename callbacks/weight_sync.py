@@ -151,7 +151,7 @@ class WeightSync(OnRankZero):
             self.pause_seconds = sync.pause_seconds
             self.version = version
             if trainer.training:
-                data.new_version(version)
+                data.controller_calls.new_version(version)
 
         with data.stopwatch.within("stage"):
             self.wait_until_verified(trainer, pool)
@@ -171,8 +171,10 @@ class WeightSync(OnRankZero):
         a few times a second.
 
         Raises:
+            SIGTERMException: The run was stopped.
             NoGenerators: No generator has served for longer than `strategy.generator_timeout_s`.
         """
+        raise_if_stopped(trainer)
         fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         for pool in fleet.pools:
             fleet.outage_limit.check_outage(pool)

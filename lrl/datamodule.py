@@ -2,19 +2,18 @@
 is the ledger."""
 
 from collections import UserList
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import lightning as L
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import changes
-from lrl.checkpoints.newest_checkpoint import check_best, newest_checkpoint
+from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.environments import Environment
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
@@ -22,6 +21,7 @@ from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
+from lrl.rollouts.controller_calls import ControllerCalls
 from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings
 from lrl.rollouts.episode import Episodes, Write
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
@@ -30,18 +30,15 @@ from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.response_text import response_text
-from lrl.rollouts.stream import RankStream, RunParts, StepLoader, StepStream
+from lrl.rollouts.response_text import ResponseDecoder
+from lrl.rollouts.stream import RankStream, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
-from lrl.strategies.generator_devices import raise_if_stopped
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import LEAST_TEMPERATURE, Group, Sampling
-
-T = TypeVar("T")
+from lrl.types import LEAST_TEMPERATURE, Sampling
 
 lightning_warnings.silence()
 
@@ -181,6 +178,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.length_predictor = length_predictor or (
             LengthPredictor() if migration or self.dispatch.needs_lengths else None
         )
+        self.dispatch.lengths = self.length_predictor
         self.sampling = Sampling(
             n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature
         )
@@ -209,14 +207,16 @@ class RolloutDataModule(L.LightningDataModule):
         elif isinstance(environment, Environment):
             self.environment = EnvironmentOfRun(environment, episodes, max_response_tokens)
         self._environment_settings = self.environment.made_with if self.environment else {}
-        self._controller: Controller | None = None
-        self._restored: dict[str, Any] | None = None
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
+        self._calls: ControllerCalls | None = None
+        self._restored: dict[str, Any] | None = None
         self.step_stream: StepStream | None = None
         """The step that trains now, or the last one; callbacks of rank 0 read its groups and
         counts."""
         self._check_settings()
+
+    # ---- checks
 
     def _check_settings(self) -> None:
         sampling = self.sampling
@@ -259,12 +259,30 @@ class RolloutDataModule(L.LightningDataModule):
         )
         above(0, "data", rollout_timeout_s=self.rollout_timeout_s)
 
-    def episodes(self, write: Write) -> Episodes | None:
-        """Returns the player of the environment's episodes, whose turns `write` writes; None
-        without an environment."""
-        if self.environment is None:
-            return None
-        return self.environment.episodes(write, self._policy.tokenizer, self.decode)
+    def check_prompts(self, ledger: dict[str, Any]) -> None:
+        """Raises ValueError if the prompts differ from a saved ledger's, in themselves or in their
+        order."""
+        if ledger.get("prompts", self.prompts.fingerprint) != self.prompts.fingerprint:
+            raise ValueError(
+                "The checkpoint was made with other prompts or another order of them: data.prompts "
+                "has changed (rows, seed, template or tokenizer). Resume with the data set it was "
+                "made with."
+            )
+
+    # ---- prompts and responses
+
+    def load(self, prompts: Prompts) -> None:
+        """Loads a data set with the policy's tokenizer."""
+        prompts.load(self._policy.tokenizer, self.max_prompt_tokens)
+        self._loaded.append(prompts)
+
+    def probe_tokens(self, count: int) -> list[int]:
+        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
+        are fewer."""
+        tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
+        while 0 < len(tokens) < count:
+            tokens *= 2
+        return tokens[:count]
 
     @property
     def requests(self) -> Sampling:
@@ -275,6 +293,123 @@ class RolloutDataModule(L.LightningDataModule):
     def max_model_tokens(self) -> int:
         """Context length of the generators."""
         return self.max_prompt_tokens + self.sampling.max_tokens
+
+    @property
+    def decode(self) -> ResponseDecoder:
+        """Makes the text of a response, as rewards and logs see it."""
+        policy = self._policy
+        return ResponseDecoder(
+            tokenizer=policy.tokenizer,
+            ends=policy.ends_of_text,
+            skip_special_tokens=self.skip_special_tokens,
+        )
+
+    # ---- the parts of a run
+
+    def episodes(self, write: Write) -> Episodes | None:
+        """Returns the player of the environment's episodes, whose turns `write` writes; None
+        without an environment."""
+        if self.environment is None:
+            return None
+        return self.environment.episodes(write, self._policy.tokenizer, self.decode)
+
+    @property
+    def pacing(self) -> Pacing:
+        """The steps at which groups may start and must be trained."""
+        max_steps = self._trainer.max_steps
+        return Pacing(
+            prompts_per_epoch=max(1, len(self.prompts)),
+            groups_per_step=self.groups_per_step,
+            max_lag=self.max_lag,
+            last_step=max_steps if max_steps > 0 else None,
+            wait_for_stragglers=self.stragglers == "wait",
+        )
+
+    def _make_controller(self) -> Controller:
+        """Makes the controller, with the state of a checkpoint if the run resumes."""
+        pool = self.fleet.rollouts
+        controller = Controller(
+            self.prompts,
+            self.episodes(pool.generate) or pool,
+            rewards=self.reward_pool,
+            ledger=Ledger(self.pacing),
+            sampling=self.requests,
+            decode=self.decode,
+            deadline_s=self.rollout_timeout_s,
+            max_skipped=self.max_skipped_per_step,
+            min_rollouts=self.advantages.min_rollouts,
+            length_predictor=self.length_predictor,
+            environment=self._environment_settings,
+        )
+        if self._restored is not None:
+            self.check_prompts(self._restored)
+            other_rewards = changes(self._restored.get("rewards"), self._reward_settings)
+            controller.load_state_dict(self._restored, other_rewards)
+            self._restored = None
+            if controller.resumed:
+                rank_zero_info(str(controller.resumed))
+        return controller
+
+    def _make_calls(self) -> ControllerCalls:
+        syncs = self.weight_sync
+        after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
+        return ControllerCalls(
+            self._make_controller(),
+            self.fleet.loop,
+            group_deadline_s=2 * self.rollout_timeout_s + after_first_turns_s,
+            poll=None if syncs is None else partial(syncs.poll, self._trainer),
+        )
+
+    def next_step(self) -> StepStream:
+        """Makes the stream of the next optimizer step, on the rank that has the generators."""
+        step, policy = self._trainer.global_step, self._policy
+        packer = Packer(
+            self.micro_batch_tokens,
+            self.advantages,
+            self.sampling.temperature,
+            oldest_version=step - self.max_lag if self.stragglers == "mask" else None,
+            whole_groups=policy.objective.whole_groups,
+            mask_truncated=self.mask_truncated,
+            data_parallel_size=policy.data_parallel_size,
+            share_rows=policy.responses_share_rows,
+            blanks=policy.sharding is not None,
+        )
+        self.step_stream = StepStream(
+            step,
+            self.pacing.groups_in(step),
+            source=self.controller_calls,
+            policy=policy,
+            learners=self._learners,
+            packer=packer,
+            stopwatch=self.stopwatch,
+            gather=self._strategy.placement == "shared",
+            replayed=self.replay.draw(step) if self.replay else (),
+        )
+        return self.step_stream
+
+    @property
+    def controller_calls(self) -> ControllerCalls:
+        """The run's controller for the trainer's thread; rank 0 has it once training begins."""
+        if self._calls is None:
+            raise RuntimeError("There is no controller: training has not begun, or has ended.")
+        return self._calls
+
+    @property
+    def controller(self) -> Controller:
+        """The run's controller; see `controller_calls`."""
+        return self.controller_calls.controller
+
+    @property
+    def fleet(self) -> Fleet:
+        """The run's generators."""
+        if self._strategy.fleet is None:
+            raise RuntimeError(
+                "There are no generators: only rank 0 has them, and the trainer's strategy must be "
+                "lrl.AsyncSingleDevice, lrl.AsyncDDP or lrl.AsyncFSDP."
+            )
+        return self._strategy.fleet
+
+    # ---- Lightning's hooks
 
     def setup(self, stage: str) -> None:
         """Loads the prompts and starts the reward workers."""
@@ -292,25 +427,31 @@ class RolloutDataModule(L.LightningDataModule):
             first = next(iter(self.prompts)) if stage == "fit" else None
             self.environment.start(self._policy.tokenizer, self.decode, first)
 
-    def load(self, prompts: Prompts) -> None:
-        """Loads a data set with the policy's tokenizer."""
-        prompts.load(self._policy.tokenizer, self.max_prompt_tokens)
-        self._loaded.append(prompts)
+    def train_dataloader(self) -> StepLoader:
+        """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
+        # Without a length Lightning would fetch a step ahead of training it, which deadlocks an
+        # on-policy run and skips a step at a resume.
+        leads, policy = self._trainer.is_global_zero, self._policy
+        steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
+        if not leads:
+            return StepLoader(steps, lambda: RankStream(policy))
+        # Not earlier: by now the generators are ready and a checkpoint is loaded.
+        self._calls = self._calls or self._make_calls()
+        return StepLoader(steps, self.next_step)
 
-    def probe_tokens(self, count: int) -> list[int]:
-        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
-        are fewer."""
-        tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
-        while 0 < len(tokens) < count:
-            tokens *= 2
-        return tokens[:count]
+    def val_dataloader(self) -> Sequence[Any]:
+        """Returns the evaluations; none within fit, where they run during the training."""
+        if self._trainer.state.fn == "fit":
+            return []
+        # Not a list: Lightning takes all items of nested lists for loaders.
+        return UserList(self.evaluations)
 
     def teardown(self, stage: str) -> None:
         """Ends the helper processes. The controller ended with the fleet's loop; the next run makes
         another one."""
         self._end_processes()
         self._restored = self._ledger_state()
-        self._controller = None
+        self._calls = None
         self._loaded.clear()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -325,161 +466,6 @@ class RolloutDataModule(L.LightningDataModule):
             self.length_predictor.ranker.close()
 
     @property
-    def controller(self) -> Controller:
-        """The run's controller, made at its first use: by then the generators are ready."""
-        if self._controller is None:
-            self._controller = self._make_controller()
-        return self._controller
-
-    def _make_controller(self) -> Controller:
-        self.fleet.rollouts.requests.use(self.dispatch, self.migration, self.length_predictor)
-        pool = self.fleet.rollouts
-        controller = Controller(
-            self.prompts,
-            self.episodes(pool.generate) or pool,
-            rewards=self.reward_pool,
-            ledger=Ledger(self.pacing),
-            sampling=self.requests,
-            decode=self.decode,
-            deadline_s=self.rollout_timeout_s,
-            max_skipped=self.max_skipped_per_step,
-            min_rollouts=self.advantages.min_rollouts,
-            environment=self._environment_settings,
-        )
-        if (restored := self._restored) is not None:
-            self.check_prompts(restored)
-            controller.load_state_dict(
-                restored, changes(restored.get("rewards"), self._reward_settings)
-            )
-            if controller.resumed:
-                rank_zero_info(str(controller.resumed))
-        self._restored = None
-        return controller
-
-    def check_prompts(self, ledger: dict[str, Any]) -> None:
-        """Raises ValueError if the prompts differ from a saved ledger's, in themselves or in their
-        order."""
-        if ledger.get("prompts", self.prompts.fingerprint) != self.prompts.fingerprint:
-            raise ValueError(
-                "The checkpoint was made with other prompts or another order of them: data.prompts "
-                "has changed (rows, seed, template or tokenizer). Resume with the data set it was "
-                "made with."
-            )
-
-    @property
-    def pacing(self) -> Pacing:
-        """The steps at which groups may start and must be trained."""
-        max_steps = self._trainer.max_steps
-        return Pacing(
-            prompts_per_epoch=max(1, len(self.prompts)),
-            groups_per_step=self.groups_per_step,
-            max_lag=self.max_lag,
-            last_step=max_steps if max_steps > 0 else None,
-            wait_for_stragglers=self.stragglers == "wait",
-        )
-
-    def new_version(self, version: int) -> None:
-        """Admits the prompts that may start now that the generators hold `version`."""
-        self.fleet.call(self._new_version(version), f"admitting prompts for version {version}")
-
-    async def _new_version(self, version: int) -> None:
-        await self.controller.new_version(version)
-        if self.length_predictor is not None:
-            self.length_predictor.look_ahead(self.controller.next_prompts())
-
-    def train_dataloader(self) -> StepLoader:
-        """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
-        # Without a length Lightning would fetch a step ahead of training it, which deadlocks an
-        # on-policy run and skips a step at a resume.
-        leads, policy = self._trainer.is_global_zero, self._policy
-        steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
-        return StepLoader(
-            steps,
-            lambda: self.next_step(self._trainer.global_step) if leads else RankStream(policy),
-        )
-
-    def next_step(self, step: int) -> StepStream:
-        """Returns the stream of optimizer step `step`, on the rank that has the generators."""
-        oldest = step - self.max_lag if self.stragglers == "mask" else None
-        temperature, policy = self.sampling.temperature, self._policy
-        packer = Packer(
-            self.micro_batch_tokens,
-            self.advantages,
-            temperature,
-            oldest_version=oldest,
-            whole_groups=policy.objective.whole_groups,
-            mask_truncated=self.mask_truncated,
-            data_parallel_size=policy.data_parallel_size,
-            share_rows=policy.responses_share_rows,
-            blanks=policy.sharding is not None,
-        )
-        run = RunParts(
-            next_group=self._next_group,
-            stopwatch=self.stopwatch,
-            prepare=lambda group: policy.prepare(group, temperature, self.micro_batch_tokens),
-            give_up=self.controller.ledger.give_up,
-            end_step=self._learners.end_step,
-            gather=self._strategy.placement == "shared",
-            check=lambda: raise_if_stopped(self._trainer),
-            ranks=self._strategy.ranks,
-            tensor_parallel_size=self._strategy.ranks.size // policy.data_parallel_size,
-        )
-        replayed = self.replay.draw(step) if self.replay else ()
-        self.step_stream = StepStream(
-            step, self.pacing.groups_in(step), packer=packer, run=run, replayed=replayed
-        )
-        return self.step_stream
-
-    def _next_group(self, step: int) -> Group:
-        after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
-        return self.fleet.loop.wait(
-            self.controller.next_group(step),
-            self.rollout_timeout_s * 2 + after_first_turns_s,
-            f"waiting for a finished group for step {step}",
-            self.poll,
-        )
-
-    @property
-    def _dependencies(self) -> Dependencies:
-        policy = None if self.trainer is None else self.trainer.lightning_module
-        reference: Any = getattr(policy, "reference", None)
-        return Dependencies(
-            sampling=self.sampling,
-            rewards=self._reward_settings,
-            environment=self._environment_settings,
-            kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the ledger after the steps done, and the learners, in plain types and tensors;
-        rank 0's is saved."""
-        fleet = None if self.trainer is None else self._strategy.fleet
-        if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
-            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
-            if not fleet.loop.closed:
-                fleet.call(fleet.rollouts.flush(), "fetching the tokens on their way")
-        return self._learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
-
-    def _ledger_state(self) -> dict[str, Any] | None:
-        """Returns the controller's state, or the loaded state before there is a controller."""
-        if self._controller is None:
-            return self._restored
-        controller, step = self._controller, self._trainer.global_step
-        state = self._on_the_loop(
-            lambda: controller.state_dict(step), f"saving the ledger after step {step}"
-        )
-        return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the state of `state_dict`; a learner that is not in it, or of other settings,
-        begins anew."""
-        self._restored = state_dict["ledger"]
-        if not self.trains:
-            return
-        prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
-        self._learners.load_state_dict(state_dict, self._dependencies, prompt_at)
-
-    @property
     def trainer(self) -> L.Trainer | None:
         """The trainer of the run."""
         return self._attached_to
@@ -489,76 +475,12 @@ class RolloutDataModule(L.LightningDataModule):
         self._attached_to = trainer
         # Lightning sets the trainer just before it looks for a checkpoint.
         if isinstance(trainer, L.Trainer):
-            connector: Any = trainer._checkpoint_connector
-            connector._parse_ckpt_path = partial(self._find_checkpoint, trainer)
-
-    def _find_checkpoint(
-        self, trainer: L.Trainer, verb: TrainerFn, ckpt_path: Any, **how: bool
-    ) -> Any:
-        """Finds the checkpoint as Lightning does, except `last` (`newest_checkpoint`), and keeps
-        its path."""
-        check_best(trainer, ckpt_path)
-        connector: Any = trainer._checkpoint_connector
-        lightnings = type(connector)._parse_ckpt_path
-        found = (
-            newest_checkpoint(trainer)
-            if ckpt_path == "last"
-            else lightnings(connector, verb, ckpt_path, **how)
-        )
-        self.resumes_from = None if found is None else str(found)
-        return found
-
-    @property
-    def fleet(self) -> Fleet:
-        """The run's generators."""
-        if self._strategy.fleet is None:
-            raise RuntimeError(
-                "There are no generators: only rank 0 has them, and the trainer's strategy must be "
-                "lrl.AsyncSingleDevice, lrl.AsyncDDP or lrl.AsyncFSDP."
-            )
-        return self._strategy.fleet
+            find_by_lrl(trainer, partial(setattr, self, "resumes_from"))
 
     @property
     def trains(self) -> bool:
         """Whether the run trains; true without a trainer."""
         return self.trainer is None or self.trainer.state.fn == "fit"
-
-    def val_dataloader(self) -> Sequence[Any]:
-        """Returns the evaluations; none within fit, where they run during the training."""
-        if self._trainer.state.fn == "fit":
-            return []
-        # Not a list: Lightning takes all items of nested lists for loaders.
-        return UserList(self.evaluations)
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of a response, as rewards and logs see it."""
-        policy = self._policy
-        return response_text(
-            policy.tokenizer, token_ids, policy.ends_of_text, self.skip_special_tokens
-        )
-
-    def _on_the_loop(self, read: Callable[[], T], what: str) -> T:
-        """Calls `read` on the fleet's loop, where no task writes meanwhile, or here if the loop has
-        ended.
-
-        Raises:
-            TimeoutError: The loop did not call it in time; names `what`.
-        """
-        fleet = self._strategy.fleet
-        if fleet is None or fleet.loop.closed:
-            return read()
-
-        async def on_the_loop() -> T:
-            return read()
-
-        return fleet.call(on_the_loop(), what)
-
-    def poll(self) -> None:
-        """Ends the run if it was stopped, and admits generators that came back; waits call it a few
-        times a second."""
-        raise_if_stopped(self._trainer)
-        if self.weight_sync is not None:
-            self.weight_sync.poll(self._trainer)
 
     @property
     def _trainer(self) -> L.Trainer:
@@ -575,3 +497,42 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def _policy(self) -> Any:
         return self._trainer.lightning_module
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the ledger after the steps done, and the learners, in plain types and tensors;
+        rank 0's is saved."""
+        fleet = None if self.trainer is None else self._strategy.fleet
+        if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
+            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
+            if not fleet.loop.closed:
+                fleet.call(fleet.rollouts.flush(), "fetching the tokens on their way")
+        return self._learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the state of `state_dict`; a learner that is not in it, or of other settings,
+        begins anew."""
+        self._restored = state_dict["ledger"]
+        if not self.trains:
+            return
+        prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
+        self._learners.load_state_dict(state_dict, self._dependencies, prompt_at)
+
+    def _ledger_state(self) -> dict[str, Any] | None:
+        """Returns the controller's state, or the loaded state before there is a controller."""
+        if self._calls is None:
+            return self._restored
+        state = self._calls.state_dict(self._trainer.global_step)
+        return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
+
+    @property
+    def _dependencies(self) -> Dependencies:
+        policy = None if self.trainer is None else self.trainer.lightning_module
+        reference: Any = getattr(policy, "reference", None)
+        return Dependencies(
+            sampling=self.sampling,
+            rewards=self._reward_settings,
+            environment=self._environment_settings,
+            kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
+        )

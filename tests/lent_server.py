@@ -26,7 +26,7 @@ def start_server(
 ) -> Server:
     """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose
     engine is the same."""
-    settings = ServerSettings(max_model_len=1024, max_num_seqs=96, dtype=dtype, kv_cache_gib=0.1)
+    settings = ServerSettings(max_model_len=1024, max_num_seqs=64, dtype=dtype, kv_cache_gib=0.1)
     settings.extra_args = extra_args or {}  # also such as are refused
     words = (
         str(model),

@@ -1,16 +1,11 @@
-"""Reads of the loop's state by the data module, from the trainer's thread; and the prompts of a
-checkpoint."""
+"""What the data module restores from a checkpoint, and the prompts of one."""
 
-import asyncio
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lrl
 from lrl.datamodule import RolloutDataModule
-from lrl.generators.fleet import Fleet
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.types import Group, Rollout
@@ -18,44 +13,6 @@ from tests.checkpoints.through_files import through_a_file
 from tests.rollouts.test_prompts import characters
 
 BOTH = ("advantages", "replay")
-
-
-class InARun(RolloutDataModule):
-    """A data module whose strategy has this fleet."""
-
-    def __init__(self, fleet: Fleet | None) -> None:
-        super().__init__([{"prompt": "1+1="}], rewards="tests.odd_lengths:brevity")
-        self.trainer: Any = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet))
-
-
-async def write(rollout: Rollout) -> None:
-    """Tokens without end; each takes a while to be written whole."""
-    while True:
-        rollout.token_ids.append(1)
-        time.sleep(0.001)
-        rollout.logprobs.append(-1.0)
-        await asyncio.sleep(0)
-
-
-def lengths(rollout: Rollout) -> tuple[int, int]:
-    return len(rollout.token_ids), len(rollout.logprobs)
-
-
-def test_a_read_on_the_loop_sees_no_half_written_rollout() -> None:
-    fleet, rollout = Fleet([], capacity=1), Rollout()
-    data = InARun(fleet)
-    fleet.loop.submit(write(rollout))
-    try:
-        read = [data._on_the_loop(lambda: lengths(rollout), "reading") for _ in range(30)]
-    finally:
-        fleet.stop()
-    assert all(tokens == logprobs for tokens, logprobs in read) and read[-1] > read[0]
-    # Behind the loop's end, too.
-    assert data._on_the_loop(lambda: lengths(rollout), "reading") >= read[-1]
-
-
-def test_without_a_fleet_the_read_runs_on_the_calling_thread() -> None:
-    assert InARun(None)._on_the_loop(lambda: 3, "reading") == 3
 
 
 ROWS = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(8)]

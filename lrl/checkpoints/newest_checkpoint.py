@@ -6,11 +6,15 @@ is none. A new run has a new folder, so it would nearly always do so.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.errors import ConfigError
@@ -18,6 +22,23 @@ from lrl.system.config_errors import fault
 
 MAX_NAMED_RUNS = 5
 """Runs with checkpoints that an error names."""
+
+
+def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
+    """Makes `trainer` find checkpoints as Lightning does, except `last` (`newest_checkpoint`), and
+    has `note` called with the path of each, or None without one."""
+    connector: Any = trainer._checkpoint_connector
+    # Of the class: an earlier call of this function may have set the instance's.
+    lightnings = partial(type(connector)._parse_ckpt_path, connector)
+
+    def find(verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
+        check_best(trainer, ckpt_path)
+        last = ckpt_path == "last"
+        found = newest_checkpoint(trainer) if last else lightnings(verb, ckpt_path, **how)
+        note(None if found is None else str(found))
+        return found
+
+    connector._parse_ckpt_path = find
 
 
 def newest_checkpoint(trainer: L.Trainer) -> str | None:

@@ -12,6 +12,8 @@ from lrl.generators.generator import CONTROL_DEADLINE_S, Generator
 from lrl.generators.health import OutageLimit, monitor
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
+from lrl.routing.dispatch import DispatchPolicy
+from lrl.routing.migration import Migration
 from lrl.system.cpu_affinity import CpuPinning
 from lrl.system.event_loop import LoopThread, cancel_all
 from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
@@ -31,6 +33,8 @@ class Fleet:
         outage_timeout_s: Seconds that a run waits when no generator is left.
         cores: CPU cores of the servers and the loop while the trainer computes; empty for no
             pinning.
+        dispatch: See `GeneratorPool`; for rollouts.
+        migration: See `GeneratorPool`; for rollouts.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class Fleet:
         heartbeat_s: float = 30.0,
         outage_timeout_s: float = 900.0,
         cores: Collection[int] = (),
+        dispatch: DispatchPolicy | None = None,
+        migration: Migration | None = None,
     ) -> None:
         self.generators = [Generator(server, capacity) for server in servers]
         split = len(self.generators) - reserved
-        self.rollouts = GeneratorPool(self.generators[:split])
+        self.rollouts = GeneratorPool(self.generators[:split], dispatch, migration)
         self.evaluation = GeneratorPool(self.generators[split:]) if reserved else None
         # Lost ones' too: a sync may still use one.
         self._clients = [one.client for one in self.generators]
@@ -158,7 +164,10 @@ class Fleet:
         for pool in self.pools:
             pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
-                self._spawn(monitor(pool, generator, self.heartbeat_s))
+                self._watch(pool, generator)
+
+    def _watch(self, pool: GeneratorPool, generator: Generator) -> None:
+        self._spawn(monitor(pool, generator, self.heartbeat_s))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -172,7 +181,7 @@ class Fleet:
 
     def _await_sync(self, pool: GeneratorPool, generator: Generator) -> None:
         pool.pending.append(generator)
-        self._spawn(monitor(pool, generator, self.heartbeat_s))
+        self._watch(pool, generator)
 
     def _slot_of(self, generator: Generator) -> "_ServerSlot | None":
         """Returns the slot of a generator that this run has started."""

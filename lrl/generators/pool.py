@@ -16,6 +16,7 @@ from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.frames import HOLD_S
 from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
+from lrl.routing.migration import Migration
 from lrl.routing.request_queue import RequestQueue
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -24,8 +25,6 @@ log = logging.getLogger(__name__)
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
 LOG_LINES_IN_ERRORS = 20
-SPARE_SLOTS = 32
-"""Requests that a generator serves beyond its rollouts: of evaluations and probes."""
 
 
 class GeneratorPool:
@@ -33,16 +32,20 @@ class GeneratorPool:
 
     Args:
         generators: Its members.
-        dispatch: Chooses the generator and the order of the prompts.
+        dispatch: Chooses the generator and the order of the prompts; default `LeastLoaded`.
+        migration: Moves half-written responses to idle generators; None never does.
     """
 
     def __init__(
-        self, generators: Sequence[Generator], dispatch: DispatchPolicy | None = None
+        self,
+        generators: Sequence[Generator],
+        dispatch: DispatchPolicy | None = None,
+        migration: Migration | None = None,
     ) -> None:
         self.generators = list(generators)
         self.pending: list[Generator] = []
         """Generators that are ready and join at the next sync."""
-        self.requests = RequestQueue(dispatch or LeastLoaded(), lambda: self.serving)
+        self.requests = RequestQueue(dispatch or LeastLoaded(), lambda: self.serving, migration)
         self.reissued = 0
         """Responses that continued on another generator after an eviction."""
         self.on_evicted: Callable[[Generator], None] = lambda generator: None

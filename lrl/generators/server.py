@@ -22,7 +22,7 @@ import psutil
 from lrl.errors import ConfigError, ServerError
 from lrl.generators import cpu_backend, supervisor
 from lrl.generators.seeds import generator_seed
-from lrl.generators.settings import ServerSettings, as_flags, dashed
+from lrl.generators.settings import SPARE_SLOTS, ServerSettings, as_flags, dashed
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import Location, connect
 
@@ -267,7 +267,7 @@ class Server:
             "seed": generator_seed(self.seed, self.number, self._starts),
             "disable-uvicorn-access-log": True,
             "max-model-len": settings.max_model_len,
-            "max-num-seqs": settings.max_num_seqs,
+            "max-num-seqs": settings.max_num_seqs + SPARE_SLOTS,
             "dtype": settings.dtype,
             "quantization": settings.quantization,
             "tensor-parallel-size": settings.tensor_parallel_size,

@@ -52,6 +52,8 @@ FLAG = re.compile(r"-{0,2}[A-Za-z0-9][\w-]*(\.[\w.+-]+)?")
 """A flag's name, and perhaps a key of its mapping."""
 SPECULATION = ("speculative-config", "spec-method", "spec-model", "spec-tokens")
 """Flags of speculative decoding."""
+SPARE_SLOTS = 32
+"""Requests that a generator serves beyond its rollouts (evaluations, probes)."""
 EXACT_SAMPLERS = ("standard", "block")
 """Its rejection samplers that keep the policy's distribution, by reading vLLM 0.32 and 0.33."""
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
@@ -66,7 +68,8 @@ class ServerSettings:
     Args:
         max_model_len: Longest prompt and response together, in tokens; null is the sum of the data
             module's limits.
-        max_num_seqs: Responses that one generator writes at the same time.
+        max_num_seqs: Rollouts that one generator writes at the same time; evaluations and probes
+            have `SPARE_SLOTS` more.
         dtype: Number format of weights and activations; `auto` is the policy's.
         quantization: Number format of the matrices in a generator, which quantises them as they
             arrive, at each sync: `fp8_per_tensor`, `fp8_per_channel`, `fp8_per_block` or `mxfp8`;

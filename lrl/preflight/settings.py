@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 
 from lrl.advantages import GroupMean
-from lrl.generators.pool import SPARE_SLOTS
-from lrl.generators.settings import QUANTIZATIONS, speculates
+from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, speculates
 from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices

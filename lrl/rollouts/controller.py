@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
-from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.ledger import Ledger, PromptRow
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import Group, Prompt, Rollout, Sampling
 
@@ -58,10 +58,11 @@ class Scorer(Protocol):
         """Sets the reward of each rollout, or the cause of its absence."""
 
 
-class PromptRow(Protocol):
-    """Endless row of a run's prompts."""
+class LookAhead(Protocol):
+    """Wants to know early which prompts come (`lrl.routing.length_predictor.LengthPredictor`)."""
 
-    def __getitem__(self, index: int) -> Prompt: ...
+    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
+        """Announces prompts that start soon."""
 
 
 class Controller:
@@ -78,6 +79,8 @@ class Controller:
         max_skipped: Most groups with equal rewards that are skipped under one version; the others
             are trained.
         min_rollouts: Scored responses below which a group's rewards do not count as equal.
+        length_predictor: Hears of each step's prompts before they start; None where nobody
+            predicts lengths.
         environment: Settings of the environment on which the responses depend.
     """
 
@@ -92,6 +95,7 @@ class Controller:
         deadline_s: float,
         max_skipped: int = 0,
         min_rollouts: int = 2,
+        length_predictor: LookAhead | None = None,
         environment: Settings | None = None,
     ) -> None:
         self.prompts = prompts
@@ -103,6 +107,7 @@ class Controller:
         self.deadline_s = deadline_s
         self.max_skipped = max_skipped
         self.min_rollouts = min_rollouts
+        self.length_predictor = length_predictor
         self.environment = environment or {}
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
@@ -123,22 +128,15 @@ class Controller:
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()
-
-    def next_prompts(self) -> list[Prompt]:
-        """Returns the prompts of the next two steps, if no open group begins anew. Call it on the
-        loop."""
-        first, count = self.ledger.next_index, 2 * self.ledger.pacing.groups_per_step
-        return [self.prompts[index] for index in range(first, first + count)]
+        if self.length_predictor is not None:
+            # The prompts of the next two steps, if no open group begins anew.
+            first, count = self.ledger.next_index, 2 * self.ledger.pacing.groups_per_step
+            self.length_predictor.look_ahead(
+                [self.prompts[index] for index in range(first, first + count)]
+            )
 
     def _admit(self) -> None:
-        self._start(self.ledger.admit(self._version, self._fresh_group))
-
-    def _fresh_group(self, index: int) -> Group:
-        return Group(
-            index=index,
-            prompt=self.prompts[index],
-            rollouts=[Rollout() for _ in range(self.sampling.n)],
-        )
+        self._start(self.ledger.admit(self._version, self.prompts, self.sampling.n))
 
     def _start(self, groups: list[Group]) -> None:
         for group in groups:

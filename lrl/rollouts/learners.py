@@ -54,8 +54,8 @@ class Learners:
     def __init__(
         self,
         advantages: Advantages,
-        replay: Replay | None,
-        length_predictor: LengthPredictor | None,
+        replay: Replay | None = None,
+        length_predictor: LengthPredictor | None = None,
     ) -> None:
         self.advantages = advantages
         self.replay = replay

@@ -23,16 +23,22 @@ Lightning is then more than one pass over the data set.
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import has_same_columns, load_group, save_group
-from lrl.types import Group, Prompt
+from lrl.types import Group, Prompt, Rollout
 
 log = logging.getLogger(__name__)
 
 DONE = -1
 """Step of a group that is done without one: it comes before all steps."""
+
+
+class PromptRow(Protocol):
+    """Endless row of a run's prompts."""
+
+    def __getitem__(self, index: int) -> Prompt: ...
 
 
 class Ledger:
@@ -61,12 +67,13 @@ class Ledger:
         self._steps: dict[int, int] = {}
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
-    def admit(self, generator_version: int, open_group: Callable[[int], Group]) -> list[Group]:
+    def admit(self, generator_version: int, prompts: PromptRow, responses: int) -> list[Group]:
         """Moves all groups that may start now to running, and returns them, oldest first.
 
         Args:
             generator_version: Version that the generators hold.
-            open_group: Makes the group of an index, with its prompt and empty responses.
+            prompts: The run's row of prompts.
+            responses: Empty responses of each group.
         """
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
@@ -74,9 +81,13 @@ class Ledger:
             if not any(
                 self.next_index in book for book in (self._steps, self.running, self.finished)
             ):
-                group = open_group(self.next_index)
-                group.admitted_by = generator_version
-                group.due = self.pacing.step_of(self._started - len(self.skipped))
+                group = Group(
+                    index=self.next_index,
+                    prompt=prompts[self.next_index],
+                    rollouts=[Rollout() for _ in range(responses)],
+                    admitted_by=generator_version,
+                    due=self.pacing.step_of(self._started - len(self.skipped)),
+                )
                 self._open[generator_version] += 1
                 self._started += 1
                 self.running[group.index] = group

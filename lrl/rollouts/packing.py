@@ -62,6 +62,7 @@ class Packer:
                 "1.0"
             )
         self.advantages = advantages
+        self.micro_batch_tokens = micro_batch_tokens
         self.temperature = temperature
         self.oldest_version = oldest_version
         self.mask_truncated = mask_truncated

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def response_text(
-    tokenizer: PreTrainedTokenizerBase,
-    token_ids: list[int],
-    ends: frozenset[int],
-    skip_special_tokens: bool,
-) -> str:
-    """Returns a response as text, without its end.
+@dataclass(frozen=True, kw_only=True)
+class ResponseDecoder:
+    """Turns the tokens of a response into its text, without its end.
 
     Args:
         tokenizer: The policy's tokenizer.
-        token_ids: The response.
         ends: What `ends_of_text` returns; these tokens never come into the text.
         skip_special_tokens: Whether to leave out all other special tokens, too.
     """
-    kept = [token for token in token_ids if token not in ends]
-    return tokenizer.decode(kept, skip_special_tokens=skip_special_tokens)
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    skip_special_tokens: bool
+
+    def __call__(self, token_ids: list[int]) -> str:
+        """Returns the text of a response."""
+        kept = [token for token in token_ids if token not in self.ends]
+        return self.tokenizer.decode(kept, skip_special_tokens=self.skip_special_tokens)
 
 
 def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:

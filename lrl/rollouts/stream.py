@@ -7,12 +7,12 @@ records its waits by their reason.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from lrl.distributed.collective import Command, HasRanks
-from lrl.distributed.ranks import Ranks
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer, Round
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
@@ -27,29 +27,29 @@ class StepCounts(NamedTuple):
     sequences: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunParts:
-    """Parts of a run that all of its step streams share."""
+class GroupSource(ABC):
+    """Where the steps of a run get their groups, on rank 0: the controller, or a model of one."""
 
-    next_group: Callable[[int], Group]
-    """Waits for the next group of a step."""
-    stopwatch: Stopwatch
-    """The trainer's stopwatch."""
-    prepare: Callable[[Group], None] = lambda group: None
-    """Adds to a group what the loss needs of its responses, before it is packed."""
-    give_up: Callable[[Group], None] = lambda group: None
-    """Receives each group that has too few scored responses to train."""
-    end_step: Callable[[int, list[Group]], None] = lambda step, groups: None
-    """Receives all groups of a step when its optimizer step is done."""
-    gather: bool = False
-    """Whether a step waits for all of its groups before it packs the first."""
-    check: Callable[[], None] = lambda: None
-    """Raises if the run was stopped; called before each round, when the other ranks listen."""
-    ranks: Ranks = field(default_factory=Ranks)
-    """The ranks that train; the packer makes a micro-batch for each, or for each
-    `tensor_parallel_size` of them."""
-    tensor_parallel_size: int = 1
-    """Ranks, neighbours, that compute one micro-batch together."""
+    @abstractmethod
+    def next_group(self, step: int) -> Group:
+        """Waits for the next group that `step` trains, and returns it."""
+
+    def give_up(self, group: Group) -> None:  # noqa: B027 (a source without a book has nothing to do)
+        """Receives each group that has too few scored responses to train."""
+
+    def raise_if_stopped(self) -> None:  # noqa: B027 (a source that cannot be stopped ignores it)
+        """Raises if the run was stopped."""
+
+
+class StepPolicy(HasRanks, Protocol):
+    """The policy, as the stream of a step calls it (`lrl.PolicyModule`)."""
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Micro-batches that are trained at the same time."""
+
+    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
+        """Adds to a group what the loss needs of its responses."""
 
 
 class StepStream:
@@ -58,20 +58,38 @@ class StepStream:
     Args:
         step: Number of the step, from 0: also the trainer's version while it trains.
         groups: Number of groups that the step trains.
+        source: The run's groups.
+        policy: The policy; its ranks are those that train.
+        learners: They learn from the groups once the step is done.
         packer: Makes micro-batches of groups; its counts are the step's.
-        run: The parts of the run.
+        stopwatch: The trainer's.
+        gather: Whether the step waits for all of its groups before it packs the first.
         replayed: Groups that the step trains again; they come first, while fresh ones are still
             being written.
     """
 
     def __init__(
-        self, step: int, groups: int, packer: Packer, run: RunParts, replayed: Sequence[Group] = ()
+        self,
+        step: int,
+        groups: int,
+        *,
+        source: GroupSource,
+        policy: StepPolicy,
+        learners: Learners,
+        packer: Packer,
+        stopwatch: Stopwatch,
+        gather: bool = False,
+        replayed: Sequence[Group] = (),
     ) -> None:
         self.step = step
         self.packer = packer
         self.replayed = replayed
         self._expected = groups
-        self._run = run
+        self._source = source
+        self._policy = policy
+        self._learners = learners
+        self._stopwatch = stopwatch
+        self._gather = gather
         self.groups: list[Group] = []
         self.waits: list[float] = []
         """Seconds of waiting for each of `groups`, without those for its rewards."""
@@ -80,16 +98,15 @@ class StepStream:
         sequences."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        stopwatch, ranks = self._run.stopwatch, self._run.ranks
+        stopwatch, ranks = self._stopwatch, self._policy.ranks
+        # Neighbours compute one micro-batch together.
+        tensor_parallel_size = ranks.size // self._policy.data_parallel_size
         stopwatch.enter("pack")
         ranks.listening = True
         for each in self._rounds():
-            self._run.check()
-            if (
-                micro := ranks.scatter(
-                    [micro for micro in each for _ in range(self._run.tensor_parallel_size)]
-                )
-            ) is None:
+            self._source.raise_if_stopped()  # here, where the other ranks listen
+            micro = ranks.scatter([one for one in each for _ in range(tensor_parallel_size)])
+            if micro is None:
                 continue
             stopwatch.enter("train")
             ranks.listening = False
@@ -110,29 +127,29 @@ class StepStream:
             self._prepare(group)  # the reference may have moved since the group was first trained
             yield from self.packer.add(group, replayed=True)
         arriving = (self._wait() for _ in range(self._expected))
-        for group in list(arriving) if self._run.gather else arriving:
+        for group in list(arriving) if self._gather else arriving:
             self._prepare(group)
             full = self.packer.add(group)
             if group.index in self.packer.discarded_groups:
-                self._run.give_up(group)
+                self._source.give_up(group)
             yield from full
         yield from self.packer.flush()
 
     def _prepare(self, group: Group) -> None:
-        with self._run.stopwatch.within("reference"):
-            self._run.prepare(group)
+        with self._stopwatch.within("reference"):
+            self._policy.prepare(group, self.packer.temperature, self.packer.micro_batch_tokens)
 
     def finish(self) -> None:
         """Reports the trained groups, see `Step`."""
-        self._run.ranks.listening = True
+        self._policy.ranks.listening = True
         # Not earlier: a step that an error ends is trained again after a resume, and would count
         # twice.
-        self._run.end_step(self.step, self.groups)
+        self._learners.end_step(self.step, self.groups)
 
     def _wait(self) -> Group:
         """Waits for the next group; records the part of the wait that its rewards took as
         `wait_reward`."""
-        number, stopwatch = len(self.groups), self._run.stopwatch
+        number, stopwatch = len(self.groups), self._stopwatch
         state = (
             "wait_first"
             if number == 0
@@ -142,7 +159,7 @@ class StepStream:
         )
         before = stopwatch.seconds(state)
         stopwatch.enter(state)
-        group = self._run.next_group(self.step)
+        group = self._source.next_group(self.step)
         stopwatch.enter("pack")
         waited = stopwatch.seconds(state) - before
         for_rewards = min(waited, group.scoring_s)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from lrl.routing.dispatch import DispatchPolicy, ExpectedLengths, Request
+from lrl.routing.dispatch import DispatchPolicy, Request
 from lrl.routing.dispatch.base import has_room
 from lrl.routing.migration import Migration
 from lrl.types import Rollout
@@ -83,12 +83,17 @@ class RequestQueue(Generic[G]):
     Args:
         dispatch: Chooses the generator and the order of the requests.
         serving: Returns the generators that serve now.
+        migration: Moves half-written responses to idle generators; None never does.
     """
 
-    def __init__(self, dispatch: DispatchPolicy, serving: Callable[[], Sequence[G]]) -> None:
+    def __init__(
+        self,
+        dispatch: DispatchPolicy,
+        serving: Callable[[], Sequence[G]],
+        migration: Migration | None = None,
+    ) -> None:
         self.dispatch = dispatch
-        self.migration: Migration | None = None
-        """Moves half-written responses to idle generators; None never does."""
+        self.migration = migration
         self.moved = 0
         """Responses that moved."""
         self.has_waiting = False
@@ -99,15 +104,6 @@ class RequestQueue(Generic[G]):
         self._targets: dict[Request, G] = {}  # new generators of interrupted requests
         # The version at which a request moved to its generator.
         self._moved_at: dict[Request, int] = {}
-
-    def use(
-        self, dispatch: DispatchPolicy, migration: Migration | None, lengths: ExpectedLengths | None
-    ) -> None:
-        """Sets the policies of the queue and the expected lengths that both read; call it while no
-        request waits."""
-        self.dispatch = dispatch
-        self.migration = migration
-        dispatch.lengths = lengths
 
     async def enter(
         self, request: Request, rollouts: Sequence[Rollout], target: G | None = None

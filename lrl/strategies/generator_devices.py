@@ -31,7 +31,6 @@ from lrl.checkpoints.run_folder import RunFolderLock, run_folder
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.generators.fleet import Fleet
-from lrl.generators.pool import SPARE_SLOTS
 from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
@@ -207,19 +206,8 @@ class GeneratorDevices(GracefulShutdown):
         the launcher."""
         self.transport, placements = self.plan()
         servers = self.make_servers(trainer, placements)
-        on_cuda, threads = (
-            self.root_device.type == "cuda",
-            [server.settings.threads for server in servers],
-        )
         settings = self._settings(trainer)
-        fleet = self.fleet = Fleet(
-            servers,
-            capacity=self.server_settings.max_num_seqs,
-            reserved=self.num_evaluation_generators,
-            heartbeat_s=self.heartbeat_s,
-            outage_timeout_s=self.generator_timeout_s,
-            cores=() if on_cuda else cores_of_generators(threads),
-        )
+        fleet = self.fleet = self._make_fleet(servers, trainer.datamodule)  # type: ignore[attr-defined]
         fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
         members = self.members = self._make_members(trainer, fleet, settings)
 
@@ -233,11 +221,26 @@ class GeneratorDevices(GracefulShutdown):
         self.start_on_other_nodes(server)
         if self.generator_launcher is None:
             usual = (
-                "one to two minutes on a GPU" if on_cuda else "10 to 30 seconds for a small model"
+                "one to two minutes on a GPU"
+                if self.gpus_of_each
+                else "10 to 30 seconds for a small model"
             )
             rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
         fleet.start(stopped)
         members.admit(self.generators_of_other_nodes, stopped)
+
+    def _make_fleet(self, servers: list[Server], data: Any) -> Fleet:
+        threads = [server.settings.threads for server in servers]
+        return Fleet(
+            servers,
+            capacity=self.server_settings.max_num_seqs,
+            reserved=self.num_evaluation_generators,
+            heartbeat_s=self.heartbeat_s,
+            outage_timeout_s=self.generator_timeout_s,
+            cores=() if self.gpus_of_each else cores_of_generators(threads),
+            dispatch=data.dispatch,
+            migration=data.migration,
+        )
 
     def _make_members(
         self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings
@@ -327,7 +330,6 @@ class GeneratorDevices(GracefulShutdown):
         return replace(
             configured,
             max_model_len=configured.max_model_len or data.max_model_tokens,
-            max_num_seqs=configured.max_num_seqs + SPARE_SLOTS,
             threads=configured.threads or (os.cpu_count() if self.placement == "shared" else None),
             dtype=policy.dtype_name if configured.dtype == "auto" else configured.dtype,
         )

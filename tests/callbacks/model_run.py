@@ -39,7 +39,10 @@ class ModelRun:
             max_lag=max_lag,
         )
         self.versions: list[int] = []
-        self.data.new_version = self.versions.append  # type: ignore[method-assign]
+        self.data._calls = SimpleNamespace(  # type: ignore[assignment]
+            new_version=self.versions.append, state_dict=lambda step: {}
+        )
+        self.data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
         self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         self.sync = WeightSync(deadline_s=60.0)
         self.trainer: Any = SimpleNamespace(

@@ -203,7 +203,7 @@ def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> No
     def refuse(version: int) -> None:
         raise TimeoutError("admitting prompts")
 
-    model_run.data.new_version = refuse  # type: ignore[method-assign]
+    model_run.data.controller_calls.new_version = refuse  # type: ignore[method-assign]
     model_run.step(1)
     until(lambda: model_run.sync._syncs[model_run.pool].has_stale)
     with pytest.raises(TimeoutError, match="admitting prompts"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +17,30 @@ from lrl.callbacks import Throughput, Timeline
 from lrl.generators.fleet import Fleet
 from lrl.planning.profiling.timeline import GroupRecord, MicroBatchRecord, Record, StepRecord, read
 from lrl.policy import PolicyModule
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RunParts, StepLoader, StepStream
+from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 from tests.run_without_generators import trainer
 
 WAIT_S = 0.02
+
+
+class Arriving(GroupSource, Learners):
+    """Groups that arrive one by one, each a wait away."""
+
+    def __init__(self, groups: list[Group], trained: list[Group]) -> None:
+        self.coming = iter(groups)
+        self.trained = trained
+
+    def next_group(self, step: int) -> Group:
+        time.sleep(WAIT_S)
+        return next(self.coming)
+
+    def end_step(self, step: int, groups: Sequence[Group]) -> None:
+        self.trained.extend(groups)
 
 
 class Steps(L.LightningDataModule):
@@ -49,19 +65,16 @@ class Steps(L.LightningDataModule):
         assert self.trainer is not None
         step = self.trainer.global_step
         groups = [make_group(2 * step + place, 4, [9, 5 + step]) for place in range(2)]
-        coming = iter(groups)
-
-        def next_group(step: int) -> Group:
-            time.sleep(WAIT_S)
-            return next(coming)
-
-        packer = Packer(self.micro_batch_tokens, GroupMean(), 1.0)
-        run = RunParts(
-            next_group=next_group,
+        arriving = Arriving(groups, self.trained)
+        self.step_stream = StepStream(
+            step,
+            2,
+            source=arriving,
+            policy=self.trainer.lightning_module,  # type: ignore[arg-type]
+            learners=arriving,
+            packer=Packer(self.micro_batch_tokens, GroupMean(), 1.0),
             stopwatch=self.stopwatch,
-            end_step=lambda step, groups: self.trained.extend(groups),
         )
-        self.step_stream = StepStream(step, 2, packer, run)
         return self.step_stream
 
 

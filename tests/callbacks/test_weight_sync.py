@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,10 +66,8 @@ def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: 
 
     for number, client in enumerate(model_run.clients):
         client.flush = partial(flush, f"of generator {number}")  # type: ignore[method-assign]
-    model_run.data._controller = SimpleNamespace(
-        state_dict=lambda step: {"tokens": sorted(arrived)}
-    )  # type: ignore[assignment]
-    model_run.data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
+    calls: Any = model_run.data.controller_calls
+    calls.state_dict = lambda step: {"tokens": sorted(arrived)}
     assert model_run.data.state_dict()["ledger"]["tokens"] == ["of generator 0", "of generator 1"]
 
 

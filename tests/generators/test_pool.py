@@ -16,6 +16,7 @@ from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import Deadlock, run
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
+from lrl.routing.migration import Migration
 from lrl.types import Prompt, Rollout, Sampling
 
 TOKENS = 1_000
@@ -90,13 +91,14 @@ class Known:
 
 
 def make_pool(
-    *capacities: int, dispatch: DispatchPolicy | None = None
+    *capacities: int, dispatch: DispatchPolicy | None = None, migration: Migration | None = None
 ) -> tuple[GeneratorPool, list[ModelClient]]:
     generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
     for generator in generators:
         generator.version = 0
         generator.state = State.SERVING
-    return GeneratorPool(generators, dispatch), [generator.client for generator in generators]  # type: ignore[misc]
+    pool = GeneratorPool(generators, dispatch, migration)
+    return pool, [generator.client for generator in generators]  # type: ignore[misc]
 
 
 def make_generator(number: int, capacity: int) -> Generator:

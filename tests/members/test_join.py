@@ -289,7 +289,9 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
-    data = SimpleNamespace(reward_pool=pool, reward_launcher=None, resumes_from=None)
+    data = SimpleNamespace(
+        reward_pool=pool, reward_launcher=None, resumes_from=None, dispatch=None, migration=None
+    )
     parts = {
         "strategy": strategy,
         "lightning_module": policy,

@@ -370,7 +370,9 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     strategy.parallel_devices = [torch.device("cpu")] * 2
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
     parts = {"strategy": strategy, "lightning_module": SimpleNamespace(policy_folder=str(tmp_path))}
-    data = SimpleNamespace(reward_pool=pool, reward_launcher=launcher, resumes_from=None)
+    data = SimpleNamespace(
+        reward_pool=pool, reward_launcher=launcher, resumes_from=None, dispatch=None, migration=None
+    )
     trainer: Any = SimpleNamespace(
         **parts,
         global_step=0,

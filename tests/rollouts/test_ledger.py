@@ -38,8 +38,15 @@ def make_group(index: int) -> Group:
     return Group(index=index, prompt=prompt_at(index), rollouts=[Rollout()])
 
 
+class Row:
+    """The prompts of a run."""
+
+    def __getitem__(self, index: int) -> Prompt:
+        return prompt_at(index)
+
+
 def admit(ledger: Ledger, version: int) -> list[int]:
-    return [group.index for group in ledger.admit(version, make_group)]
+    return [group.index for group in ledger.admit(version, Row(), responses=1)]
 
 
 def finish(ledger: Ledger, *indices: int) -> None:

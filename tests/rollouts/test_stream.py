@@ -1,19 +1,26 @@
 """The stream of one optimizer step."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from lrl.advantages import GroupMean
+from lrl.distributed.ranks import Ranks
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RunParts, StepStream
+from lrl.rollouts.stream import GroupSource, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group
 from tests.rollouts.test_packing import make_group
 
 
-class Scene:
-    """A trainer with a row of groups, and a clock that moves only while it waits or works."""
+class Scene(GroupSource, Learners):
+    """A trainer with a row of groups, and a clock that moves only while it waits or works. It is
+    the stream's source, policy and learners, too."""
+
+    ranks = Ranks()
+    data_parallel_size = 1
 
     def __init__(
         self, groups: list[Group], replayed: list[Group] | None = None, gather: bool = False
@@ -25,24 +32,32 @@ class Scene:
         self.prepared: list[Group] = []
         self.ended: list[list[Group]] = []
         self.stopwatch = Stopwatch(lambda: self.now)
-        packer = Packer(64, GroupMean(), 1.0, oldest_version=0)
-        run = RunParts(
-            next_group=lambda step: self.next_group(),
+        self.stream = StepStream(
+            0,
+            len(groups),
+            source=self,
+            policy=self,
+            learners=self,
+            packer=Packer(64, GroupMean(), 1.0, oldest_version=0),
             stopwatch=self.stopwatch,
-            prepare=self.prepare,
-            give_up=self.given_up.append,
-            end_step=lambda step, groups: self.ended.append(groups),
             gather=gather,
+            replayed=replayed or (),
         )
-        self.stream = StepStream(0, len(groups), packer, run, replayed or ())
 
-    def next_group(self) -> Group:
+    def give_up(self, group: Group) -> None:
+        self.given_up.append(group)
+
+    def end_step(self, step: int, groups: Sequence[Group]) -> None:
+        self.ended.append(list(groups))
+
+    def next_group(self, step: int) -> Group:
         group = next(self.groups)
         self.now += 2.0
         self.events.append(f"group {group.index}")
         return group
 
-    def prepare(self, group: Group) -> None:
+    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
+        assert (temperature, micro_batch_tokens) == (1.0, 64), "those of the packer"
         self.now += 0.5
         self.prepared.append(group)
 
@@ -116,13 +131,13 @@ def test_a_wait_that_something_else_interrupts_counts_without_it() -> None:
     scene = Scene([make_group(0, 4, [12, 12])])
     next_group = scene.next_group
 
-    def interrupted() -> Group:
+    def interrupted(step: int) -> Group:
         scene.now += 3.0
         with scene.stopwatch.within("stage"):
             scene.now += 50.0
-        return next_group()
+        return next_group(step)
 
-    scene.next_group = interrupted
+    scene.next_group = interrupted  # type: ignore[method-assign]
     scene.train()
     assert scene.stream.waits == [5.0]
 

@@ -1,12 +1,11 @@
 """The data module's settings of dispatch, and the parts of a run that get them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import lrl
-from lrl.generators.fleet import Fleet
 from lrl.routing.dispatch import LeastLoaded, RoundRobin, TailBatching
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
@@ -21,17 +20,11 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
 
 
 def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
-    data, fleet = data_module(dispatch=RoundRobin(), migration=Migration()), Fleet([], capacity=1)
-    trainer: Any = SimpleNamespace(
-        strategy=SimpleNamespace(fleet=fleet),
-        lightning_module=SimpleNamespace(stop_tokens=(0,)),
-        max_steps=3,
-        global_step=0,
-    )
-    data.prompts._prompts = [make_prompt(0), make_prompt(1)]
-    data.trainer = trainer
+    data = data_module(dispatch=RoundRobin(), migration=Migration())
+    strategy = lrl.AsyncSingleDevice()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    fleet = strategy._make_fleet([], data)
     try:
-        assert data.controller.fleet is fleet.rollouts
         requests = fleet.rollouts.requests
         assert requests.dispatch is data.dispatch and requests.migration is data.migration
         assert requests.dispatch.lengths is data.length_predictor is not None

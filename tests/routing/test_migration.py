@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
-from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
+from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt
 from tests.generators.test_pool import Known, ModelClient, ask, gather, make_pool, resync
 
 
 def make_moving_crew(
-    *capacities: int, migration: Migration
+    *capacities: int, migration: Migration | None, dispatch: DispatchPolicy | None = None
 ) -> tuple[GeneratorPool, list[ModelClient]]:
-    pool, clients = make_pool(*capacities)
-    pool.requests.use(LeastLoaded(), migration, Known())
-    return pool, clients
+    dispatch = dispatch or LeastLoaded()
+    dispatch.lengths = Known()
+    return make_pool(*capacities, dispatch=dispatch, migration=migration)
 
 
 def test_an_idle_generator_continues_half_written_responses_after_their_tokens() -> None:
@@ -68,7 +68,7 @@ def test_an_idle_generator_continues_half_written_responses_after_their_tokens()
 def test_a_response_whose_move_costs_more_than_it_gains_stays(
     migration: Migration | None, known: bool
 ) -> None:
-    pool, (_, second) = make_moving_crew(8, 8, migration=migration)  # type: ignore[arg-type]
+    pool, (_, second) = make_moving_crew(8, 8, migration=migration)
     pool.requests.dispatch.lengths = Known() if known else None
     run(
         gather(
@@ -90,9 +90,8 @@ def test_no_response_moves_while_a_request_waits() -> None:
                 else super().pick(request, generators)
             )
 
-    pool, _ = make_moving_crew(8, 8, migration=Migration())
+    pool, _ = make_moving_crew(8, 8, migration=Migration(), dispatch=HoldsThree())
     released = False
-    pool.requests.use(HoldsThree(), Migration(), Known())
 
     async def scene() -> None:
         nonlocal released

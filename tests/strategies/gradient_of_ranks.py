@@ -11,16 +11,19 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lrl.advantages import GroupMean
 from lrl.distributed.ranks import Ranks
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RankStream, RunParts, StepStream
+from lrl.rollouts.stream import GroupSource, RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.gradients import average_over_ranks
+from lrl.types import Group
 from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened
 
@@ -51,9 +54,27 @@ def main(model: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+class Arriving(GroupSource):
+    """The groups, each `SLOW` seconds after the one before."""
+
+    def __init__(self) -> None:
+        self.coming = iter(GROUPS)
+
+    def next_group(self, step: int) -> Group:
+        time.sleep(float(os.environ.get("SLOW", 0)))
+        return next(self.coming)
+
+
 def stream(ranks: Ranks) -> StepStream:
-    arriving = (group for group in GROUPS if not time.sleep(float(os.environ.get("SLOW", 0))))
-    run = RunParts(next_group=lambda step: next(arriving), stopwatch=Stopwatch(), ranks=ranks)
+    policy: Any = SimpleNamespace(
+        ranks=ranks, data_parallel_size=ranks.size, prepare=lambda *settings: None
+    )
     return StepStream(
-        0, len(GROUPS), Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=ranks.size), run
+        0,
+        len(GROUPS),
+        source=Arriving(),
+        policy=policy,
+        learners=Learners(GroupMean()),
+        packer=Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=ranks.size),
+        stopwatch=Stopwatch(),
     )

@@ -20,8 +20,9 @@ import lrl
 from lrl.advantages import GroupMean
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
+from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import RankStream, RunParts, StepStream
+from lrl.rollouts.stream import GroupSource, RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
@@ -128,21 +129,26 @@ def reference_logprobs(policy: lrl.PolicyModule) -> list[Any]:
     return [rollout.reference_logprobs for rollout in group.rollouts]
 
 
+class Arriving(GroupSource):
+    """Groups, and a read of the weights before each."""
+
+    def __init__(self, policy: Sharded, groups: list[Group]) -> None:
+        self.policy = policy
+        self.coming = iter(groups)
+
+    def next_group(self, step: int) -> Group:
+        self.policy.prompt_logprobs(TEXT)  # as a probe does while the trainer waits
+        return next(self.coming)
+
+
 def stream(policy: Sharded, groups: list[Group]) -> StepStream:
-    arriving = iter(groups)
-
-    def next_group(step: int) -> Group:
-        policy.prompt_logprobs(TEXT)  # as a probe does while the trainer waits
-        return next(arriving)
-
     size = policy.data_parallel_size
-    together = policy.ranks.size // size
-    run = RunParts(
-        next_group=next_group,
-        stopwatch=Stopwatch(),
-        ranks=policy.ranks,
-        tensor_parallel_size=together,
-    )
     return StepStream(
-        0, len(groups), Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=size, blanks=True), run
+        0,
+        len(groups),
+        source=Arriving(policy, groups),
+        policy=policy,
+        learners=Learners(GroupMean()),
+        packer=Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=size, blanks=True),
+        stopwatch=Stopwatch(),
     )

@@ -164,10 +164,12 @@ def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None
     policy.responses_share_rows = shares
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
     strategy = SimpleNamespace(ranks=Ranks(), placement="split", sharded=False)
-    data.trainer = SimpleNamespace(lightning_module=policy, strategy=strategy, max_steps=1)
-    data._controller = SimpleNamespace(ledger=SimpleNamespace(give_up=None))
+    data.trainer = SimpleNamespace(
+        lightning_module=policy, strategy=strategy, max_steps=1, global_step=0
+    )
+    data._calls = SimpleNamespace()
     data.prompts.load(policy.tokenizer, 512)
-    packer = data.next_step(0).packer
+    packer = data.next_step().packer
     packer.add(make_group(0, responses=8))
     ((micro,),) = packer.flush()
     assert (len(micro.input_ids) == micro.num_sequences) is not shares

@@ -118,7 +118,7 @@ class DispatchPolicy(ABC):
 
     def __init__(self) -> None:
         self.lengths: ExpectedLengths | None = None
-        """Source of expected lengths; `RequestQueue.use` sets it."""
+        """Source of expected lengths; whoever makes the run sets it."""
         self._queue = PriorityQueue()
 
     def order(self, request: Request) -> tuple[float, ...]:

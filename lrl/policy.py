@@ -64,9 +64,10 @@ from lrl.training.reference import Reference
 from lrl.training.rounding import Rounded, rounding_errors
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.sharding import Sharding, on_cpu, shard_again
+from lrl.training.shared_passes import shared_passes
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
-from lrl.weights.sampled_proof import ENOUGH_TOKENS, check_sampled
+from lrl.weights.sampled_proof import SampledProof
 
 Output = Literal["logprobs", "values", "both"]
 
@@ -155,26 +156,40 @@ class PolicyModule(L.LightningModule):
         self.gradient_checkpointing = gradient_checkpointing
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
-        self._sampling_is_proved = False
+        self._sampled_proof = SampledProof()
         self.responses_share_rows = False
         """Whether several responses may share a row; `configure_model` tries it on the model."""
-        if not is_made(model) and not _get_rank():  # another node need not have the folder
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        if not is_made(self.model) and not _get_rank():  # another node need not have the folder
             try:
-                find_model(model)
+                find_model(self.model)
             except ValueError as error:
                 fault(f"model.{error}")
-        if self.objective.needs_reference and reference is None:
+        if self.objective.needs_reference and self.reference is None:
             fault(
                 f"model.objective {type(self.objective).__name__} needs a reference policy: set "
                 "model.reference to lrl.Reference (its coefficient may stay 0)."
             )
-        if lora is not None and reference is not None:
-            reference.check_beside_adapters()
-        at_least(0, "model", lr=lr, weight_decay=weight_decay, warmup_steps=warmup_steps)
-        at_least(1, "model", head_chunk_tokens=head_chunk_tokens)
-        above(0, "model", max_grad_norm=max_grad_norm, abort_on_mismatch=abort_on_mismatch)
-        if not all(0 <= beta < 1 for beta in betas):
-            fault(f"model.betas is {betas}; both must be at least 0 and below 1.")
+        if self.lora is not None and self.reference is not None:
+            self.reference.check_beside_adapters()
+        at_least(
+            0,
+            "model",
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            warmup_steps=self.warmup_steps,
+        )
+        at_least(1, "model", head_chunk_tokens=self.head_chunk_tokens)
+        above(
+            0,
+            "model",
+            max_grad_norm=self.max_grad_norm,
+            abort_on_mismatch=self.abort_on_mismatch,
+        )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            fault(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
 
     # ---- the model
 
@@ -335,6 +350,12 @@ class PolicyModule(L.LightningModule):
         if self.critic is not None:
             self.critic.fill(group, temperature, micro_batch_tokens, self.critic_values)
 
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy without its adapters, which needs no memory of its
+        own."""
+        return self.lora is not None and self.reference is not None and self.reference.model is None
+
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
@@ -350,18 +371,9 @@ class PolicyModule(L.LightningModule):
     def _in_shares(
         self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
     ) -> list[Tensor]:
-        """Returns, on rank 0, the result of `compute` for each batch; every rank computes a
-        share."""
-        size = self.data_parallel_size
-        together = self.ranks.size // size
-        share = list(batches[self.ranks.rank // together :: size])
-        if self.sharding is not None and len(share) * size < len(batches):
-            share.append(blank())  # all ranks take part in a pass
-        own = [compute(each.to(self.device_of_use)) for each in share]
-        found = self.ranks.gather(own)[::together]
-        return [
-            found[number % size][number // size] for number in range(len(batches) if found else 0)
-        ]
+        return shared_passes(
+            batches, compute, device=self.device_of_use, ranks=self.ranks, sharding=self.sharding
+        )
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
         if not self.reference_is_base:
@@ -488,36 +500,17 @@ class PolicyModule(L.LightningModule):
         Raises RuntimeError above `abort_on_mismatch`, and for generators that do not sample from
         the policy.
         """
-        reduce, diagnostics = self.trainer.strategy.reduce, self.diagnostics
-        # These ranks have counted the same.
+        reduce = self.trainer.strategy.reduce
+        # Ranks that compute a micro-batch together have counted the same.
         together = self.trainer.world_size // self.data_parallel_size
-        diagnostics.sums = reduce(
-            diagnostics.sums.to(self.device_of_use) / together, reduce_op="sum"
-        )
-        diagnostics.maxima = reduce(diagnostics.maxima.to(self.device_of_use), reduce_op="max")
-        found: dict[str, Any] = diagnostics.result()
-        self._prove_sampling(found)
+        self.diagnostics.reduce(reduce, together, self.device_of_use)
+        found: dict[str, Any] = self.diagnostics.result()
+        self._sampled_proof.check(found, self.diagnostics.fresh_tokens, self.trainer, self)
         if self.abort_on_mismatch is not None:
             check_mismatch(found, self.abort_on_mismatch, self.trainer.global_step)
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         found["loss"] = reduce(loss / together, reduce_op="sum") / divisor
         return {f"policy/{name}": value for name, value in found.items()}
-
-    def _prove_sampling(self, metrics: dict[str, float]) -> None:
-        """Compares, once in a fit, the log-probs of sampled tokens
-        (`lrl.weights.sampled_proof`)."""
-        if self._sampling_is_proved or self.diagnostics.fresh_tokens < ENOUGH_TOKENS:
-            return
-        sync = getattr(getattr(self.trainer, "datamodule", None), "weight_sync", None)  # rank 0's
-        allowed = self.trainer.strategy.broadcast(
-            None if sync is None else sync.sampled_tolerance(self.trainer, self)
-        )
-        if allowed is not None:
-            options = getattr(
-                getattr(self.trainer.strategy, "server_settings", None), "extra_args", {}
-            )
-            check_sampled(metrics, allowed, options, self.trainer.global_step)
-            self._sampling_is_proved = True
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again
@@ -558,12 +551,6 @@ class PolicyModule(L.LightningModule):
         """Runs the preflight checks and returns the default callbacks."""
         preflight.check(self.trainer)
         return default_callbacks(self.trainer)
-
-    @property
-    def reference_is_base(self) -> bool:
-        """Whether the reference is the policy without its adapters, which needs no memory of its
-        own."""
-        return self.lora is not None and self.reference is not None and self.reference.model is None
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
@@ -608,7 +595,7 @@ class PolicyModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's
         optimizer settings."""
-        self._sampling_is_proved = False
+        self._sampled_proof = SampledProof()
         if self.reference is not None and self.sharding is None and not self.reference_is_base:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):

@@ -5,6 +5,8 @@ They are kept as sums and maxima, one row per lag, and divided once at the end o
 micro-batch means would depend on packing.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,17 @@ class Diagnostics:
         maxima = torch.stack((ratio, difference, lag), dim=1)
         rows = rows[:, None].expand_as(maxima)
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
+
+    def reduce(self, reduce: Callable[..., Tensor], alike: int, device: torch.device) -> None:
+        """Makes the sums and maxima those of all ranks, which all call it.
+
+        Args:
+            reduce: Of the trainer's strategy.
+            alike: Ranks, neighbours, that have counted the same.
+            device: Where tensors are reduced.
+        """
+        self.sums = reduce(self.sums.to(device) / alike, reduce_op="sum")
+        self.maxima = reduce(self.maxima.to(device), reduce_op="max")
 
     @property
     def fresh_tokens(self) -> int:

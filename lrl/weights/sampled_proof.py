@@ -9,8 +9,43 @@ policy's but for rounding. They are compared once, before the update.
 from collections.abc import Mapping
 from typing import Any
 
+import lightning as L
+
 ENOUGH_TOKENS = 64
 """Tokens of lag 0 that a step must have to be the one that is compared; as many as a probe has."""
+
+
+class SampledProof:
+    """The comparison of one fit; every rank has one."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def check(
+        self, metrics: Mapping[str, float], fresh_tokens: int, trainer: L.Trainer, policy: Any
+    ) -> None:
+        """Compares the log-probs of a step's tokens, until a step had enough; all ranks call it.
+
+        Args:
+            metrics: The step's (`Diagnostics.result`), over all ranks.
+            fresh_tokens: Its tokens of lag 0.
+            trainer: The trainer, before the update.
+            policy: The policy that has computed them.
+
+        Raises:
+            RuntimeError: They are not the policy's.
+        """
+        if self.made or fresh_tokens < ENOUGH_TOKENS:
+            return
+        strategy = trainer.strategy
+        sync = getattr(getattr(trainer, "datamodule", None), "weight_sync", None)  # rank 0's
+        allowed = strategy.broadcast(
+            None if sync is None else sync.sampled_tolerance(trainer, policy)
+        )
+        if allowed is not None:
+            options = getattr(getattr(strategy, "server_settings", None), "extra_args", {})
+            check_sampled(metrics, allowed, options, trainer.global_step)
+            self.made = True
 
 
 def check_sampled(

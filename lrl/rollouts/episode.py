@@ -28,7 +28,8 @@ from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
-"""Times that an episode may lose its environment, mostly through the fault of other episodes."""
+"""Times that an episode may lose its environment without a reply between, mostly through the fault
+of other episodes."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
@@ -209,6 +210,7 @@ class Episode:
             assert self._conversation is not None, "it has begun"
             reply = await self._conversation.reply(self._written(turn.token_ids))
             self._record(turn, reply, self.terms.ids(reply))
+            self._losses = 0
         except EnvironmentLost as error:
             self._count_loss(error)
             await self.begin()

@@ -181,10 +181,16 @@ class Episode:
         self._conversation: Conversation | None = None
         self._losses = 0
 
-    async def begin(self) -> None:
+    async def begin(self, loss: EnvironmentLost | None = None) -> None:
         """Opens the environment's side, which gets to know the recorded turns; else the episode
-        begins anew."""
+        begins anew.
+
+        Args:
+            loss: Why it was lost; None at the beginning.
+        """
         try:
+            if loss is not None:
+                self._count_loss(loss)
             while not await self._opened():
                 pass
         except EpisodeError as error:
@@ -212,8 +218,7 @@ class Episode:
             self._record(turn, reply, self.terms.ids(reply))
             self._losses = 0
         except EnvironmentLost as error:
-            self._count_loss(error)
-            await self.begin()
+            await self.begin(error)
         except EpisodeError as error:
             self.fail(error)
 

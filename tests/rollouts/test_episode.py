@@ -288,8 +288,9 @@ def test_a_lost_environment_costs_a_deterministic_episode_nothing(call: int) -> 
     assert one(host, script) == whole and host.opened == 3
 
 
-def test_an_environment_that_is_always_lost_is_given_up() -> None:
-    rollout = one(Here(Adds(), lost=dict.fromkeys(range(1, 9), 1)), [[4, 2]])
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_environment_that_is_always_lost_is_given_up(call: int) -> None:
+    rollout = one(Here(Adds(), lost=dict.fromkeys(range(1, 9), call)), [[4, 2]])
     assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times, at last: its process")
 
 

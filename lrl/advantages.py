@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -194,6 +194,12 @@ class GAE(Advantages):
     Args:
         lam: lambda, in [0, 1]: 1 is the reward less the value, without bias; below it there is less
             noise, and a bias by the critic's errors.
+        alpha: Raises lambda with a response's length l to max(`lam`, 1 - 1 / (alpha l)): as far as
+            it reaches, noise and bias are in the same proportion at all lengths (length-adaptive
+            GAE, VAPO, 2504.05118: 0.05). `lam` is the floor, because the formula is below 0 for
+            short responses. Null takes `lam` for all.
+        over: What A and V are of: each `token`, or each `turn`, whose tokens then share the
+            advantage of its start.
 
     Raises:
         ConfigError: A setting is outside its range.
@@ -202,16 +208,39 @@ class GAE(Advantages):
     min_rollouts = 1
     needs_critic = True
 
-    def __init__(self, lam: float = 1.0) -> None:
+    def __init__(
+        self,
+        lam: float = 1.0,
+        alpha: float | None = None,
+        over: Literal["token", "turn"] = "token",
+    ) -> None:
         if not 0 <= lam <= 1:
             fault(f"GAE(lam={lam}): it must be in [0, 1].")
+        if alpha is not None and not alpha > 0:
+            fault(f"GAE(alpha={alpha}): it must be above 0, or null.")
+        if alpha is not None and lam == 1:
+            fault(
+                f"GAE(alpha={alpha}, lam=1.0): lam is the least lambda, so alpha would change "
+                "nothing. Set lam below 1, such as 0.9."
+            )
         self.lam = lam
+        self.alpha = alpha
+        self.over = over
 
     def __call__(self, rewards: Tensor) -> Tensor:
         raise NotImplementedError("rewards alone have no value of each token: call `of`")
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
-        return [gae(rollout, of_tokens(rollout), self.lam) for rollout in rollouts]
+        found = []
+        for rollout in rollouts:
+            actions = of_tokens(rollout) if self.over == "token" else rollout.turns
+            found.append(gae(rollout, actions, self._lam(len(actions))))
+        return found
+
+    def _lam(self, length: int) -> float:
+        if self.alpha is None or not length:
+            return self.lam
+        return max(self.lam, 1 - 1 / (self.alpha * length))
 
 
 def of_tokens(rollout: Rollout) -> list[Turn]:

@@ -86,7 +86,7 @@ class PolicyModule(L.LightningModule):
             weights.
         reference: A frozen policy to stay near to; null loads none.
         critic: A value head that learns the return of each token, for `lrl.advantages.GAE`; null
-            has none.
+            for none.
         abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
             version in the trainer wrote itself (`policy/mismatch_kl`, nats) is above this: the
             generators then compute something else.
@@ -232,7 +232,9 @@ class PolicyModule(L.LightningModule):
             self.responses_share_rows = may_share_rows(self.network)
             self._add_adapters(self.network)
             self._check_adapters(self.network)
-            self._open_critic()
+            if self.critic is not None:
+                self.critic.open(self.network, *settings[1:], self.device_of_use, self.ranks)
+                self.responses_share_rows &= self.critic.shares_rows
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
@@ -245,20 +247,20 @@ class PolicyModule(L.LightningModule):
         with model_files(self.policy_folder, ranks) as files:
             self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
-        self._open_critic()
-        self.sharding.divide(self, self.network)
-        self.sharding.fill(self.network, whole, self.device_of_use)
-        del whole
+        networks, wholes = [self.network], [whole]
+        if self.critic is not None:
+            wholes.append(self.critic.open_sharded(self.network, *settings[1:], ranks))
+            self.responses_share_rows &= self.critic.shares_rows
+            networks += [] if self.critic.trunk is None else [self.critic.trunk]
+        self.sharding.divide(self, *networks)
+        for network, its_whole in zip(networks, wholes, strict=False):
+            self.sharding.fill(network, its_whole, self.device_of_use)
+        del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
 
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
             self.lora.add_to(network)
-
-    def _open_critic(self) -> None:
-        if self.critic is not None:
-            trained = next(one for one in self.network.parameters() if one.requires_grad)
-            self.critic.open(self.network, trained.dtype)
 
     def _check_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
@@ -309,9 +311,12 @@ class PolicyModule(L.LightningModule):
         log-probs and values. All that reads weights in training goes through here, so a strategy
         can shard this module as the root.
         """
-        hidden = last_hidden(decoder_of(self.network), micro)
-        values = None if output == "logprobs" else cast(Critic, self.critic)(hidden, micro)
-        if output == "values":
+        critic = self.critic
+        hidden = None
+        if output != "values" or (critic is not None and critic.trunk is None):
+            hidden = last_hidden(decoder_of(self.network), micro)
+        values = None if output == "logprobs" or critic is None else critic(hidden, micro)
+        if hidden is None or output == "values":
             return values
         logprobs = head_logprobs(self.network, hidden, micro, self.head_chunk_tokens)
         return logprobs if output == "logprobs" else (logprobs, values)

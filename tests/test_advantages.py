@@ -117,6 +117,23 @@ def test_a_tokens_advantage_is_what_comes_after_its_value() -> None:
     assert between.tolist() == pytest.approx([first, 0.0, errors[1] + 0.5 * errors[2], errors[2]])
 
 
+def test_all_tokens_of_a_turn_have_the_advantage_of_its_start() -> None:
+    one = rollout(1.0, tokens=5)
+    one.values = [0.1, 9.0, 9.0, 0.3, 9.0]
+    one.versions[2] = ENVIRONMENT
+    (found,) = GAE(0.5, over="turn").of([one])
+    first = (0.3 - 0.1) + 0.5 * (1 - 0.3)
+    assert found.tolist() == pytest.approx([first, first, 0.0, 0.7, 0.7])
+
+
+def test_lambda_grows_with_the_length_from_its_floor() -> None:
+    for tokens, lam in ((4, 0.6), (40, 0.6), (100, 0.8), (400, 0.95)):
+        one = rollout(1.0, tokens=tokens)
+        one.values = [0.01 * number for number in range(tokens)]
+        (found,), (fixed,) = GAE(0.6, alpha=0.05).of([one]), GAE(lam).of([one])
+        torch.testing.assert_close(found, fixed)
+
+
 @pytest.mark.parametrize(
     ("baseline", "setting"),
     [
@@ -124,6 +141,8 @@ def test_a_tokens_advantage_is_what_comes_after_its_value() -> None:
         (ReinforcePlusPlus, {"decay": 1.0}),
         (ReinforcePlusPlus, {"epsilon": 0.0}),
         (GAE, {"lam": 1.01}),
+        (GAE, {"alpha": 0.0}),
+        (GAE, {"alpha": 0.05, "lam": 1.0}),
     ],
 )
 def test_a_setting_out_of_range_is_refused(

@@ -31,7 +31,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from lrl.advantages import GroupMean
+from lrl.advantages import Advantages, GroupMean
 from lrl.distributed.ranks import Ranks
 from lrl.objectives import (
     AIPO,
@@ -132,9 +132,13 @@ GROUPS = [make_group(i) for i in range(4)]
 
 
 def pack(
-    groups: list[Group], budget: int = 64, temperature: float = 1.0, whole_groups: bool = False
+    groups: list[Group],
+    budget: int = 64,
+    temperature: float = 1.0,
+    whole_groups: bool = False,
+    advantages: Advantages | None = None,
 ) -> list[MicroBatch]:
-    packer = Packer(budget, GroupMean(), temperature, whole_groups=whole_groups)
+    packer = Packer(budget, advantages or GroupMean(), temperature, whole_groups=whole_groups)
     rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
     return [batch for each in rounds for batch in each if batch is not None]
 

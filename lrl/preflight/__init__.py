@@ -16,7 +16,7 @@ from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
-from lrl.preflight.policy import check_policy, check_ranker
+from lrl.preflight.policy import check_critic, check_policy, check_ranker
 from lrl.preflight.resources import check_resources
 from lrl.preflight.settings import check_evaluations, check_settings
 from lrl.preflight.trainer import (
@@ -96,7 +96,8 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         return
     shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
-        check_resources(trainer, policy, data=data, shape=shape, ranker=ranker)
+        critic = check_critic(policy, shape)
+        check_resources(trainer, policy, data=data, shape=shape, ranker=ranker, critic=critic)
         check_checkpoint_contents(data.resumes_from, policy, data, shape)
     if not any_noted():
         with noting():

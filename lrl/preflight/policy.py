@@ -1,5 +1,5 @@
-"""Checks of the policy against its tokenizer, its prompts, its reference and the ranker of its
-lengths."""
+"""Checks of the policy against its tokenizer, its prompts, its reference, its critic and the ranker
+of its lengths."""
 
 from __future__ import annotations
 
@@ -191,6 +191,26 @@ def check_reference(
             f"model.model={policy.policy_folder!r}: the policy's weights do not fit into it. Leave "
             "refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
+
+
+def check_critic(policy: Policy, shape: Shape) -> int:
+    """Checks the critic's model of its own; returns its parameters, 0 without a usable one."""
+    if policy.critic is None or policy.critic.model is None:
+        return 0
+    model = policy.critic.model
+    try:
+        other = shape_of(model, policy.attention)
+    except EXPECTED as error:
+        fault(f"model.critic.{error}")  # the error begins with "model="
+        return 0
+    check_weights(model, other, "model.critic.model")
+    check_score_cap(model, other.config, other.attention, "model.critic.model")
+    if other.vocabulary != shape.vocabulary:
+        fault(
+            f"model.critic.model={model!r} has {other.vocabulary} tokens and model.model="
+            f"{policy.policy_folder!r} {shape.vocabulary}: a critic needs the policy's vocabulary."
+        )
+    return other.parameters
 
 
 def check_ranker(data: RolloutDataModule) -> int:

@@ -40,10 +40,15 @@ STATES_PER_WEIGHT = 3
 
 
 def check_resources(
-    trainer: L.Trainer, policy: Policy, data: RolloutDataModule, shape: Shape, ranker: int
+    trainer: L.Trainer,
+    policy: Policy,
+    data: RolloutDataModule,
+    shape: Shape,
+    ranker: int,
+    critic: int,
 ) -> None:
-    """Checks memory and disk; `ranker` is the number of parameters of a model that predicts
-    lengths, or 0."""
+    """Checks memory and disk; `ranker` and `critic` are the numbers of parameters of models that
+    predict lengths and values, or 0."""
     strategy: Any = trainer.strategy
     weights = shape.parameters * BYTES[policy.dtype_name]
     share = weights // strategy.shards
@@ -57,6 +62,11 @@ def check_resources(
         share
         + (STATES_PER_WEIGHT * trained if fits else 0)
         + (share if fits and has_own_reference(policy) else 0)
+        + (
+            (1 + STATES_PER_WEIGHT) * critic * BYTES[policy.dtype_name] // strategy.shards
+            if fits
+            else 0
+        )
     )
     rankers: dict[torch.device, int] = {}
     if (

@@ -49,7 +49,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     if trainer.state.fn != "fit":
         return
     check_objective(policy, data)
-    check_critic_steps(trainer, policy)
+    check_critic(trainer, policy, data)
     check_sync(trainer, data)
     check_reward_launcher(strategy, data)
     if policy.lora is not None and strategy.tensor_parallel_size > 1:
@@ -58,6 +58,8 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             "set: the plans that divide a layer do not know its adapters. Set it to 1: the layers "
             "are then sharded alone."
         )
+    if policy.critic is not None and policy.critic.model is not None:
+        check_critic_model(strategy)
     for flag in ("max_steps", "max_epochs", "limit_train_batches"):
         if getattr(trainer, flag) == 0:
             fault(
@@ -198,9 +200,26 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
         )
 
 
-def check_critic_steps(trainer: L.Trainer, policy: Policy) -> None:
-    """Checks that the policy learns at all."""
-    alone = 0 if policy.critic is None else policy.critic.value_only_steps
+def check_critic_model(strategy: GeneratorDevices) -> None:
+    """Checks that the strategy can train a critic's model of its own."""
+    if strategy.tensor_parallel_size > 1:
+        fault(
+            f"strategy.tensor_parallel_size is {strategy.tensor_parallel_size} and "
+            "model.critic.model is set: a critic's layers are not divided. Set it to 1: the layers "
+            "are then sharded alone. Or leave model.critic.model out."
+        )
+
+
+def check_critic(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> None:
+    """Checks that the policy learns at all, and that the critic's settings have an effect."""
+    if (critic := policy.critic) is None:
+        return
+    if critic.clip is not None and data.replay is None:
+        fault(
+            f"model.critic.clip is {critic.clip}, and data.replay is not set: a step trains each "
+            "value once, from where it is, so none would be clipped. Leave it out."
+        )
+    alone = critic.value_only_steps
     if 0 < trainer.max_steps <= alone:
         fault(
             f"model.critic.value_only_steps is {alone} and trainer.max_steps {trainer.max_steps}: "

@@ -1,5 +1,7 @@
 """The critic: a value head that predicts the return from every token, if `model.critic` is set.
 
+The head is on the policy's last hidden state, or on that of a model of its own.
+
 `lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt
 to compare with. Values are computed once per rollout, when its group reaches its step, by the weights with
 which the step begins, and stay with the rollout. The critic learns in the policy's own step: its
@@ -15,8 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.advantages import gae, of_tokens
+from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import each_rollout
+from lrl.training.isolation import may_share_rows
+from lrl.training.model import Dtype, decoder_of, last_hidden, open_empty_network, open_network
+from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.types import Group, MicroBatch
 
 Values = Callable[[Sequence[MicroBatch]], list[Tensor]]
@@ -30,6 +36,8 @@ class Critic(nn.Module):
     step began.
 
     Args:
+        model: Hub name or folder of a model of its own under the head; null puts the head on the
+            policy's last hidden state.
         lr: Peak learning rate of AdamW for the critic's weights. Its warm-up and schedule are the
             policy's.
         lam: lambda of the returns, in [0, 1]; 1 makes them the response's reward (VC-PPO,
@@ -38,56 +46,129 @@ class Critic(nn.Module):
             rate is 0 (VC-PPO: value pretraining).
         max_grad_norm: The gradient of the critic's weights is scaled down to this L2 norm; null
             never does.
+        clip: A value gets no gradient further than this from the value that its group had when it
+            was first trained, on the far side of the return (clipped value loss, 2005.12729,
+            section 2); null never clips. Only replayed groups (`data.replay`) have values of an
+            earlier step.
         trunk_gradient: Share of the value loss's gradient that reaches the policy through the
             hidden state; 0 for none.
 
     Raises:
-        ConfigError: A setting is outside its range.
+        ConfigError: A setting is outside its range, or would have no effect.
     """
+
+    trunk: PreTrainedModel | None = None
+    """The decoder of the model of its own, or None."""
+    shares_rows = True
+    """Whether that model keeps several responses of a row apart."""
 
     def __init__(
         self,
+        model: str | None = None,
         lr: float = 1e-5,
         lam: float = 1.0,
         value_only_steps: int = 10,
         max_grad_norm: float | None = 1.0,
+        clip: float | None = None,
         trunk_gradient: float = 0.0,
     ) -> None:
         super().__init__()
         at_least(0, "model.critic", lr=lr, value_only_steps=value_only_steps)
         at_least(0, "model.critic", trunk_gradient=trunk_gradient)
-        above(0, "model.critic", max_grad_norm=max_grad_norm)
+        above(0, "model.critic", max_grad_norm=max_grad_norm, clip=clip)
         if not 0 <= lam <= 1:
             fault(f"model.critic.lam is {lam}; it must be in [0, 1].")
+        if trunk_gradient and model is not None:
+            fault(
+                f"model.critic.trunk_gradient is {trunk_gradient}, and model.critic.model names a "
+                "model of its own, from which no gradient reaches the policy. Leave one out."
+            )
+        self.model = model
         self.lr = lr
         self.lam = lam
         self.value_only_steps = value_only_steps
         self.max_grad_norm = max_grad_norm
+        self.clip = clip
         self.trunk_gradient = trunk_gradient
         self.sums = ValueSums()
 
     @property
     def kind(self) -> str:
         """The kind of critic that a checkpoint must have been made with."""
-        return "a head on the policy"
+        return "a head on the policy" if self.model is None else "a model of its own"
 
-    def open(self, network: PreTrainedModel, dtype: torch.dtype) -> None:
-        """Makes the head for the hidden state of a policy's network, on its device."""
+    def open(
+        self,
+        policy: PreTrainedModel,
+        dtype: Dtype,
+        attention: str | None,
+        gradient_checkpointing: bool,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        """Loads the model, if there is one, and makes the head; all ranks call it."""
+        network = policy
+        if self.model is not None:
+            network = open_on_all_ranks(
+                self.model,
+                dtype,
+                attention=attention,
+                gradient_checkpointing=gradient_checkpointing,
+                device=device,
+                ranks=ranks,
+            )
+            self.shares_rows = may_share_rows(network)
+            self.trunk = decoder_of(network)
+        self._add_head(network, policy)
+
+    def open_sharded(
+        self,
+        policy: PreTrainedModel,
+        dtype: Dtype,
+        attention: str | None,
+        gradient_checkpointing: bool,
+        ranks: Ranks,
+    ) -> PreTrainedModel | None:
+        """Makes model and head as `open` does, the model without memory for its weights.
+
+        Returns the decoder with its weights on rank 0, None on the others and without a model.
+        """
+        if self.model is None:
+            self._add_head(policy, policy)
+            return None
+        settings, whole = (dtype, attention, gradient_checkpointing), None
+        if ranks.rank == 0:
+            whole = open_network(self.model, *settings)
+            self.shares_rows = may_share_rows(whole)
+        with model_files(self.model, ranks) as files:
+            network = open_empty_network(files.folder, *settings)
+        self.shares_rows = ranks.share(self.shares_rows)
+        self.trunk = decoder_of(network)
+        self._add_head(network, policy)
+        return None if whole is None else decoder_of(whole)
+
+    def _add_head(self, network: PreTrainedModel, policy: PreTrainedModel) -> None:
+        """Makes the head for the hidden state of `network`."""
         output = network.get_output_embeddings().weight
+        # All weights that one collective averages have the same dtype.
+        dtype = next(one for one in policy.parameters() if one.requires_grad).dtype
         device = "cpu" if output.is_meta else output.device
         self.head = nn.Linear(output.shape[1], 1, dtype=dtype, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, hidden: Tensor, micro: MicroBatch) -> Tensor:
+    def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
         """Returns the value before each label: float32 [R, L], 0 outside the mask.
 
         Args:
-            hidden: [R, L, H], the last hidden state of the policy.
+            hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
             micro: The micro-batch, R rows of L tokens.
         """
-        if hidden.requires_grad:
+        if self.trunk is not None:
+            hidden = last_hidden(self.trunk, micro)
+        elif hidden is not None and hidden.requires_grad:
             hidden = self._limited(hidden)
+        assert hidden is not None
         # In float32, also under autocast: a value is a difference of rewards.
         with torch.autocast(hidden.device.type, enabled=False):
             weight, bias = self.head.weight.float(), self.head.bias.float()
@@ -109,12 +190,16 @@ class Critic(nn.Module):
     ) -> None:
         """Sets `values` and `returns` of every scored rollout of a group that has a token.
 
-        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
-        gets its own pass. `values` has all ranks compute them (`lrl.PolicyModule.critic_values`).
+        A replayed group keeps its values, which are those of an earlier step. A forward pass has at
+        most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
+        `values` has all ranks compute them (`lrl.PolicyModule.critic_values`).
         The rewards must be there, less their KL penalty if there is one.
         """
-        for rollout, found in each_rollout(group, temperature, micro_batch_tokens, values):
-            rollout.values = found.tolist()
+        written = [rollout for rollout in group.rollouts if rollout.token_ids]
+        if any(rollout.values is None for rollout in written):
+            for rollout, found in each_rollout(group, temperature, micro_batch_tokens, values):
+                rollout.values = found.tolist()
+        for rollout in written:
             if rollout.reward is not None:
                 ahead = gae(rollout, of_tokens(rollout), self.lam)
                 rollout.returns = (ahead + torch.tensor(rollout.values)).tolist()
@@ -128,8 +213,14 @@ class Critic(nn.Module):
             weights: float32 [n], the factor of each trained token's loss.
         """
         assert micro.returns is not None, "every group passes `fill` before it is packed"
+        assert micro.values is not None
         returns, now = micro.returns[micro.mask], values[micro.mask]
-        losses = weights * (now - returns).square() / 2
+        squares = (now - returns).square()
+        if self.clip is not None:
+            before = micro.values[micro.mask]
+            near = before + (now - before).clamp(-self.clip, self.clip)
+            squares = torch.maximum(squares, (near - returns).square())
+        losses = weights * squares / 2
         self.sums.add(now, returns, losses)
         return losses.sum()
 

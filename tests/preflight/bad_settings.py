@@ -25,6 +25,11 @@ def fsdp(named: tuple[str, ...], **settings: object) -> Case:
     return ("--trainer.devices", "5", "--trainer.strategy", "AsyncFSDP", *words), named
 
 
+def critic(words: tuple[str, ...], named: tuple[str, ...]) -> Case:
+    """Returns the case of a critic and its advantages, with these words after them."""
+    return ("--model.critic", "lrl.Critic", "--data.advantages", "GAE", *words), named
+
+
 def launched(
     named: tuple[str, ...], *words: str, generator_devices: str = "0", kind: str = "Given"
 ) -> Case:
@@ -411,6 +416,41 @@ SETTINGS: dict[str, Case] = {
             "cuda:99",
         ),
         ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
+    ),
+    "a critic whose values nobody uses": (
+        ("--model.critic", "lrl.Critic"),
+        ("model.critic is set", "data.advantages GroupMean", "lrl.advantages.GAE"),
+    ),
+    "advantages of values without a critic": (
+        ("--data.advantages", "lrl.advantages.GAE"),
+        ("data.advantages GAE needs the values of a critic", "model.critic to lrl.Critic"),
+    ),
+    "a critic beside an objective of the group": critic(
+        ("--model.objective", "TBA", "--model.reference", "lrl.Reference"),
+        ("model.objective TBA", "data.advantages is GAE"),
+    ),
+    "equal groups skipped beside a critic": critic(
+        ("--data.max_skipped_per_step", "4"),
+        ("data.max_skipped_per_step is 4", "GAE", "leave it out"),
+    ),
+    "a critic that learns alone to the end": critic(
+        ("--model.critic.value_only_steps", "50", "--trainer.max_steps", "50"),
+        ("model.critic.value_only_steps is 50", "trainer.max_steps 50"),
+    ),
+    "a critic's model of its own in divided layers": critic(
+        (
+            *fsdp((), tensor_parallel_size=2)[0],
+            *("--model.critic.model", "{in}/models/qwen2"),
+        ),
+        ("strategy.tensor_parallel_size is 2", "model.critic.model"),
+    ),
+    "a critic that is not there": critic(
+        ("--model.critic.model", "no/such_model"),
+        ("model.critic.model='no/such_model'", "folder in Hugging Face format"),
+    ),
+    "a critic that clips what does not move": critic(
+        ("--model.critic.clip", "0.2"),
+        ("model.critic.clip is 0.2", "data.replay"),
     ),
     "a reference that is not there": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),

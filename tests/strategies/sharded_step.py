@@ -8,6 +8,7 @@ reference.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
-from lrl.advantages import GroupMean
+from lrl.advantages import GAE, Advantages, GroupMean
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.learners import Learners
@@ -35,6 +36,9 @@ EXPERTS = ("mixtral", "qwen3_moe")
 """Policies that are refused with tensor parallelism."""
 ADAPTED, LORA = "llama_lora", lrl.LoRA(rank=4)
 """A policy whose adapters are trained, which is refused with tensor parallelism, too."""
+CRITICS = {"llama_tied": None, "llama3_rope": "qwen3"}
+"""Policies with a critic, by the folder of its own model, which is refused with tensor parallelism;
+None puts it on the policy."""
 LONE = make_group(9, responses=2)
 """A group with a single response in the loss: there is none for another rank."""
 LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
@@ -50,7 +54,10 @@ class Sharded(lrl.PolicyModule):
         self, model: str, ranks: Ranks, tensor: int, compute_dtype: torch.dtype | None
     ) -> None:
         super().__init__(
-            model, lora=LORA if model.endswith("lora") else None, reference=lrl.Reference()
+            model,
+            lora=LORA if model.endswith("lora") else None,
+            reference=lrl.Reference(),
+            critic=critic_of(Path(model), tensor),
         )
         self.ranks = ranks
         shape = (ranks.size // tensor, tensor)
@@ -58,15 +65,26 @@ class Sharded(lrl.PolicyModule):
         self.sharding = Sharding(mesh if tensor > 1 else mesh["shards"], compute_dtype)
         self.configure_model()
         self.setup("fit")
-        fill_adapters(self.network)
+        fill_new_weights(self)
+
+
+def critic_of(model: Path, tensor: int) -> lrl.Critic | None:
+    """Returns the critic of the policy in a folder, if it has one."""
+    own = CRITICS.get(model.name)
+    if model.name not in CRITICS or (own and tensor > 1):
+        return None
+    if own is None:
+        return lrl.Critic(trunk_gradient=0.5)
+    return lrl.Critic(str(model.parent / own))
 
 
 @torch.no_grad()
-def fill_adapters(network: torch.nn.Module) -> None:
-    """Gives adapters, if there are any, the same numbers in every process."""
+def fill_new_weights(policy: torch.nn.Module) -> None:
+    """Gives adapters and the head of a critic, if there are any, the same numbers in every
+    process."""
     torch.manual_seed(5)
-    for name, weight in network.named_parameters():
-        if ".lora_" in name:
+    for name, weight in policy.named_parameters():
+        if ".lora_" in name or name.startswith("critic.head."):
             numbers = 0.1 * torch.randn(weight.shape)
             is_whole = not isinstance(weight, DTensor)
             weight.copy_(
@@ -105,7 +123,7 @@ def train(policy: Sharded) -> dict[str, Any]:
         step = RankStream(policy) if policy.ranks.rank else stream(policy, groups)
         for micro in step:
             blank = not micro.mask.any()
-            (0.0 * policy(micro).sum() if blank else policy.compute_loss(micro)).backward()
+            (policy.blank_loss(micro) if blank else policy.compute_loss(micro)).backward()
             passes, blanks = passes + 1, blanks + blank
         tokens += step.num_tokens
     scale, weights = policy.data_parallel_size / tokens, dict(policy.named_parameters())
@@ -115,6 +133,7 @@ def train(policy: Sharded) -> dict[str, Any]:
             for name, one in weights.items()
             if one.requires_grad
         },
+        "critic": policy.critic is not None,
         "passes": passes,
         "blanks": blanks,
         "share": sum(one.to_local().numel() for one in weights.values())
@@ -143,12 +162,24 @@ class Arriving(GroupSource):
 
 def stream(policy: Sharded, groups: list[Group]) -> StepStream:
     size = policy.data_parallel_size
+    advantages = advantages_of(policy)
     return StepStream(
         0,
         len(groups),
         source=Arriving(policy, groups),
         policy=policy,
-        learners=Learners(GroupMean()),
-        packer=Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=size, blanks=True),
+        learners=Learners(advantages),
+        packer=Packer(BUDGET, advantages, 1.0, data_parallel_size=size, blanks=True),
         stopwatch=Stopwatch(),
     )
+
+
+def prepare(policy: lrl.PolicyModule, group: Group) -> None:
+    """Gives a group the values of the critic, if there is one."""
+    if policy.critic is not None:
+        policy.prepare(group, 1.0, BUDGET)
+
+
+def advantages_of(policy: lrl.PolicyModule) -> Advantages:
+    """Returns the baseline that fits a policy."""
+    return GroupMean() if policy.critic is None else GAE(0.9)

@@ -3,6 +3,7 @@ process."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from tests.strategies.sharded_step import (
     LONE,
     LORA,
     TEXT,
-    fill_adapters,
+    advantages_of,
+    critic_of,
+    fill_new_weights,
+    prepare,
     reference_logprobs,
 )
 from tests.strategies.sharded_step import EXPERTS as MIXTURES
@@ -100,10 +104,13 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
         return
     first, second = (torch.load(results / f"{name}-{rank}.pt") for rank in range(2))
     policy: Any = opened(
-        str(models / name), lora=LORA if name == ADAPTED else None, reference=Reference()
+        str(models / name),
+        lora=LORA if name == ADAPTED else None,
+        reference=Reference(),
+        critic=critic_of(models / name, 1) if first["critic"] else None,
     )
     policy.setup("fit")
-    fill_adapters(policy.network)
+    fill_new_weights(policy)
     trained = [parameter for parameter, weight in policy.named_parameters() if weight.requires_grad]
     in_bfloat16 = name.endswith("bf16")
     assert 0.2 < first["share"] < 0.6 and first["passes"] == second["passes"] > 2
@@ -123,7 +130,10 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
         torch.equal(exported.state_dict()[one], weight)
         for one, weight in whole_tensors(policy.network)
     )
-    alone = gradient(policy, pack([*GROUPS, LONE], BUDGET))
+    groups = copy.deepcopy([*GROUPS, LONE])
+    for group in groups:
+        prepare(policy, group)
+    alone = gradient(policy, pack(groups, BUDGET, advantages=advantages_of(policy)))
     assert alone.abs().max() > 0.001
     if in_bfloat16:
         assert whole.dtype == torch.float32 and (whole - alone).norm() < 0.05 * alone.norm()

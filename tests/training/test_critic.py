@@ -20,6 +20,7 @@ from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.training.critic import Critic
+from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
 
@@ -29,6 +30,12 @@ LAM, VALUE_LAM = 0.9, 0.7
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    sizes = SIZES | {"hidden_size": 48}
+    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**sizes, initializer_range=0.3))
 
 
 def filled(policy: PolicyModule) -> PolicyModule:
@@ -68,13 +75,12 @@ def gradients(policy: PolicyModule, batches: list[MicroBatch]) -> dict[str, Tens
     return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
 
 
-def written_out(
-    folder: str, head: torch.nn.Linear, given: list[Group], trunk_gradient: float
-) -> dict[str, Tensor]:
+def written_out(folder: str, critic: Critic, given: list[Group]) -> dict[str, Tensor]:
     """Returns the gradients of the sum of losses in float64, response by response and token by
     token."""
     network = AutoModelForCausalLM.from_pretrained(folder).double()
-    own = copy.deepcopy(head).double()
+    trunk = AutoModelForCausalLM.from_pretrained(critic.model).double() if critic.model else None
+    own = copy.deepcopy(critic.head).double()
     total = torch.zeros((), dtype=torch.float64)
     for group in given:
         prompt = group.prompt.token_ids
@@ -86,9 +92,11 @@ def written_out(
             hidden = network.model(tokens).last_hidden_state[0]
             logprobs = network.lm_head(hidden).log_softmax(-1)
             before = [len(prompt) - 1 + place for place in places]
-            states = hidden[before]
-            through = trunk_gradient * states + (1 - trunk_gradient) * states.detach()
-            values = through @ own.weight[0] + own.bias
+            states, share = hidden[before], critic.trunk_gradient
+            states = share * states + (1 - share) * states.detach()
+            if trunk is not None:
+                states = trunk.model(tokens).last_hidden_state[0][before]
+            values = states @ own.weight[0] + own.bias
             fixed = values.detach()
             for i, place in enumerate(places):
                 advantage, target = 0.0, fixed[i].item()
@@ -100,18 +108,26 @@ def written_out(
                 logprob = logprobs[before[i], rollout.token_ids[place]]
                 total = total - advantage * logprob + (values[i] - target) ** 2 / 2
     total.backward()
-    found = {f"network.{name}": weight.grad for name, weight in network.named_parameters()}
-    return found | {f"critic.head.{name}": weight.grad for name, weight in own.named_parameters()}
+    modules = {"network": network, "critic.head": own}
+    if trunk is not None:
+        modules["critic.trunk"] = trunk.model
+    return {
+        f"{prefix}.{name}": weight.grad
+        for prefix, module in modules.items()
+        for name, weight in module.named_parameters()
+    }
 
 
-@pytest.mark.parametrize("trunk_gradient", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["head", "head_that_teaches_the_policy", "own_model"])
 @pytest.mark.parametrize("budget", [1, 48, 10_000])
 def test_the_gradients_are_those_of_the_formulas_whatever_the_packing(
-    folder: str, trunk_gradient: float, budget: int
+    folder: str, other_folder: str, kind: str, budget: int
 ) -> None:
-    policy, given = with_critic(folder, trunk_gradient=trunk_gradient), groups()
+    settings = {"own_model": {"model": other_folder}, "head": {}}
+    policy = with_critic(folder, **settings.get(kind, {"trunk_gradient": 0.4}))
+    given = groups()
     found = gradients(policy, packed(policy, given, budget))
-    expected = written_out(folder, policy.critic.head, given, trunk_gradient)
+    expected = written_out(folder, policy.critic, given)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 1e-3, name
@@ -150,8 +166,8 @@ def run(
     return found
 
 
-def learner(folder: str, **settings: Any) -> PolicyModule:
-    critic = Critic(lr=1e-2, value_only_steps=2, max_grad_norm=0.5)
+def learner(folder: str, own: str | None = None, **settings: Any) -> PolicyModule:
+    critic = Critic(own, lr=1e-2, value_only_steps=2, max_grad_norm=0.5)
     policy = PolicyModule(folder, objective=REINFORCE(), critic=critic, lr=1e-3, **settings)
     policy.configure_model()
     return policy
@@ -207,10 +223,12 @@ def test_policy_and_critic_are_clipped_apart(folder: str) -> None:
     assert clipped[:2] == pytest.approx([0.25, 0.5], rel=1e-3)
 
 
+@pytest.mark.parametrize("own", [False, True])
 def test_a_resumed_run_has_the_values_and_moments_of_an_unbroken_one(
-    folder: str, tmp_path: Path
+    folder: str, other_folder: str, tmp_path: Path, own: bool
 ) -> None:
-    unbroken, resumed = learner(folder), learner(folder)
+    model = other_folder if own else None
+    unbroken, resumed = learner(folder, model), learner(folder, model)
     expected = run(unbroken, 5, tmp_path)
     found = run(resumed, 5, ckpt_path=str(tmp_path / "step=3.ckpt"))
     assert found == expected[3:]
@@ -225,12 +243,23 @@ def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
         run(PolicyModule(folder), 4, ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 
-def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path) -> None:
-    plain, policy = opened(folder), with_critic(folder)
+@pytest.mark.parametrize("own", [False, True])
+def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path, own: bool) -> None:
+    plain, policy = opened(folder), with_critic(folder, model=folder if own else None)
     assert dict(policy.sent_weights()).keys() == dict(plain.sent_weights()).keys()
     policy.export(tmp_path)
     again = opened(str(tmp_path))
     assert torch.equal(weights(again), weights(plain))
+
+
+def test_the_critic_lives_beside_adapters_and_in_their_checkpoint(folder: str) -> None:
+    policy = learner(folder, lora=LoRA(rank=2))
+    before = weights(policy.critic)
+    run(policy, 3)
+    assert not torch.equal(weights(policy.critic), before)
+    saved = policy.state_dict().keys()
+    assert {"critic.head.weight", "critic.head.bias"} < saved
+    assert all("lora_" in name for name in saved if not name.startswith("critic."))
 
 
 def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
@@ -252,8 +281,9 @@ def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
         {"value_only_steps": -1},
         {"max_grad_norm": 0.0},
         {"trunk_gradient": -0.1},
+        {"trunk_gradient": 0.1, "model": "another"},
     ],
 )
-def test_a_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
+def test_a_critics_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
         Critic(**setting)

@@ -189,7 +189,8 @@ class GAE(Advantages):
     16): A_t = sum_k lam^k (r_{t+k} + V_{t+k+1} - V_{t+k}).
 
     V is the value of `lrl.Critic` before each token, 0 after the last; the reward comes with the
-    last token. Needs `model.critic`. A group may have a single response.
+    last token, but an environment's for a turn with the last of the turn. Needs `model.critic`. A
+    group may have a single response.
 
     Args:
         lam: lambda, in [0, 1]: 1 is the reward less the value, without bias; below it there is less
@@ -252,7 +253,8 @@ def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
     """Returns the advantages of `GAE` over the actions of a scored rollout with values.
 
     Args:
-        rollout: The rollout; its reward, less the KL penalty, comes with the last action.
+        rollout: The rollout. An environment's reward for a turn comes with the turn's last action,
+            and the rest of its reward, less the KL penalty, with the last action of all.
         actions: Stretches of the policy's tokens, in order; the value of one is that before its
             first token.
         lam: lambda, in [0, 1].
@@ -265,7 +267,11 @@ def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
         return found
     assert rollout.values is not None and rollout.reward is not None
     values = [rollout.values[action.start] for action in actions]
-    rewards = [0.0] * (len(actions) - 1) + [rollout.reward - rollout.kl_penalty]
+    of_turns = {
+        turn.stop: reward for turn, reward in zip(rollout.turns, rollout.turn_rewards, strict=False)
+    }
+    rewards = [of_turns.get(action.stop, 0.0) for action in actions]
+    rewards[-1] += rollout.reward - rollout.kl_penalty - sum(rewards)
     errors = [
         reward + after - value
         for reward, after, value in zip(rewards, [*values[1:], 0.0], values, strict=True)

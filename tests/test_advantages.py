@@ -2,6 +2,7 @@
 
 import random
 from statistics import pstdev
+from typing import Any
 
 import pytest
 import torch
@@ -121,9 +122,21 @@ def test_all_tokens_of_a_turn_have_the_advantage_of_its_start() -> None:
     one = rollout(1.0, tokens=5)
     one.values = [0.1, 9.0, 9.0, 0.3, 9.0]
     one.versions[2] = ENVIRONMENT
+    one.turn_ends = [2, 5]
     (found,) = GAE(0.5, over="turn").of([one])
     first = (0.3 - 0.1) + 0.5 * (1 - 0.3)
     assert found.tolist() == pytest.approx([first, first, 0.0, 0.7, 0.7])
+
+
+@pytest.mark.parametrize("over", ["token", "turn"])
+def test_the_reward_of_a_turn_comes_at_its_end(over: Any) -> None:
+    one = rollout(1.0, tokens=5)
+    one.values = [0.0] * 5
+    one.versions[2] = ENVIRONMENT
+    one.turn_ends = [2, 5]
+    one.turn_rewards = [0.75, 0.5]  # weighted, so the reward is not their sum
+    (found,) = GAE(over=over).of([one])
+    assert found.tolist() == pytest.approx([1.0, 1.0, 0.0, 0.25, 0.25])
 
 
 def test_lambda_grows_with_the_length_from_its_floor() -> None:

@@ -78,7 +78,8 @@ class Learners:
             rewards_of([rollout for group in groups for rollout in group.rollouts])
         )
         if self.replay is not None:
-            self.replay.add(step, groups)
+            enough = self.advantages.min_rollouts
+            self.replay.add(step, [group for group in groups if len(group.scored) >= enough])
         if self.length_predictor is not None:
             self.length_predictor.end_step(groups)
 

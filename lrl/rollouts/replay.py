@@ -65,10 +65,8 @@ class Replay:
         return len(self._groups)
 
     def add(self, step: int, groups: Sequence[Group]) -> None:
-        """Adds the fresh groups of `step` that have a trained response."""
-        self._groups += [
-            (step, group) for group in groups if len(group.scored) > 1 and group.has_tokens
-        ]
+        """Adds the fresh groups of `step` that have a scored response and a token."""
+        self._groups += [(step, group) for group in groups if group.scored and group.has_tokens]
 
     def draw(self, step: int) -> list[Group]:
         """Returns the groups that `step` trains again; drops groups that are too old for it."""

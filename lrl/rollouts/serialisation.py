@@ -3,7 +3,7 @@
 The prompt is not saved, because its index finds it again; its id and a digest of its tokens show
 whether it is still the same, and a fingerprint whether its other columns are, which rewards read.
 (A column may hold any Python object, and a checkpoint may not.) `PolicyModule.prepare` computes its
-additions again.
+additions again, but for a critic's values, which are those of the step that first trained a group.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         [version for rollout in rollouts for version in rollout.versions], dtype=torch.int32
     )
     versions, spans = torch.unique_consecutive(versions, return_counts=True)
-    fields = ("text", "reward", "reward_parts", "reward_failure") if scored else ()
+    fields = ("text", "reward", "reward_parts", "reward_failure", "values") if scored else ()
     return {
         "index": group.index,
         "admitted_by": group.admitted_by,

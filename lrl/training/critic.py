@@ -47,9 +47,8 @@ class Critic(nn.Module):
         max_grad_norm: The gradient of the critic's weights is scaled down to this L2 norm; null
             never does.
         clip: A value gets no gradient further than this from the value that its group had when it
-            was first trained, on the far side of the return (clipped value loss, 2005.12729,
-            section 2); null never clips. Only replayed groups (`data.replay`) have values of an
-            earlier step.
+            was first trained, on the far side of the return (clipped value loss, 2005.12729);
+            null never clips. Only replayed groups (`data.replay`) have values of an earlier step.
         trunk_gradient: Share of the value loss's gradient that reaches the policy through the
             hidden state; 0 for none.
 
@@ -57,8 +56,6 @@ class Critic(nn.Module):
         ConfigError: A setting is outside its range, or would have no effect.
     """
 
-    trunk: PreTrainedModel | None = None
-    """The decoder of the model of its own, or None."""
     shares_rows = True
     """Whether that model keeps several responses of a row apart."""
 
@@ -91,6 +88,8 @@ class Critic(nn.Module):
         self.clip = clip
         self.trunk_gradient = trunk_gradient
         self.sums = ValueSums()
+        self.trunk: PreTrainedModel | None = None
+        """The decoder of the model of its own; None before it is opened, and without one."""
 
     @property
     def kind(self) -> str:
@@ -119,7 +118,7 @@ class Critic(nn.Module):
             )
             self.shares_rows = may_share_rows(network)
             self.trunk = decoder_of(network)
-        self._add_head(network, policy)
+        self._add_head(network)
 
     def open_sharded(
         self,
@@ -134,7 +133,7 @@ class Critic(nn.Module):
         Returns the decoder with its weights on rank 0, None on the others and without a model.
         """
         if self.model is None:
-            self._add_head(policy, policy)
+            self._add_head(policy)
             return None
         settings, whole = (dtype, attention, gradient_checkpointing), None
         if ranks.rank == 0:
@@ -144,14 +143,14 @@ class Critic(nn.Module):
             network = open_empty_network(files.folder, *settings)
         self.shares_rows = ranks.share(self.shares_rows)
         self.trunk = decoder_of(network)
-        self._add_head(network, policy)
+        self._add_head(network)
         return None if whole is None else decoder_of(whole)
 
-    def _add_head(self, network: PreTrainedModel, policy: PreTrainedModel) -> None:
+    def _add_head(self, network: PreTrainedModel) -> None:
         """Makes the head for the hidden state of `network`."""
         output = network.get_output_embeddings().weight
-        # All weights that one collective averages have the same dtype.
-        dtype = next(one for one in policy.parameters() if one.requires_grad).dtype
+        # Weights that one collective averages have the same dtype; adapters have one of their own.
+        dtype = next(one for one in network.parameters() if one.requires_grad).dtype
         device = "cpu" if output.is_meta else output.device
         self.head = nn.Linear(output.shape[1], 1, dtype=dtype, device=device)
         nn.init.zeros_(self.head.weight)

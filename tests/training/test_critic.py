@@ -19,9 +19,11 @@ from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
+from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
 
 LAM, VALUE_LAM = 0.9, 0.7
@@ -250,6 +252,31 @@ def test_the_critic_is_neither_sent_nor_exported(folder: str, tmp_path: Path, ow
     policy.export(tmp_path)
     again = opened(str(tmp_path))
     assert torch.equal(weights(again), weights(plain))
+
+
+def test_a_replayed_group_keeps_its_values_also_through_a_checkpoint(folder: str) -> None:
+    policy, given = with_critic(folder), groups()[2]
+    policy.prepare(given, 1.0, 10_000)
+    before = [rollout.values for rollout in given.rollouts]
+    torch.nn.init.zeros_(policy.critic.head.weight)
+    again = load_group(through_a_file(save_group(given, scored=True)), given.prompt)
+    for group in (given, again):
+        policy.prepare(group, 1.0, 10_000)
+        assert [rollout.values for rollout in group.rollouts] == before
+    assert [one.returns for one in again.rollouts] == [one.returns for one in given.rollouts]
+
+
+def test_a_value_learns_no_further_than_the_clip_from_where_it_was(folder: str) -> None:
+    policy = with_critic(folder, clip=0.1)
+    (batch,) = packed(policy, groups())
+    with torch.no_grad():
+        policy.critic.head.bias += 0.5
+    found = gradients(policy, [batch])["critic.head.bias"]
+    before, returns = batch.values[batch.mask], batch.returns[batch.mask]
+    now, near = before + 0.5, before + 0.1
+    stays = (near - returns).abs() > (now - returns).abs()
+    assert stays.any() and not stays.all()
+    torch.testing.assert_close(found.squeeze(), (now - returns)[~stays].sum())
 
 
 def test_the_critic_lives_beside_adapters_and_in_their_checkpoint(folder: str) -> None:

@@ -26,6 +26,12 @@ def check_optimizers(trainer: L.Trainer) -> None:
             f"{gives} LBFGS, which computes the loss of a step many times, and rollouts are "
             "trained once: give another optimizer."
         )
+    given = {id(weight) for group in optimizers[0].param_groups for weight in group["params"]}
+    if any(id(weight) not in given for weight in getattr(module, "critic_weights", ())):
+        raise ConfigError(
+            f"{gives} no group with the weights of model.critic (`self.critic_weights`), which would "
+            "learn nothing: add one."
+        )
     plateaus = [
         config
         for config in trainer.lr_scheduler_configs

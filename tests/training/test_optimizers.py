@@ -186,6 +186,13 @@ def test_an_optimizer_that_a_step_cannot_use_is_refused(
         fit(Own(folder, configure), 1, strategy=lrl.AsyncSingleDevice(), devices=2)
 
 
+def test_an_optimizer_without_the_critics_weights_is_refused(folder: str) -> None:
+    policy = Own(folder, lambda policy: SGD(policy.network.parameters(), lr=0.1))
+    policy.critic = lrl.Critic()
+    with pytest.raises(ValueError, match="no group with the weights of model.critic.*add one"):
+        fit(policy, 1, strategy=lrl.AsyncSingleDevice(), devices=2)
+
+
 def test_a_scheduler_that_needs_a_metric_gets_it_from_the_users_hook(folder: str) -> None:
     class Judged(Own):
         def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:

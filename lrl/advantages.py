@@ -13,7 +13,8 @@ With a critic (`lrl.Critic`) an advantage is relative to the critic's values of 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, zip_longest
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -184,6 +185,44 @@ class ReinforcePlusPlus(Advantages):
         self._moments = (moments[0], moments[1]) if moments else None
 
 
+class RewardToGo(Advantages):
+    """G_t - mean: what an episode gets from turn t on, G_t = r_t + gamma G_{t+1}, less the mean over
+    the group's episodes that have a turn t.
+
+    All tokens of a turn share its advantage. A turn that no other episode of the group has reached
+    has none to be compared with: its advantage is 0. Without an environment it is `GroupMean`.
+
+    Args:
+        gamma: Discount of a turn; in [0, 1].
+
+    Raises:
+        ConfigError: gamma is outside its range.
+    """
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        if not 0 <= gamma <= 1:
+            fault(f"RewardToGo(gamma={gamma}): it must be in [0, 1].")
+        self.gamma = gamma
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        return rewards - rewards.mean()
+
+    def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
+        by_turn: list[list[float]] = []
+        for rollout in rollouts:
+            rewards = rewards_by_action(rollout, rollout.turns)
+            by_turn.append(_ahead(rewards, self.gamma))
+        means = []
+        for at_turn in zip_longest(*by_turn):
+            reached = [one for one in at_turn if one is not None]
+            means.append(fmean(reached))
+        found = []
+        for rollout, to_go in zip(rollouts, by_turn, strict=True):
+            advantages = [one - mean for one, mean in zip(to_go, means, strict=False)]
+            found.append(_spread(rollout, rollout.turns, advantages))
+        return found
+
+
 class GAE(Advantages):
     """Generalised advantage estimation over the policy's tokens, undiscounted (1506.02438, equation
     16): A_t = sum_k lam^k (r_{t+k} + V_{t+k+1} - V_{t+k}).
@@ -253,8 +292,7 @@ def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
     """Returns the advantages of `GAE` over the actions of a scored rollout with values.
 
     Args:
-        rollout: The rollout. An environment's reward for a turn comes with the turn's last action,
-            and the rest of its reward, less the KL penalty, with the last action of all.
+        rollout: The rollout; `rewards_by_action` says which reward comes with which action.
         actions: Stretches of the policy's tokens, in order; the value of one is that before its
             first token.
         lam: lambda, in [0, 1].
@@ -262,21 +300,42 @@ def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
     Returns:
         float32 [tokens]: each action's advantage at all of its tokens, 0 elsewhere.
     """
-    found = torch.zeros(len(rollout.token_ids))
     if not actions:
-        return found
-    assert rollout.values is not None and rollout.reward is not None
+        return torch.zeros(len(rollout.token_ids))
+    assert rollout.values is not None
+    rewards = rewards_by_action(rollout, actions)
     values = [rollout.values[action.start] for action in actions]
-    of_turns = {
-        turn.stop: reward for turn, reward in zip(rollout.turns, rollout.turn_rewards, strict=False)
-    }
-    rewards = [of_turns.get(action.stop, 0.0) for action in actions]
-    rewards[-1] += rollout.reward - rollout.kl_penalty - sum(rewards)
     errors = [
         reward + after - value
         for reward, after, value in zip(rewards, [*values[1:], 0.0], values, strict=True)
     ]
-    backwards = accumulate(reversed(errors), lambda ahead, error: error + lam * ahead)
-    for action, advantage in zip(reversed(actions), backwards, strict=True):
-        found[action.start : action.stop] = advantage
+    return _spread(rollout, actions, _ahead(errors, lam))
+
+
+def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
+    """Returns the reward of each action of a scored rollout; they add up to its reward less its KL
+    penalty.
+
+    An environment's reward for a turn comes with the turn's last action, the rest with the last
+    action of all.
+    """
+    assert rollout.reward is not None
+    given = dict(zip([turn.stop for turn in rollout.turns], rollout.turn_rewards, strict=False))
+    rewards = [given.get(action.stop, 0.0) for action in actions]
+    if rewards:
+        rewards[-1] += rollout.reward - rollout.kl_penalty - sum(rewards)
+    return rewards
+
+
+def _ahead(numbers: Sequence[float], discount: float) -> list[float]:
+    """Returns, for each number, itself plus the discounted sum of those after it."""
+    backwards = accumulate(reversed(numbers), lambda ahead, number: number + discount * ahead)
+    return list(backwards)[::-1]
+
+
+def _spread(rollout: Rollout, actions: Sequence[Turn], numbers: Sequence[float]) -> Tensor:
+    """Returns float32 [tokens]: the number of each action at all of its tokens, 0 elsewhere."""
+    found = torch.zeros(len(rollout.token_ids))
+    for action, number in zip(actions, numbers, strict=True):
+        found[action.start : action.stop] = number
     return found

@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import GAE, GRPO, RLOO, Advantages, DrGRPO, GroupMean, ReinforcePlusPlus
+from lrl.advantages import (
+    GAE,
+    GRPO,
+    RLOO,
+    Advantages,
+    DrGRPO,
+    GroupMean,
+    ReinforcePlusPlus,
+    RewardToGo,
+)
 from lrl.types import ENVIRONMENT, Rollout
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
@@ -139,6 +148,32 @@ def test_the_reward_of_a_turn_comes_at_its_end(over: Any) -> None:
     assert found.tolist() == pytest.approx([1.0, 1.0, 0.0, 0.25, 0.25])
 
 
+def episode(*turn_rewards: float) -> Rollout:
+    """An episode of turns of two tokens, with an observation of one between them."""
+    turns = len(turn_rewards)
+    one = rollout(sum(turn_rewards), tokens=3 * turns - 1)
+    one.versions = ([0, 0, ENVIRONMENT] * turns)[:-1]
+    one.turn_ends = [3 * turn + 2 for turn in range(turns)]
+    one.turn_rewards = list(turn_rewards)
+    return one
+
+
+def test_a_turn_has_what_comes_after_it_less_the_groups_mean_at_that_turn() -> None:
+    found = RewardToGo(0.5).of([episode(0.0, 1.0, 2.0), episode(4.0, 0.0), episode(1.0)])
+    to_go = [[1.0, 2.0, 2.0], [4.0, 0.0], [1.0]]
+    means = [2.0, 1.0, 2.0]
+    for advantages, own in zip(found, to_go, strict=True):
+        less = [one - mean for one, mean in zip(own, means, strict=False)]
+        spread = [number for one in less for number in (one, one, 0.0)][:-1]
+        assert advantages.tolist() == pytest.approx(spread)
+
+
+def test_without_turns_the_reward_to_go_is_the_group_mean() -> None:
+    group = [rollout(1.0), rollout(0.0, kl_penalty=0.5), rollout(0.0)]
+    for found, expected in zip(RewardToGo(0.5).of(group), GroupMean().of(group), strict=True):
+        assert found.tolist() == pytest.approx([expected.item()] * 2)
+
+
 def test_lambda_grows_with_the_length_from_its_floor() -> None:
     for tokens, lam in ((4, 0.6), (40, 0.6), (100, 0.8), (400, 0.95)):
         one = rollout(1.0, tokens=tokens)
@@ -153,6 +188,7 @@ def test_lambda_grows_with_the_length_from_its_floor() -> None:
         (GRPO, {"epsilon": 0.0}),
         (ReinforcePlusPlus, {"decay": 1.0}),
         (ReinforcePlusPlus, {"epsilon": 0.0}),
+        (RewardToGo, {"gamma": 1.5}),
         (GAE, {"lam": 1.01}),
         (GAE, {"alpha": 0.0}),
         (GAE, {"alpha": 0.05, "lam": 1.0}),

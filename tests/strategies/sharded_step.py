@@ -8,7 +8,7 @@ reference.
 
 from __future__ import annotations
 
-from functools import partial
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ class Arriving(GroupSource):
 
     def __init__(self, policy: Sharded, groups: list[Group]) -> None:
         self.policy = policy
-        self.coming = iter(groups)
+        self.coming = iter(copy.deepcopy(groups))  # each policy adds its own values
 
     def next_group(self, step: int) -> Group:
         self.policy.prompt_logprobs(TEXT)  # as a probe does while the trainer waits

@@ -1,9 +1,9 @@
 """Asynchronous reinforcement learning of language models on PyTorch Lightning and vLLM.
 
-  prompts ──▶ controller ──▶ generators ──▶ rewards ──▶ groups ──▶ step stream ──▶ policy + objective ──▶ optimizer step
-                  ▲  pacing        ▲                                                                          │
-                  │  dispatch      └────────────── weights  ◀── callbacks/weight_sync ◀── version v+1 ────────┤
-                  └───────────────────────────── admit more prompts ◀─────────────────────────────────────────┘
+  prompts ─▶ controller ─▶ environment ⇄ generators ─▶ rewards ─▶ groups ─▶ step stream ─▶ policy + objective ─▶ update
+                  ▲  pacing                   ▲                                                                     │
+                  │  dispatch                 └──────── weights ◀── callbacks/weight_sync ◀── version v+1 ──────────┤
+                  └──────────────── admit more prompts ◀────────────────────────────────────────────────────────────┘
 
 Nothing else flows. Data moves left to right once; weights and permission to start move back once a
 step.

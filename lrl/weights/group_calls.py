@@ -1,5 +1,6 @@
 """vLLM's routes, called on all generators of a pool at once, and the failures of each."""
 
+import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -8,9 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout, RankLostError
-from lrl.generators.generator import Generator, gather
+from lrl.generators.generator import Generator, KeysAndValues, gather
 from lrl.system.event_loop import LoopThread
 from lrl.weights.communicator import ABORT_ROUTE
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Call = Callable[[Generator], Coroutine[Any, Any, Any]]
@@ -28,6 +31,8 @@ RELEASE = "/shutdown_weight_transfer_engine"
 
 LOOK_S = 0.1
 """Seconds between two looks at a collective transfer."""
+RESUME_ATTEMPTS = 3
+"""Attempts at a resume; vLLM accepts it any number of times."""
 MARGIN_S = 5.0
 """Seconds beyond the deadline of its calls, after which a phase is given up."""
 
@@ -113,6 +118,8 @@ class GeneratorGroupCalls:
         self.not_at_fault: set[Generator] = set()
         """Failed generators that are not at fault: another one broke the collective, or the trainer
         had no room."""
+        self.resumed_s = 0.0
+        """Time of the last resume, on `time.monotonic`."""
 
     # ---- who takes part
 
@@ -145,7 +152,65 @@ class GeneratorGroupCalls:
         found = self.failed.keys() - self.not_at_fault if self.collective else self.silent
         return {one: why for one, why in self.failed.items() if one in found}
 
+    def log_failures(self, attempt: int, failed: Failures) -> None:
+        """Logs the failures of an attempt, if there are any."""
+        if failed:
+            reasons = "; ".join(failed.values())
+            log.warning("Sync to version %d, attempt %d: %s", self.version, attempt, reasons)
+
     # ---- phases
+
+    def pause(self, keys_and_values: KeysAndValues) -> int:
+        """Pauses all participants, and reads back that they are paused.
+
+        Returns:
+            Tokens that they will read again (`Generator.pause`).
+        """
+        tokens: list[int] = []
+
+        async def pause(generator: Generator) -> None:
+            tokens.append(await generator.pause(keys_and_values, self.silence_s))
+
+        self.each("/pause", pause, short=True)
+        self._confirm("/is_paused", {"is_paused": True})
+        return sum(tokens)
+
+    def confirm_version(self) -> None:
+        """Reads back that all participants hold the version."""
+        self._confirm("/weight_info", {"weight_version": str(self.version)})
+
+    def resume(self) -> Failures:
+        """Resumes all participants; one that answers without effect is called again.
+
+        Returns:
+            Those that failed for good; the participants are those that write again.
+        """
+        version, todo = self.version, self.participants
+        resumed, failed = list[Generator](), Failures()
+
+        def resume(generator: Generator) -> Coroutine[Any, Any, None]:
+            return generator.resume(version, self.silence_s)
+
+        for attempt in range(1, RESUME_ATTEMPTS + 1):
+            self.begin(todo, version)
+            self.each("/resume", resume, short=True)
+            if attempt == 1:
+                self.resumed_s = time.monotonic()
+            self._confirm("/is_paused", {"is_paused": False})
+            resumed += self.participants
+            failed = self.failed | failed  # the first failure says most
+            todo = [one for one in self.failed if one.eviction is None and one not in self.silent]
+            if not todo:
+                break
+            self.log_failures(attempt, {one: self.failed[one] for one in todo})
+        self.participants = resumed
+        return {one: why for one, why in failed.items() if one not in resumed}
+
+    def _confirm(self, route: str, expected: dict[str, Any]) -> None:
+        def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
+            return generator.confirm(route, expected, self.silence_s)
+
+        self.each(route, confirm, short=True)
 
     def each(self, phase: str, call: Call, short: bool = False) -> None:
         """Runs one phase in all participants at once; the calls of a `short` one have

@@ -33,8 +33,6 @@ from lrl.weights.wire import Weights
 
 log = logging.getLogger(__name__)
 
-RESUME_ATTEMPTS = 3
-"""Attempts at a resume; vLLM accepts it any number of times."""
 BACKGROUND_ATTEMPTS = 2
 """Attempts at a sync in the background: the policy has changed, so there is no other copy."""
 MAX_PHASES = 20
@@ -164,7 +162,7 @@ class PoolSync:
         probe = make_probe()
         self.pause_seconds = 0.0
         self._stage(weights, stale, version, use_fallback=False)
-        self._log_failures(1, self._calls.failed)
+        self._calls.log_failures(1, self._calls.failed)
         if self._calls.failed:
             return False
         if not self.transport.fetches:  # while they fetch, they take requests: it may be minutes
@@ -317,75 +315,31 @@ class PoolSync:
 
         Those that are `unreached` are only paused, and retried.
         """
-        paused_from = time.monotonic()
-        self._update(unreached)
-        to_evict = self._calls.hopeless
-        late = {one: why for one, why in self._calls.failed.items() if one not in to_evict}
-        if self._calls.participants:
-            resumed, failed = self._resume(paused_from)
-            to_evict |= failed
-            self._verifications.append(self._loop.submit(self.pool.verify(resumed, probe)))
-        self._log_failures(number, late)
+        calls, paused_s = self._calls, time.monotonic()
+        if calls.participants:
+            self.recomputed_tokens += calls.pause(self.keys_and_values)
+            calls.exclude(unreached)
+        if calls.participants:
+            self._update()
+        to_evict = calls.hopeless
+        late = {one: why for one, why in calls.failed.items() if one not in to_evict}
+        if calls.participants:
+            to_evict |= calls.resume()
+            self.pause_seconds += calls.resumed_s - paused_s
+            verifying = self.pool.verify(calls.participants, probe)
+            self._verifications.append(self._loop.submit(verifying))
+        calls.log_failures(number, late)
         return to_evict, late
 
-    def _update(self, unreached: Failures) -> None:
-        """Pauses the generators and replaces the weights of all but the `unreached` ones."""
-        calls = self._calls
-        if not calls.participants:
-            return
-        calls.each("/pause", self._pause, short=True)
-        self._confirm("/is_paused", {"is_paused": True})
-        calls.exclude(unreached)
-        if not calls.participants:
-            return
-        calls.close_update()
+    def _update(self) -> None:
+        """Replaces the weights of the paused generators."""
+        self._calls.close_update()
         try:
-            self.transport.send(calls)
+            self.transport.send(self._calls)
         except CollectiveBroken as error:
             self._connected.clear()
-            calls.fail_all(str(error))
-        self._confirm("/weight_info", {"weight_version": str(calls.version)})
-
-    async def _pause(self, generator: Generator) -> None:
-        tokens = await generator.pause(self.keys_and_values, self._calls.silence_s)
-        self.recomputed_tokens += tokens
-
-    def _confirm(self, route: str, expected: dict[str, Any]) -> None:
-        def confirm(generator: Generator) -> Coroutine[Any, Any, None]:
-            return generator.confirm(route, expected, self._calls.silence_s)
-
-        self._calls.each(route, confirm, short=True)
-
-    def _resume(self, paused_from: float) -> tuple[list[Generator], Failures]:
-        """Resumes the generators; one that answers without effect is asked again.
-
-        Returns:
-            Those that write again, and those that failed.
-        """
-        calls, version, todo = self._calls, self._calls.version, self._calls.participants
-        resumed, failed = list[Generator](), Failures()
-
-        def resume(generator: Generator) -> Coroutine[Any, Any, None]:
-            return generator.resume(version, calls.silence_s)
-
-        for number in range(1, RESUME_ATTEMPTS + 1):
-            calls.begin(todo, version)
-            calls.each("/resume", resume, short=True)
-            if number == 1:
-                self.pause_seconds += time.monotonic() - paused_from
-            self._confirm("/is_paused", {"is_paused": False})
-            resumed += calls.participants
-            failed = calls.failed | failed  # the first failure says most
-            todo = [one for one in calls.failed if one.eviction is None and one not in calls.silent]
-            if not todo:
-                break
-            self._log_failures(number, {generator: calls.failed[generator] for generator in todo})
-        return resumed, {one: why for one, why in failed.items() if one not in resumed}
-
-    def _log_failures(self, number: int, failed: Failures) -> None:
-        if failed:
-            version, reasons = self._calls.version, "; ".join(failed.values())
-            log.warning("Sync to version %d, attempt %d: %s", version, number, reasons)
+            self._calls.fail_all(str(error))
+        self._calls.confirm_version()
 
     def _raise_if_interrupted(self) -> None:
         if not self._in_background:

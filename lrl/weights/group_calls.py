@@ -141,7 +141,7 @@ class GeneratorGroupCalls:
         self.include(self.participants)
 
     def fail_all(self, why: str) -> None:
-        """Excludes all participants without marking them as failed."""
+        """Excludes all participants as failed, without a fault of theirs."""
         self.not_at_fault |= set(self.participants)
         self.exclude(dict.fromkeys(self.participants, why))
 

@@ -3,29 +3,37 @@ callbacks that read the policy's weights.
 
 Hides the callbacks that every run has (`default_callbacks`).
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from lrl.callbacks.base import OnRankZero
-from lrl.callbacks.elastic import Elastic
-from lrl.callbacks.evaluation import Evaluation
-from lrl.callbacks.export import Export
-from lrl.callbacks.health import Health
-from lrl.callbacks.progress import Progress
-from lrl.callbacks.rollout_log import RolloutLog
-from lrl.callbacks.summary import Summary
-from lrl.callbacks.throughput import Throughput
-from lrl.callbacks.timeline import Timeline
-from lrl.callbacks.weight_sync import WeightSync
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Elastic",
-    "Evaluation",
-    "Export",
-    "Health",
-    "OnRankZero",
-    "Progress",
-    "RolloutLog",
-    "Summary",
-    "Throughput",
-    "Timeline",
-    "WeightSync",
-]
+from lrl.system.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from lrl.callbacks.base import OnRankZero
+    from lrl.callbacks.elastic import Elastic
+    from lrl.callbacks.evaluation import Evaluation
+    from lrl.callbacks.export import Export
+    from lrl.callbacks.health import Health
+    from lrl.callbacks.progress import Progress
+    from lrl.callbacks.rollout_log import RolloutLog
+    from lrl.callbacks.summary import Summary
+    from lrl.callbacks.throughput import Throughput
+    from lrl.callbacks.timeline import Timeline
+    from lrl.callbacks.weight_sync import WeightSync
+
+_HOMES = {
+    "Elastic": "elastic",
+    "Evaluation": "evaluation",
+    "Export": "export",
+    "Health": "health",
+    "OnRankZero": "base",
+    "Progress": "progress",
+    "RolloutLog": "rollout_log",
+    "Summary": "summary",
+    "Throughput": "throughput",
+    "Timeline": "timeline",
+    "WeightSync": "weight_sync",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

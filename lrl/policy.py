@@ -37,7 +37,6 @@ from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.lightning_warnings import forget_last_step
 from lrl.system.malloc_trim import trim_heap
-from lrl.training.adapter_trial import check_adapters
 from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
 from lrl.training.export import save_policy
@@ -264,6 +263,10 @@ class PolicyModule(L.LightningModule):
 
     def _check_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
+            from lrl.training.adapter_trial import (
+                check_adapters,  # a run without adapters needs none
+            )
+
             check_adapters(network)
 
     @property

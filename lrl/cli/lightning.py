@@ -18,16 +18,16 @@ from transformers.utils.logging import disable_progress_bar
 
 from lrl import preflight
 from lrl.callbacks import Progress
-from lrl.cli import interpolation, misread, null_values, setting_errors, short_forms, typed_values
+from lrl.cli import bare_names, interpolation, misread, null_values, short_forms, typed_values
 from lrl.cli.run_config import RunConfig
 from lrl.datamodule import RolloutDataModule
 from lrl.policy import PolicyModule
-from lrl.strategies import ddp, fsdp  # noqa: F401 - jsonargparse knows an imported class by its bare name
 from lrl.system import config_errors
 
 # Interpolations are resolved after all configs are merged (omegaconf+), relative to the subcommand.
 set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 typed_values.install()
+bare_names.install()
 
 USUAL_CALLBACKS = (
     "WeightSync",
@@ -52,6 +52,8 @@ class ShortErrorParser(LightningArgumentParser):
         """Exits with a short error."""
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
+        from lrl.cli import setting_errors  # 600 lines that only an error needs
+
         self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
 
     def add_class_arguments(self, *args: Any, **settings: Any) -> list[str]:
@@ -175,8 +177,11 @@ class LrlCLI(LightningCLI):
         # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce:
         # x}`.
         is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
-        if is_rows and (stray := setting_errors.explain_prompt_row(sys.argv)):
-            parser.error(stray)
+        if is_rows:
+            from lrl.cli import setting_errors  # see `ShortErrorParser.error`
+
+            if stray := setting_errors.explain_prompt_row(sys.argv):
+                parser.error(stray)
         rows = self.config[verb].get("data.init_args.prompts")
         if is_rows and (wrong := misread.prompts_setting(sys.argv, rows)):
             parser.error(wrong)
@@ -195,6 +200,8 @@ class LrlCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except ValueError as error:
+            from lrl.cli import setting_errors  # see `ShortErrorParser.error`
+
             raise config_errors.ConfigError(
                 setting_errors.explain_constructor(str(error))
             ) from error

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -14,7 +15,6 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import GeneratorAdmission, ScorerAdmission, poll_forever
 from lrl.members.join_spec import JoinSpec
-from lrl.members.launched import LaunchedMembers, RunAddress
 from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
 from lrl.members.registry import Registry
@@ -23,6 +23,9 @@ from lrl.members.service import RegistryServer
 from lrl.rewards.remote_pool import RemotePool
 from lrl.system.best_effort import best_effort
 from lrl.system.endpoint import is_loopback
+
+if TYPE_CHECKING:
+    from lrl.members.launched import LaunchedMembers
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +184,9 @@ class RunMembers:
     def _launch(self, kind: Kind) -> None:
         if (launcher := self.launchers.get(kind)) is None:
             return
+        # Here: most runs have no launcher.
+        from lrl.members.launched import LaunchedMembers, RunAddress
+
         assert self.server is not None, "opened before"
         self.launched[kind] = LaunchedMembers(
             launcher,

@@ -1,32 +1,40 @@
 """Objectives: the losses that train the policy, one file each, over the trained tokens of a
 micro-batch."""
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from lrl.objectives.aipo import AIPO
-from lrl.objectives.base import Objective, Tokens
-from lrl.objectives.cispo import CISPO
-from lrl.objectives.decoupled_ppo import DecoupledPPO
-from lrl.objectives.diagnostics import Diagnostics, check_mismatch
-from lrl.objectives.gspo import GSPO
-from lrl.objectives.icepop import IcePop
-from lrl.objectives.ppo import PPO
-from lrl.objectives.reinforce import REINFORCE
-from lrl.objectives.tba import TBA
-from lrl.objectives.tis import TIS
-from lrl.objectives.topr import TOPR
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "AIPO",
-    "CISPO",
-    "DecoupledPPO",
-    "Diagnostics",
-    "GSPO",
-    "IcePop",
-    "Objective",
-    "PPO",
-    "REINFORCE",
-    "TBA",
-    "TIS",
-    "TOPR",
-    "Tokens",
-    "check_mismatch",
-]
+from lrl.system.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from lrl.objectives.aipo import AIPO
+    from lrl.objectives.base import Objective, Tokens
+    from lrl.objectives.cispo import CISPO
+    from lrl.objectives.decoupled_ppo import DecoupledPPO
+    from lrl.objectives.diagnostics import Diagnostics, check_mismatch
+    from lrl.objectives.gspo import GSPO
+    from lrl.objectives.icepop import IcePop
+    from lrl.objectives.ppo import PPO
+    from lrl.objectives.reinforce import REINFORCE
+    from lrl.objectives.tba import TBA
+    from lrl.objectives.tis import TIS
+    from lrl.objectives.topr import TOPR
+
+_HOMES = {
+    "AIPO": "aipo",
+    "CISPO": "cispo",
+    "DecoupledPPO": "decoupled_ppo",
+    "Diagnostics": "diagnostics",
+    "GSPO": "gspo",
+    "IcePop": "icepop",
+    "Objective": "base",
+    "PPO": "ppo",
+    "REINFORCE": "reinforce",
+    "TBA": "tba",
+    "TIS": "tis",
+    "TOPR": "topr",
+    "Tokens": "base",
+    "check_mismatch": "diagnostics",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -15,7 +15,6 @@ from lrl.preflight.disagreements import check_disagreements, check_score_cap
 from lrl.preflight.model_folder import Shape, check_weights, shape_of
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stop_tokens import stop_tokens, turn_stop_tokens
-from lrl.routing.rankers import LanguageModelRanker
 from lrl.system.config_errors import EXPECTED, fault, noting
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
@@ -216,7 +215,12 @@ def check_critic(policy: Policy, shape: Shape) -> int:
 def check_ranker(data: RolloutDataModule) -> int:
     """Checks the language model that ranks prompts by length; returns its parameters, 0 without a
     usable one."""
-    ranker = data.length_predictor.ranker if data.length_predictor is not None else None
+    if data.length_predictor is None:
+        return 0
+    # Here: most runs have no ranker, or one without a model.
+    from lrl.routing.rankers import LanguageModelRanker
+
+    ranker = data.length_predictor.ranker
     if not isinstance(ranker, LanguageModelRanker):
         return 0
     try:

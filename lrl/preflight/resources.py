@@ -22,8 +22,6 @@ from lrl.errors import ConfigError
 from lrl.generators import cpu_backend
 from lrl.preflight.folders import check_disk
 from lrl.preflight.model_folder import Shape
-from lrl.routing.rankers import LanguageModelRanker
-from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER
 from lrl.system.byte_counts import GIB, in_gib
 from lrl.system.config_errors import fault
 from lrl.weights.staged_file import SHARED_MEMORY
@@ -69,12 +67,11 @@ def check_resources(
         )
     )
     rankers: dict[torch.device, int] = {}
-    if (
-        fits
-        and data.length_predictor is not None
-        and isinstance(data.length_predictor.ranker, LanguageModelRanker)
-    ):
-        rankers[data.length_predictor.ranker.device] = ranker * BYTES_A_PARAMETER
+    if fits and ranker:
+        from lrl.routing.rankers.finetuning import BYTES_A_PARAMETER  # most runs have none
+
+        predictor: Any = data.length_predictor
+        rankers[predictor.ranker.device] = ranker * BYTES_A_PARAMETER
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
         largest = (

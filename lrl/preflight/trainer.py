@@ -17,7 +17,6 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 
 from lrl.errors import ConfigError
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.several_ranks import forget_place
 from lrl.strategies.single_device import AsyncSingleDevice
 from lrl.system.config_errors import fault, noting
 from lrl.training.schedule import check_end
@@ -102,6 +101,9 @@ def check_strategy(trainer: L.Trainer) -> None:
     # the same error.
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher):
+        # Here: a run of one rank needs nothing of several.
+        from lrl.strategies.several_ranks import forget_place
+
         launcher.kill(signal.SIGKILL)
         forget_place(launcher)
         launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them

@@ -2,46 +2,41 @@
 that can be killed, here (`processes`) and on other machines (`remote_pool` on rank 0,
 `scorer_server` there).
 
-No module here imports torch. `Math` is imported at its first use: sympy would slow the start of
-every worker.
+No module here imports torch, and each reward is imported at its first use: sympy (`Math`) would slow
+the start of every worker.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lrl.errors import RewardFailuresError
-from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.exact_match import ExactMatch
-from lrl.rewards.format import Format
-from lrl.rewards.function import Function, as_reward
-from lrl.rewards.gsm8k import GSM8K
-from lrl.rewards.length_penalty import LengthPenalty
-from lrl.rewards.pool import RewardPool
-from lrl.rewards.reasoning_gym import ReasoningGym
-from lrl.rewards.turn_rewards import TurnRewards
+from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from lrl.rewards.base import GaveUp, Reward
+    from lrl.rewards.exact_match import ExactMatch
+    from lrl.rewards.format import Format
+    from lrl.rewards.function import Function, as_reward
+    from lrl.rewards.gsm8k import GSM8K
+    from lrl.rewards.length_penalty import LengthPenalty
     from lrl.rewards.math import Math
+    from lrl.rewards.pool import RewardPool
+    from lrl.rewards.reasoning_gym import ReasoningGym
+    from lrl.rewards.turn_rewards import TurnRewards
 
-__all__ = [
-    "GSM8K",
-    "ExactMatch",
-    "Format",
-    "Function",
-    "GaveUp",
-    "LengthPenalty",
-    "Math",
-    "ReasoningGym",
-    "Reward",
-    "RewardFailuresError",
-    "RewardPool",
-    "TurnRewards",
-    "as_reward",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Math":
-        from lrl.rewards.math import Math
-
-        return Math
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_HOMES = {
+    "ExactMatch": "exact_match",
+    "Format": "format",
+    "Function": "function",
+    "GSM8K": "gsm8k",
+    "GaveUp": "base",
+    "LengthPenalty": "length_penalty",
+    "Math": "math",
+    "ReasoningGym": "reasoning_gym",
+    "Reward": "base",
+    "RewardPool": "pool",
+    "TurnRewards": "turn_rewards",
+    "as_reward": "function",
+}
+__all__ = [*_HOMES, "RewardFailuresError"]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lrl.routing.rankers import NgramRanker, Ranker
+from lrl.routing.rankers.base import Ranker
 from lrl.system.config_errors import at_least, fault
 from lrl.types import Group, Prompt, Rollout
 
@@ -55,7 +55,12 @@ class LengthPredictor:
         at_least(1, "data.length_predictor", seen_prompts=seen_prompts)
         self.newest_weight = newest_weight
         self.seen_prompts = seen_prompts
-        self.ranker = ranker or NgramRanker()
+        if ranker is None:
+            # Here: a run may bring another one, and most runs have no predictor.
+            from lrl.routing.rankers.ngrams import NgramRanker
+
+            ranker = NgramRanker()
+        self.ranker = ranker
         self._level: float | None = None  # moving average of the mean log length of a step
         # Prompt id -> log length less the level, least recently seen first.
         self._seen: dict[int, float] = {}

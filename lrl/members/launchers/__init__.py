@@ -4,11 +4,26 @@ A scheduler places; the processes join at rank 0, which watches and replaces the
 (`lrl.members.launched`). Without a launcher the run starts its generators itself
 (`lrl.generators.server`), and scores in processes of its own.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from lrl.members.launchers.base import Job, Launcher
-from lrl.members.launchers.given import Given
-from lrl.members.launchers.local import Local
-from lrl.members.launchers.ray import Ray
-from lrl.members.launchers.slurm import Slurm
+from typing import TYPE_CHECKING
 
-__all__ = ["Given", "Job", "Launcher", "Local", "Ray", "Slurm"]
+from lrl.system.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from lrl.members.launchers.base import Job, Launcher
+    from lrl.members.launchers.given import Given
+    from lrl.members.launchers.local import Local
+    from lrl.members.launchers.ray import Ray
+    from lrl.members.launchers.slurm import Slurm
+
+_HOMES = {
+    "Given": "given",
+    "Job": "base",
+    "Launcher": "base",
+    "Local": "local",
+    "Ray": "ray",
+    "Slurm": "slurm",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -4,27 +4,29 @@
 Hides how waiting requests are ordered. A policy sees only them, the load of each generator, and
 expected lengths.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from lrl.routing.dispatch.base import (
-    DispatchPolicy,
-    ExpectedLengths,
-    GeneratorLoad,
-    Home,
-    Request,
-)
-from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
-from lrl.routing.dispatch.skewness_aware import SkewnessAware
-from lrl.routing.dispatch.tail_batching import TailBatching
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DispatchPolicy",
-    "ExpectedLengths",
-    "GeneratorLoad",
-    "Home",
-    "LeastLoaded",
-    "LeastTokens",
-    "Request",
-    "RoundRobin",
-    "SkewnessAware",
-    "TailBatching",
-]
+from lrl.system.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from lrl.routing.dispatch.base import DispatchPolicy, ExpectedLengths, GeneratorLoad, Home, Request
+    from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
+    from lrl.routing.dispatch.skewness_aware import SkewnessAware
+    from lrl.routing.dispatch.tail_batching import TailBatching
+
+_HOMES = {
+    "DispatchPolicy": "base",
+    "ExpectedLengths": "base",
+    "GeneratorLoad": "base",
+    "Home": "base",
+    "LeastLoaded": "greedy",
+    "LeastTokens": "greedy",
+    "Request": "base",
+    "RoundRobin": "greedy",
+    "SkewnessAware": "skewness_aware",
+    "TailBatching": "tail_batching",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

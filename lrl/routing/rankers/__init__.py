@@ -3,9 +3,21 @@ its `class_path`.
 
 Hides features, models and processes; the length predictor only sees numbers.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
 
-from lrl.routing.rankers.base import Ranker
-from lrl.routing.rankers.language_model import LanguageModelRanker
-from lrl.routing.rankers.ngrams import NgramRanker
+from typing import TYPE_CHECKING
 
-__all__ = ["LanguageModelRanker", "NgramRanker", "Ranker"]
+from lrl.system.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from lrl.routing.rankers.base import Ranker
+    from lrl.routing.rankers.language_model import LanguageModelRanker
+    from lrl.routing.rankers.ngrams import NgramRanker
+
+_HOMES = {
+    "LanguageModelRanker": "language_model",
+    "NgramRanker": "ngrams",
+    "Ranker": "base",
+}
+__all__ = [*_HOMES]
+__getattr__ = lazy_names(__name__, _HOMES)

@@ -7,37 +7,28 @@ from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 from lightning.pytorch.loggers import Logger
 
 from lrl.callbacks.base import FollowRankZero, OnRankZero, find
-from lrl.callbacks.elastic import Elastic
-from lrl.callbacks.evaluation import Evaluation
-from lrl.callbacks.export import Export
-from lrl.callbacks.health import Health
 from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.monitors import Monitors
-from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.stop_together import StopTogether
-from lrl.callbacks.summary import Summary
-from lrl.callbacks.throughput import Throughput
-from lrl.callbacks.timeline import Timeline
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.best_effort import may_not_log
 
-ORDER: tuple[type[L.Callback], ...] = (
-    *(
-        WeightSync,
-        Evaluation,
-        RolloutLog,
-        Throughput,
-    ),  # an evaluation samples the version that was synced before it
-    *(
-        Timeline,
-        Elastic,
-        Health,
-        ProgressBar,
-        Export,
-        Summary,
-    ),  # they read the metrics of the callbacks above
+ORDER = (
+    # An evaluation samples the version that was synced before it.
+    "WeightSync",
+    "Evaluation",
+    "RolloutLog",
+    "Throughput",
+    # They read the metrics of the callbacks above.
+    "Timeline",
+    "Elastic",
+    "Health",
+    "ProgressBar",
+    "Export",
+    "Summary",
 )
+"""Classes of lrl, and any progress bar, by name: a run imports only those that it has."""
 LOGGER_METHODS = (
     "log_metrics",
     "log_hyperparams",
@@ -104,7 +95,12 @@ def let_others_follow(callbacks: list[L.Callback], leads: bool) -> None:
 
 def _rank(callback: L.Callback) -> int:
     """Returns the index in `ORDER`, or -1 for a user's callback."""
-    return next((rank for rank, kind in enumerate(ORDER) if isinstance(callback, kind)), -1)
+    kinds = {
+        kind.__name__
+        for kind in type(callback).__mro__
+        if kind is ProgressBar or kind.__module__.startswith("lrl.callbacks.")
+    }
+    return next((rank for rank, name in enumerate(ORDER) if name in kinds), -1)
 
 
 class LoggersMayFail(L.Callback):

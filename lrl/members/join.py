@@ -4,11 +4,11 @@ import sys
 import time
 
 from lrl.errors import NotRunning
+from lrl.members.client import find_run
 from lrl.members.join_session import LocalOverrides, ask
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer
 from lrl.members.member import Kind
-from lrl.members.run_file import find_run
 
 POLL_S = 0.5
 ANSWER_S = 120.0

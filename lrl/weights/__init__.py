@@ -21,6 +21,8 @@ TRANSPORTS = {
 }
 """The class of each transport; `auto` takes the first that works on this machine, and for joining
 generators if others may join."""
+ON_CUDA = ("ipc", "nccl")
+"""Transports between GPUs, which a run on a CPU does not import."""
 NOT_DRIVEN = {
     "nccl_m2n": (
         "which lrl does not drive: vLLM's engine needs the packages nccl-extensions and NCCL "
@@ -49,7 +51,8 @@ def choose_transport(name: str, machine: Machine) -> type[Transport]:
         ConfigError: The name is unknown, or the machine does not allow it; names the transport that
             works.
     """
-    works = next(one for one in map(find_transport, TRANSPORTS) if _suits(one, machine))
+    candidates = (one for one in TRANSPORTS if machine.on_cuda or one not in ON_CUDA)
+    works = next(one for one in map(find_transport, candidates) if _suits(one, machine))
     if name == "auto":
         return works
     if why := NOT_DRIVEN.get(name) or find_transport(name).refusal(machine):

@@ -25,10 +25,10 @@ from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.members import admission, join, join_session, joining_generator
 from lrl.members.admission import GeneratorAdmission, poll_forever
+from lrl.members.client import find_run
 from lrl.members.join_session import LocalOverrides
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.member import Kind, Member
-from lrl.members.run_file import find_run
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of

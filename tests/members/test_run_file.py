@@ -14,10 +14,10 @@ import pytest
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
-from lrl.members import run_file as run_file_module
+from lrl.members import client
+from lrl.members.client import find_run
 from lrl.members.run_file import (
     RunFile,
-    find_run,
     remove_run_file,
     token_of_run,
     url_elsewhere,
@@ -125,7 +125,7 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
         assert "LRL_TOKEN" not in os.environ, (
             "what is started from here has it by another name, or not at all"
         )
-    monkeypatch.setattr(run_file_module.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    monkeypatch.setattr(client.getpass, "getpass", lambda prompt: f"typed after {prompt}")
     assert "lrl prompt" in find_run(str(tmp_path)).token
 
 
@@ -146,7 +146,7 @@ def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
     rewrite(tmp_path, owner=ELSEWHERE)
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     for response in (no_keyboard, lambda prompt: ""):
-        monkeypatch.setattr(run_file_module.getpass, "getpass", response)
+        monkeypatch.setattr(client.getpass, "getpass", response)
         with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl prompt"):
             find_run(str(tmp_path))
 

@@ -1,10 +1,11 @@
-"""No file and no folder of lrl imports itself through others; few import vLLM. Imports for type
-checking count."""
+"""No file and no folder of lrl imports itself through others; few import vLLM; a run on a laptop
+imports what it uses. Imports for type checking count, but for the last."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,6 +13,25 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 Graph = dict[str, set[str]]
+
+ON_A_LAPTOP = ("lrl.cli.main", "lrl.cli.lightning", "lrl.policy", "lrl.datamodule")
+"""What `lrl fit` imports whatever the recipe names."""
+OF_OTHER_RUNS = (
+    "lrl.distributed.rendezvous",
+    "lrl.members.discovery",
+    "lrl.members.launched",
+    "lrl.members.launchers.given",
+    "lrl.members.launchers.local",
+    "lrl.members.launchers.ray",
+    "lrl.members.launchers.slurm",
+    "lrl.planning",
+    "lrl.strategies.ddp",
+    "lrl.strategies.fsdp",
+    "lrl.strategies.several_ranks",
+    "lrl.vllm_plugin",
+)
+"""Rooms and files that a run of one process with its own generators does without."""
+MOST_FILES_ON_A_LAPTOP = 190
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -104,6 +124,61 @@ def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -
     }
     assert ends < found
     assert {name for name in found - ends if not name.startswith("lrl.vllm_plugin.")} == set()
+
+
+def at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The import statements that run when a module is imported: none for type checking, none of a
+    function."""
+    for node in body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from at_import(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            for inner in ("body", "orelse", "finalbody", "handlers"):
+                yield from at_import(getattr(node, inner, []))
+
+
+def imports_at_import(name: str, known: Mapping[str, Path]) -> set[str]:
+    """The modules of lrl that the import of a module runs, with the packages around them. A name
+    that a room imports at its first use is looked up in the room."""
+    found = {name.rpartition(".")[0]}
+    for node in at_import(ast.parse(known[name].read_text()).body):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {home(f"{node.module}.{alias.name}", known) for alias in node.names}
+    return {one for one in found if one in known}
+
+
+def home(path: str, known: Mapping[str, Path]) -> str:
+    """The module in which the class or function at a dotted path is, or the module itself."""
+    room, _, name = path.rpartition(".")
+    if path in known or room not in known:
+        return path
+    nodes = ast.walk(ast.parse(known[room].read_text()))
+    imported = (node for node in nodes if isinstance(node, ast.ImportFrom))
+    homes = {alias.name: node.module for node in imported for alias in node.names}
+    return homes.get(name) or room
+
+
+def of_a_laptop_run(known: Mapping[str, Path]) -> dict[str, str]:
+    """The modules that a quickstart imports, each with the one that imports it first."""
+    named = re.findall(r"lrl[\w.]+", (ROOT / "recipes/quickstart.yaml").read_text())
+    found: dict[str, str] = {}
+    waiting = [(home(name, known), "the recipe") for name in (*ON_A_LAPTOP, *named)]
+    for name, by in waiting:
+        if name not in found:
+            found[name] = by
+            waiting += [(one, name) for one in sorted(imports_at_import(name, known))]
+    return found
+
+
+def test_a_run_on_a_laptop_imports_what_it_uses() -> None:
+    found = of_a_laptop_run(modules(ROOT))
+    others = {name: by for name, by in found.items() if name.startswith(OF_OTHER_RUNS)}
+    assert not others, "import it where it is used"
+    assert len(found) <= MOST_FILES_ON_A_LAPTOP, sorted(found)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterable
 
-from lrl.cli import fit_help
-
 ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 
 PATH_IN_ERROR = r"(?:resolved to|Interpolation key) '(\w[^']+)'|trying to access (\S+):"
@@ -33,6 +31,8 @@ def explain(error: Exception) -> str:
     path = re.sub(r"^(fit|validate)\.", "", match[1] or match[2])
     known = re.sub(r"^(model|data|trainer\.strategy)\.", r"\1.init_args.", path)
     remedy = "Write the whole path, as --print_config shows it."
+    from lrl.cli import fit_help  # 260 lines that only an error needs
+
     if path in fit_help.all_settings() and known != path:
         remedy = f"Write the whole path: ${{{known}}}."
     return f"{where}${{{path}}} leads to no setting. {remedy}"

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lrl.cli import fit_help
-
 SETTINGS_FILES = (".yaml", ".yml", ".json")
 PROMPTS = "--data.prompts."
 HINTS = {
@@ -37,6 +35,8 @@ def group_file(words: Sequence[str]) -> str:
 def prompts_setting(words: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the error for a setting of `lrl.Prompts` whose wrong value made it a row of prompts,
     the last one."""
+    from lrl.cli import fit_help  # 260 lines that only an error needs
+
     kinds = {
         one.name: one.kind.partition(" = ")[0]
         for one in fit_help.settings_of("lrl.rollouts.prompts:Prompts", "")

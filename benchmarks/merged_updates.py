@@ -59,7 +59,7 @@ def drawn(name: str, weight: Tensor) -> Tensor:
 def weights_of(policy: lrl.PolicyModule, files: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights that a generator has before it rounds them."""
     if policy.lora is None:
-        return policy.named_weights()
+        return policy.sent_weights()
     return merged(files.items(), dict(policy.sent_weights()), torch.float32)
 
 

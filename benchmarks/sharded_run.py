@@ -87,7 +87,7 @@ class NoSync(WeightSync):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         """Reads all weights, one after the other, and keeps none."""
         started = time.perf_counter()
-        self.read_bytes = sum(weight.nbytes for _, weight in pl_module.named_weights())
+        self.read_bytes = sum(weight.nbytes for _, weight in pl_module.sent_weights())
         self.read_s.append(time.perf_counter() - started)
 
     def on_train_end(self, *args: Any) -> None:

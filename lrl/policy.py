@@ -630,23 +630,17 @@ class PolicyModule(L.LightningModule):
 
     @collective
     def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or `named_weights` of a
-        policy without."""
+        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or without them whole
+        weights with their names in a Hugging Face checkpoint.
+
+        A head tied to the embedding is left out: vLLM ties it itself.
+        """
         shard_again(self)
         return (
             checkpoint_weights(self.network)
             if self.lora is None
             else named(whole_adapters(self.network))
         )
-
-    @collective
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields whole weights with their names in a Hugging Face checkpoint.
-
-        A head tied to the embedding is left out: vLLM ties it itself. Adapters are merged.
-        """
-        shard_again(self)
-        return checkpoint_weights(self.network)
 
     @collective
     def export(self, folder: Path) -> None:

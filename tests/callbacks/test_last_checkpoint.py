@@ -38,7 +38,7 @@ class Record(L.Callback):
     ) -> None:
         self.steps.append((trainer.current_epoch, batch_idx, trainer.global_step))
         self.weights[trainer.global_step] = torch.cat(
-            [value.flatten().clone() for _, value in pl_module.named_weights()]
+            [value.flatten().clone() for _, value in pl_module.sent_weights()]
         )
 
 

@@ -34,7 +34,7 @@ def main(model: str, folder: Path) -> None:
         policy.prepare(group, 1.0, BUDGET)
         found["reference"] = [rollout.reference_logprobs for rollout in group.rollouts]
         found["logprobs"] = policy.prompt_logprobs([1, 2, 3, 4])
-        found["weights"] = dict(policy.named_weights())
+        found["weights"] = dict(policy.sent_weights())
         policy.export(folder / "policy")
     else:
         with suppress(RuntimeError):
@@ -74,5 +74,5 @@ def alone(model: str) -> dict[str, Any]:
     return {
         "reference": [rollout.reference_logprobs for rollout in group.rollouts],
         "logprobs": policy.prompt_logprobs([1, 2, 3, 4]),
-        "weights": dict(policy.named_weights()),
+        "weights": dict(policy.sent_weights()),
     }

@@ -71,7 +71,7 @@ class ReadWeights(OnRankZero):
     """Reads the weights after each step, as a sync does."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        for _ in pl_module.named_weights():
+        for _ in pl_module.sent_weights():
             pass
 
 

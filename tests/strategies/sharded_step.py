@@ -108,7 +108,7 @@ def main(models: Path, folder: Path, tensor: int) -> None:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
             found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
             found["reference"] = reference_logprobs(policy)
-            found["weights"] = {name: weight.clone() for name, weight in policy.named_weights()}
+            found["weights"] = {name: weight.clone() for name, weight in policy.sent_weights()}
             policy.export(folder / f"{model.name}-exported")
         follow(policy)
         torch.save(found, folder / f"{model.name}-{them.rank}.pt")

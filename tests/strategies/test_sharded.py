@@ -122,7 +122,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
     assert first["rounded"] != first["logprobs"] == pytest.approx(first["rounded"], abs=1.0)
     for found, expected in zip(first["reference"], reference_logprobs(policy), strict=True):
         assert found == pytest.approx(expected, abs=off)
-    weights = dict(policy.named_weights())
+    weights = dict(policy.sent_weights())
     assert first["weights"].keys() == weights.keys()
     assert all(torch.equal(first["weights"][one], weights[one]) for one in weights)
     exported = open_network(str(results / f"{name}-exported"), "float32", None, False)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lrl.routing.dispatch.base import DispatchPolicy, ExpectedLengths, GeneratorLoad, Home, Request
+    from lrl.routing.dispatch.base import (
+        DispatchPolicy,
+        ExpectedLengths,
+        GeneratorLoad,
+        Home,
+        Request,
+    )
     from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
     from lrl.routing.dispatch.skewness_aware import SkewnessAware
     from lrl.routing.dispatch.tail_batching import TailBatching

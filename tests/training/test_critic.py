@@ -18,6 +18,8 @@ from lrl.advantages import GAE
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
+from lrl.preflight.model_folder import shape_of
+from lrl.preflight.policy import check_critic
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.critic import Critic
@@ -314,3 +316,14 @@ def test_a_loss_of_ones_own_without_the_critics_is_refused(folder: str) -> None:
 def test_a_critics_setting_out_of_range_is_refused(setting: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"model.critic.{next(iter(setting))}"):
         Critic(**setting)
+
+
+def test_a_critics_model_needs_the_policys_vocabulary_and_counts_in_the_memory(
+    folder: str, other_folder: str, tmp_path: Path
+) -> None:
+    shape = shape_of(folder, None)
+    other = PolicyModule(folder, critic=Critic(other_folder))
+    assert check_critic(other, shape) == shape_of(other_folder, None).parameters
+    wide = save_model(tmp_path, LlamaConfig(**SIZES | {"vocab_size": 64}))
+    with pytest.raises(ConfigError, match="has 64 tokens .* 32: a critic needs the policy's"):
+        check_critic(PolicyModule(folder, critic=Critic(wide)), shape)

@@ -13,7 +13,6 @@ ONE_PASS = (
 )
 ONE_TURN = "There is none: a response is one turn."
 UNDISCOUNTED = "There is none: rewards are not discounted."
-CRITIC = "model.critic lrl.Critic, with --data.advantages lrl.advantages.GAE"
 VALUE_GRADIENT = (
     "model.critic.trunk_gradient, with --model.critic lrl.Critic; its own weights have a gradient "
     "of their own"
@@ -112,9 +111,8 @@ SETTINGS = {
     "norm_adv_by_std_in_grpo": SCALED,
     "adv_estimator": "data.advantages",
     "gamma": UNDISCOUNTED,
-    "lam": "data.advantages.lam, with --data.advantages lrl.advantages.GAE",
-    "gae_lambda": "data.advantages.lam, with --data.advantages lrl.advantages.GAE",
-    "critic": CRITIC,
+    "lam": "data.advantages.lam, with --data.advantages GAE",
+    "gae_lambda": "data.advantages.lam, with --data.advantages GAE",
     "critic_warmup": "model.critic.value_only_steps, with --model.critic lrl.Critic",
     "vf_coef": VALUE_GRADIENT,
     "dynamic_sampling": "data.max_skipped_per_step",

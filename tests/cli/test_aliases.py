@@ -15,6 +15,8 @@ from lrl.cli.setting_errors import explain, settings_of
 KNOWN = {
     *fit_help.all_settings(),
     *(f"model.reference.{name}" for name in settings_of("lrl.Reference")),
+    *(f"model.critic.{name}" for name in settings_of("lrl.Critic")),
+    *(f"data.advantages.{name}" for name in settings_of("lrl.advantages.GAE")),
     *(f"model.lora.{name}" for name in settings_of("lrl.LoRA")),
     *(f"model.objective.{name}" for name in settings_of("lrl.objectives.PPO")),
     *(f"trainer.logger.{name}" for name in ("name", "project")),

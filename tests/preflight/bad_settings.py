@@ -27,7 +27,8 @@ def fsdp(named: tuple[str, ...], **settings: object) -> Case:
 
 def critic(words: tuple[str, ...], named: tuple[str, ...]) -> Case:
     """Returns the case of a critic and its advantages, with these words after them."""
-    return ("--model.critic", "lrl.Critic", "--data.advantages", "GAE", *words), named
+    learning = ("--model.critic", "lrl.Critic", "--model.critic.value_only_steps", "0")
+    return (*learning, "--data.advantages", "GAE", *words), named
 
 
 def launched(
@@ -418,7 +419,7 @@ SETTINGS: dict[str, Case] = {
         ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
     ),
     "a critic whose values nobody uses": (
-        ("--model.critic", "lrl.Critic"),
+        ("--model.critic", "lrl.Critic", "--model.critic.value_only_steps", "0"),
         ("model.critic is set", "data.advantages GroupMean", "lrl.advantages.GAE"),
     ),
     "advantages of values without a critic": (

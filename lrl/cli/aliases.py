@@ -11,8 +11,7 @@ ONE_PASS = (
     "There is none: a step is one update, on responses that are trained once. data.max_lag bounds "
     "their age, and data.replay trains groups again."
 )
-ONE_TURN = "There is none: a response is one turn."
-UNDISCOUNTED = "There is none: rewards are not discounted."
+TURNS = "data.environment: a class of your own that derives from `Turns` of lrl.environments"
 VALUE_GRADIENT = (
     "model.critic.trunk_gradient, with --model.critic lrl.Critic; its own weights have a gradient "
     "of their own"
@@ -96,10 +95,9 @@ SETTINGS = {
     "chat_template": "data.prompts.chat: the template is that of the model's tokenizer",
     "apply_chat_template": "data.prompts.chat",
     "mask_truncated_completions": "data.mask_truncated",
-    "tools": ONE_TURN,
-    "multi_turn": ONE_TURN,
-    "max_turns": ONE_TURN,
-    "environment_factory": ONE_TURN,
+    "tools": TURNS,
+    "multi_turn": TURNS,
+    "environment_factory": TURNS,
     # rewards and advantages
     "reward_funcs": "data.rewards",
     "reward_func": "data.rewards",
@@ -110,7 +108,7 @@ SETTINGS = {
     "scale_rewards": SCALED,
     "norm_adv_by_std_in_grpo": SCALED,
     "adv_estimator": "data.advantages",
-    "gamma": UNDISCOUNTED,
+    "gamma": "data.advantages.gamma (a discount by turn), with --data.advantages RewardToGo",
     "lam": "data.advantages.lam, with --data.advantages GAE",
     "gae_lambda": "data.advantages.lam, with --data.advantages GAE",
     "critic_warmup": "model.critic.value_only_steps, with --model.critic lrl.Critic",

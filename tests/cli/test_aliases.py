@@ -17,6 +17,7 @@ KNOWN = {
     *(f"model.reference.{name}" for name in settings_of("lrl.Reference")),
     *(f"model.critic.{name}" for name in settings_of("lrl.Critic")),
     *(f"data.advantages.{name}" for name in settings_of("lrl.advantages.GAE")),
+    *(f"data.advantages.{name}" for name in settings_of("lrl.advantages.RewardToGo")),
     *(f"model.lora.{name}" for name in settings_of("lrl.LoRA")),
     *(f"model.objective.{name}" for name in settings_of("lrl.objectives.PPO")),
     *(f"trainer.logger.{name}" for name in ("name", "project")),

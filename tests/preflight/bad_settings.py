@@ -222,7 +222,7 @@ SETTINGS: dict[str, Case] = {
     ),
     "a config that is not there": (
         ("--config", "no_such.yaml"),
-        ("no_such.yaml", "Shipped are gsm8k"),
+        ("no_such.yaml", "Shipped are calculator, gsm8k"),
     ),
     "a misspelt recipe": (
         ("--config", "quickstrat"),

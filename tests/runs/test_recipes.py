@@ -286,8 +286,6 @@ def test_word_problems_are_evaluated_kind_by_kind(
 ) -> None:
     printed = validate(
         *("--config", "word_problems", "--model.model", policy_folder),
-        # A byte is a token here.
-        *("--data.max_prompt_tokens", "160"),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert "held_out: 240 problems x 1 responses, greedy, version 0" in printed

@@ -271,6 +271,9 @@ class ModelledRun:
             one for one in self.pool.generators if one.version != self.version or not one.serving
         ]
         for generator in stale:
+            self.run(generator.pause())  # until then a later turn may still come to it
+            for group in self.ledger.running.values():
+                self.catch_up(group)
             unfinished = [
                 response
                 for response, _, rollout in self.responses(generator)
@@ -280,7 +283,6 @@ class ModelledRun:
                 (index, place): len(current(self.written(index)[place]).token_ids)
                 for index, place in unfinished
             }
-            self.run(generator.pause())
             self.run(generator.resume(self.version))
         self.run(self.pool.finish_sync({}))
         self.run(self.controller.new_version(self.version))

@@ -355,6 +355,14 @@ def _no_yaml(found: Found) -> str:
     )
 
 
+def _abstract(found: Found) -> str:
+    name = found.match[1] or found.value
+    if name.startswith("lrl."):
+        return f"{found.setting}: name a class, by `class_path`; {name} is their abstract base."
+    lacking = getattr(import_by_name.function(name), "__abstractmethods__", ())
+    return f"{found.setting} is {name!r}, which lacks {', '.join(sorted(lacking))}: define it."
+
+
 NO_CLASS_NAME = (
     "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of "
     "settings follows --config."
@@ -377,9 +385,10 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Expected a path but ([\w.]+\.\w+) either not accessible", _not_importable),
     (r"Expected a dot import path string: (.+)", _no_class),
     (r"Unexpected import path format: (.+)", NO_CLASS_NAME),
+    (r"Expected an instantiatable class, but (\S*?) ?is abstract", _abstract),
     (
-        r"Expected an instantiatable class, but (\S+) is abstract",
-        "{found.setting}: name a class, by `class_path`; {found.match[1]} is their abstract base.",
+        r"Import path does not correspond to a subclass of (\w+)",
+        "{found.setting} is {found.value!r}, which is no {found.match[1]}: name a class of that kind.",
     ),
     (
         r"Not a valid subclass of (\w+)",

@@ -165,7 +165,7 @@ def _documented(node: ast.ClassDef | ast.FunctionDef) -> dict[str, str]:
 
 
 def _callbacks() -> Iterator[Setting]:
-    for statement in _tree(CALLBACKS).body:
+    for statement in _statements(CALLBACKS):
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(CALLBACKS):
             for alias in statement.names:
                 node = _definition(str(statement.module), alias.name)
@@ -185,9 +185,16 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+def _statements(module: str) -> Iterator[ast.stmt]:
+    """Yields the statements of a module, also those for type checkers, which name its classes where
+    they are imported at their first use."""
+    for statement in _tree(module).body:
+        yield from statement.body if isinstance(statement, ast.If) else [statement]
+
+
 def _definition(module: str, name: str) -> ast.ClassDef | ast.expr | None:
     """Returns the class, or the value, of `name` in a module; None if it is not lrl's."""
-    for statement in _tree(module).body:
+    for statement in _statements(module):
         match statement:
             case ast.ClassDef() if statement.name == name:
                 return statement
@@ -237,6 +244,11 @@ def _value(module: str, default: ast.expr) -> str:
         value := _definition(module, default.id), ast.expr
     ):
         default = value
+    if isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name):
+        owner = _definition(module, default.value.id)
+        fields = _fields(owner) if isinstance(owner, ast.ClassDef) else ()
+        of_field = [value for name, _, value in fields if value and name == default.attr]
+        default = of_field[0] if of_field else default
     if isinstance(default, ast.Call):  # field(default_factory=dict)
         return "{}"
     text = str(default.value) if isinstance(default, ast.Constant) else ast.unparse(default)

@@ -53,6 +53,7 @@ def check_resources(
     dtype = strategy.server_settings.dtype
     narrow = BYTES[policy.dtype_name if dtype == "auto" else dtype]
     copy = shape.parameters * narrow
+    critic_weights = critic * BYTES[policy.dtype_name]
     fits = trainer.state.fn == "fit"
     adapters = 4 * shape.adapters  # in float32
     trained = share if policy.lora is None else adapters // strategy.shards
@@ -60,11 +61,7 @@ def check_resources(
         share
         + (STATES_PER_WEIGHT * trained if fits else 0)
         + (share if fits and has_own_reference(policy) else 0)
-        + (
-            (1 + STATES_PER_WEIGHT) * critic * BYTES[policy.dtype_name] // strategy.shards
-            if fits
-            else 0
-        )
+        + ((1 + STATES_PER_WEIGHT) * critic_weights // strategy.shards if fits else 0)
     )
     rankers: dict[torch.device, int] = {}
     if fits and ranker:
@@ -104,7 +101,8 @@ def check_resources(
         stored = transport.stored_bytes(travels, pools, len(servers))
         _check_shared_memory(transport.backend, stored)
     if fits:
-        check_disk(trainer, weights if policy.lora is None else adapters)
+        saved = weights if policy.lora is None else adapters
+        check_disk(trainer, saved + critic_weights)
 
 
 def has_own_reference(policy: Policy) -> bool:

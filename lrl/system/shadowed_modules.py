@@ -1,7 +1,7 @@
 """Checks that no file shadows lrl or Python's own modules in a new process of a run.
 
-A process that is up has the right modules. A reward worker begins anew, with this one's `sys.path`,
-and until it has that, with the current folder in front.
+A process that is up has the right modules. A process of rewards or of an environment begins anew,
+with this one's `sys.path`, and until it has that, with the current folder in front.
 """
 
 import subprocess
@@ -38,8 +38,8 @@ def check_lrl() -> None:
     found = [Path(folder) for folder in spec.submodule_search_locations or [spec.origin or ""]]
     if other := [folder for folder in found if folder.resolve() not in own_folders]:
         raise ConfigError(
-            f"Reward workers would import {other[0]} as lrl, and not {own_folders[0]}. Start the run in "
-            "another folder, or rename that one."
+            f"Worker processes would import {other[0]} as lrl, and not {own_folders[0]}. Start the "
+            "run in another folder, or rename that one."
         )
 
 
@@ -56,6 +56,6 @@ def check_start() -> None:
     *_, files = done.stdout.splitlines() or [""]
     if files:
         raise ConfigError(
-            f"Reward workers cannot start: they import {files} in the place of Python's own module "
+            f"Worker processes cannot start: they import {files} in the place of Python's own module "
             "of that name. Rename the file, or start the run in another folder."
         )

@@ -77,9 +77,9 @@ def test_a_folder_that_would_be_imported_as_lrl_is_named(
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT)])
     check_lrl()  # a package wins over a folder without `__init__.py`
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(ValueError, match=f"Reward workers would import {clone} as lrl"):
+    with pytest.raises(ValueError, match=f"Worker processes would import {clone} as lrl"):
         check_lrl()
     (clone / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(ROOT)])
-    with pytest.raises(ValueError, match=f"Reward workers would import {clone} as lrl"):
+    with pytest.raises(ValueError, match=f"Worker processes would import {clone} as lrl"):
         check_lrl()

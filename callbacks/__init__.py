@@ -36,4 +36,4 @@ _HOMES = {
     "WeightSync": "weight_sync",
 }
 __all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

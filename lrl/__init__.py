@@ -18,10 +18,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lrl.system.lazy_names import lazy_names
+
 if TYPE_CHECKING:
     __version__: str
 
-    from lrl import advantages, callbacks, errors, objectives, rewards
+    from lrl import advantages, callbacks, environments, errors, objectives, rewards
     from lrl.advantages import Advantages, GroupMean
     from lrl.datamodule import RolloutDataModule
     from lrl.errors import ConfigError, LrlError
@@ -38,46 +40,40 @@ if TYPE_CHECKING:
     from lrl.training.reference import Reference
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
-_HOME = {
-    "Advantages": "lrl.advantages",
-    "AsyncDDP": "lrl.strategies.ddp",
-    "AsyncFSDP": "lrl.strategies.fsdp",
-    "AsyncSingleDevice": "lrl.strategies.single_device",
-    "ConfigError": "lrl.errors",
-    "Critic": "lrl.training.critic",
-    "Group": "lrl.types",
-    "GroupMean": "lrl.advantages",
-    "LoRA": "lrl.training.lora",
-    "LrlError": "lrl.errors",
-    "MicroBatch": "lrl.types",
-    "PolicyModule": "lrl.policy",
-    "Prompt": "lrl.types",
-    "Prompts": "lrl.rollouts.prompts",
-    "ReasoningGym": "lrl.rollouts.reasoning_gym",
-    "Reference": "lrl.training.reference",
-    "Replay": "lrl.rollouts.replay",
-    "Rollout": "lrl.types",
-    "RolloutDataModule": "lrl.datamodule",
-    "ServerSettings": "lrl.generators.settings",
+_HOMES = {
+    "Advantages": "advantages",
+    "AsyncDDP": "strategies.ddp",
+    "AsyncFSDP": "strategies.fsdp",
+    "AsyncSingleDevice": "strategies.single_device",
+    "ConfigError": "errors",
+    "Critic": "training.critic",
+    "Group": "types",
+    "GroupMean": "advantages",
+    "LoRA": "training.lora",
+    "LrlError": "errors",
+    "MicroBatch": "types",
+    "PolicyModule": "policy",
+    "Prompt": "types",
+    "Prompts": "rollouts.prompts",
+    "ReasoningGym": "rollouts.reasoning_gym",
+    "Reference": "training.reference",
+    "Replay": "rollouts.replay",
+    "Rollout": "types",
+    "RolloutDataModule": "datamodule",
+    "ServerSettings": "generators.settings",
 }
+_MODULES = ("advantages", "callbacks", "environments", "errors", "objectives", "rewards")
 
-_MODULES = ("advantages", "callbacks", "errors", "objectives", "rewards")
-
-__all__ = [*_HOME, *_MODULES, "__version__"]
+__all__ = [*_HOMES, *_MODULES, "__version__"]
+_of_module, __dir__ = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
     if name in _MODULES:
         return importlib.import_module(f"lrl.{name}")
     if name == "__version__":
         return _version()
-    raise AttributeError(f"module 'lrl' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+    return _of_module(name)
 
 
 def _version() -> str:

@@ -25,15 +25,40 @@ from lrl.types import Rollout, Turn
 
 
 class Advantages(ABC):
-    """Turns the rewards of one group into the advantages of its responses.
-
-    A subclass defines `__call__`, or overrides `of` for an advantage per token.
-    """
+    """Turns the rewards of one group into the advantages of its responses. `Baseline` is for those
+    that need only the rewards."""
 
     min_rollouts: int = 2
     """Least scored responses of a group; a group with fewer is discarded and counted."""
     needs_critic: bool = False
     """Whether `of` reads `Rollout.values`, which only a critic (`lrl.Critic`) gives."""
+
+    @abstractmethod
+    def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
+        """Returns the advantages of a group's scored responses, one tensor each.
+
+        Args:
+            rollouts: The n scored responses, n >= `min_rollouts`.
+
+        Returns:
+            For each response float32 [], one number for all its tokens, or float32 [tokens].
+        """
+
+    def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most have no state)
+        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is
+        done."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of a checkpoint, in plain numbers."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restores the state of `state_dict`."""
+
+
+class Baseline(Advantages):
+    """One advantage for all tokens of a response, from the rewards of its group. A subclass defines
+    `__call__`."""
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:
@@ -47,26 +72,7 @@ class Advantages(ABC):
         """
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
-        """Returns the advantages of a group's scored responses, one tensor each.
-
-        Args:
-            rollouts: The n scored responses, n >= `min_rollouts`.
-
-        Returns:
-            For each response float32 [], one number for all its tokens, or float32 [tokens].
-        """
         return list(self(rewards_of(rollouts)))
-
-    def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most baselines have no state)
-        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is
-        done."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of a checkpoint, in plain numbers."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restores the state of `state_dict`."""
 
 
 def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
@@ -77,7 +83,7 @@ def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
     return torch.tensor(rewards, dtype=torch.float32)
 
 
-class GroupMean(Advantages):
+class GroupMean(Baseline):
     """r_i - mean: the baseline of LlamaRL (2505.24034), v(x) = 1/n sum_i r(x, y_i).
 
     Not divided by the standard deviation: that would weigh nearly solved and nearly hopeless
@@ -95,7 +101,7 @@ class DrGRPO(GroupMean):
     """
 
 
-class GRPO(Advantages):
+class GRPO(Baseline):
     """(r_i - mean) / (std + epsilon): GRPO (2402.03300, section 4.1.2), std with n - 1.
 
     Args:
@@ -114,7 +120,7 @@ class GRPO(Advantages):
         return (rewards - rewards.mean()) / (rewards.std() + self.epsilon)
 
 
-class RLOO(Advantages):
+class RLOO(Baseline):
     """r_i - mean of the other responses: REINFORCE leave-one-out (2402.14740, section 3.2).
 
     It has no bias, since no response is part of its own baseline; it equals n / (n - 1) times
@@ -126,7 +132,7 @@ class RLOO(Advantages):
         return rewards - (rewards.sum() - rewards) / (n - 1)
 
 
-class ReinforcePlusPlus(Advantages):
+class ReinforcePlusPlus(Baseline):
     """(r_i - m) / s with m and s over all responses, not over the group: REINFORCE++ (2501.03262,
     section 3).
 
@@ -204,9 +210,6 @@ class RewardToGo(Advantages):
             fault(f"RewardToGo(gamma={gamma}): it must be in [0, 1].")
         self.gamma = gamma
 
-    def __call__(self, rewards: Tensor) -> Tensor:
-        return rewards - rewards.mean()
-
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
         by_turn: list[list[float]] = []
         for rollout in rollouts:
@@ -266,9 +269,6 @@ class GAE(Advantages):
         self.lam = lam
         self.alpha = alpha
         self.over = over
-
-    def __call__(self, rewards: Tensor) -> Tensor:
-        raise NotImplementedError("rewards alone have no value of each token: call `of`")
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
         found = []

@@ -4,10 +4,10 @@ import sys
 import time
 
 from lrl.errors import NotRunning
-from lrl.members.client import find_run
 from lrl.members.join_session import LocalOverrides, ask
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer
+from lrl.members.live_run import find_run
 from lrl.members.member import Kind
 
 POLL_S = 0.5

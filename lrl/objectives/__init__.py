@@ -37,4 +37,4 @@ _HOMES = {
     "check_mismatch": "diagnostics",
 }
 __all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -69,7 +69,7 @@ def where_raised(error: BaseException) -> str:
 
 
 def cause_of_death(exit_code: int | None) -> str:
-    """Says how a process ended that nobody has ended; None if the exit code is not known."""
+    """Returns how a process ended that nobody has ended; an unknown exit code is None."""
     if exit_code is None:
         return "the worker ended"
     if exit_code == -signal.SIGKILL:

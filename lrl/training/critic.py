@@ -2,10 +2,10 @@
 
 The head is on the policy's last hidden state, or on that of a model of its own.
 
-`lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt
-to compare with. Values are computed once per rollout, when its group reaches its step, by the weights with
-which the step begins, and stay with the rollout. The critic learns in the policy's own step: its
-weights are a parameter group of the one optimizer, because Lightning counts the steps of every
+`lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt to
+compare with. Values are computed once per rollout, when its group reaches its step, by the weights
+with which the step begins, and stay with the rollout. The critic learns in the policy's own step:
+its weights are a parameter group of the one optimizer, because Lightning counts the steps of every
 optimizer, and a version of the policy is one step. They are neither sent to generators nor part of
 the exported policy.
 """

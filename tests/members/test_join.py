@@ -25,9 +25,9 @@ from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
 from lrl.members import admission, join, join_session, joining_generator
 from lrl.members.admission import GeneratorAdmission, poll_forever
-from lrl.members.client import find_run
 from lrl.members.join_session import LocalOverrides
 from lrl.members.joining_generator import JoiningGenerator
+from lrl.members.live_run import find_run
 from lrl.members.member import Kind, Member
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for

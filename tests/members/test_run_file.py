@@ -14,8 +14,8 @@ import pytest
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
-from lrl.members import client
-from lrl.members.client import find_run
+from lrl.members import live_run
+from lrl.members.live_run import find_run
 from lrl.members.run_file import (
     RunFile,
     remove_run_file,
@@ -125,7 +125,7 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
         assert "LRL_TOKEN" not in os.environ, (
             "what is started from here has it by another name, or not at all"
         )
-    monkeypatch.setattr(client.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    monkeypatch.setattr(live_run.getpass, "getpass", lambda prompt: f"typed after {prompt}")
     assert "lrl prompt" in find_run(str(tmp_path)).token
 
 
@@ -146,7 +146,7 @@ def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
     rewrite(tmp_path, owner=ELSEWHERE)
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     for response in (no_keyboard, lambda prompt: ""):
-        monkeypatch.setattr(client.getpass, "getpass", response)
+        monkeypatch.setattr(live_run.getpass, "getpass", response)
         with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl prompt"):
             find_run(str(tmp_path))
 

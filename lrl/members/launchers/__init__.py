@@ -26,4 +26,4 @@ _HOMES = {
     "Slurm": "slurm",
 }
 __all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -35,4 +35,4 @@ _HOMES = {
     "TailBatching": "tail_batching",
 }
 __all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -20,4 +20,4 @@ _HOMES = {
     "Ranker": "base",
 }
 __all__ = [*_HOMES]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -15,6 +15,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lrl.cli.interpolation import from_the_root
+from lrl.cli.ray_request import RayRequest
 from lrl.cli.recipes import with_recipe_paths
 from lrl.errors import RayRunError
 from lrl.system.quick_imports import quick_imports
@@ -40,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "what they print.",
         allow_abbrev=False,
     )
-    if find_spec("ray") is None:
-        parser.error("the package ray is not installed: pip install 'lrl[ray]', here and on all.")
-    from lrl.cli.ray_run import RayRequest, run
-
     parser.add_class_arguments(RayRequest)
     words = list(sys.argv[1:] if argv is None else argv)
     verb = next((number for number, word in enumerate(words) if word in VERBS), len(words))
     before, own = parser.parse_args(words[:verb]), words[verb:]
+    if find_spec("ray") is None:
+        parser.error("the package ray is not installed: pip install 'lrl[ray]', here and on all.")
+    from lrl.cli.ray_run import run
+
     if not own:
         parser.error(f"there is no fit and no validate: {EXAMPLE}")
     try:

@@ -30,10 +30,10 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from lrl.cli import ray_node
+from lrl.cli.ray_request import RayRequest
 from lrl.errors import RayRunError
 from lrl.members.launchers.ray import TRAVEL, check_reachable
 from lrl.members.launchers.ray_driver import in_bundle, remove, what_is_missing
-from lrl.system.config_errors import above, at_least
 from lrl.system.endpoint import is_loopback
 
 POLL_S = 0.2
@@ -51,43 +51,6 @@ BAR_S = 10.0
 
 class Stopped(Exception):
     """A signal has come before the run was started."""
-
-
-@dataclass(frozen=True)
-class RayRequest:
-    """The nodes that a run wants from Ray, and how long it waits.
-
-    Args:
-        nodes: Nodes; sets trainer.num_nodes.
-        gpus: GPUs of each node (trainer.devices; none on a CPU).
-        cpus: CPU cores of each, as Ray counts them.
-        resources: Ray's own resources of each, such as '{"h100": 1}'.
-        address: The cluster's, host:port; auto is the one of this machine.
-        wait_s: Longest wait for the nodes, in seconds.
-        grace_s: Longest wait for a run that saves and ends, in seconds.
-
-    Raises:
-        ConfigError: A number is too small.
-    """
-
-    nodes: int
-    gpus: int | None = None
-    cpus: float = 1.0
-    resources: dict[str, float] = field(default_factory=dict)
-    address: str = "auto"
-    wait_s: float = 1800.0
-    grace_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        at_least(0, "ray", gpus=self.gpus)
-        above(0, "ray", nodes=self.nodes, cpus=self.cpus, wait_s=self.wait_s, grace_s=self.grace_s)
-        above(0, "ray.resources", **self.resources)
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """Resources of each node."""
-        asked = {"CPU": self.cpus, "GPU": float(self.gpus or 0), **self.resources}
-        return {name: amount for name, amount in asked.items() if amount}
 
 
 @dataclass

@@ -15,6 +15,7 @@ import yaml
 
 import lrl
 from lrl.cli.main import main
+from lrl.cli.ray_request import RayRequest
 
 pytest.importorskip("ray")
 from lrl.cli import ray_run  # noqa: E402
@@ -25,11 +26,11 @@ ON_GPUS = ["--trainer.accelerator", "gpu", "--trainer.devices", "8"]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], ray_run.RayRequest]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], RayRequest]]:
     """What would have gone to Ray."""
-    found: list[tuple[list[str], ray_run.RayRequest]] = []
+    found: list[tuple[list[str], RayRequest]] = []
 
-    def run(words: Sequence[str], asked: ray_run.RayRequest) -> int:
+    def run(words: Sequence[str], asked: RayRequest) -> int:
         found.append(([*words], asked))
         return 0
 
@@ -172,3 +173,16 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
             one["name"] for one in spec["volumes"]
         }
         assert min(int(stop), spec["terminationGracePeriodSeconds"]) > found.grace_s
+
+
+def test_the_help_needs_no_ray(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "lrl.cli.ray.find_spec", lambda name: None if name == "ray" else find_spec(name)
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["ray", "--help"])
+    assert ended.value.code == 0
+    assert "--grace_s" in capsys.readouterr().out

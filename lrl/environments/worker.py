@@ -183,6 +183,8 @@ class Worker:
     def _replied(self, number: int, reply: Reply) -> None:
         if (playing := self._playing.get(number)) is not None:
             playing.owes_since = None
+            # Before rank 0 has the reply: a death behind it is not this episode's fault.
+            self._progress.episode = 0
             self._say({"episode": number, **reply._asdict()})
 
     def _fail(self, number: int, kind: str, message: str) -> None:

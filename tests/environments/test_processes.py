@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pytest
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
 from lrl.environments.processes import EnvironmentProcesses
+from lrl.environments.worker import Progress, Worker
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
 from tests.environments import broken
@@ -127,6 +130,29 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
 
     found = run(play)
     assert {name: found[name][: len(DEADLY[name])] for name in DEADLY} == DEADLY
+
+
+def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
+    running = Progress()
+    found = []
+
+    async def play() -> None:
+        sent = asyncio.Event()
+
+        def send(message: dict[str, Any]) -> None:
+            found.append(running.episode)
+            sent.set()
+
+        worker = Worker(Odd(60.0), TIMEOUT_S, running, send)
+        packed = base64.b64encode(pickle.dumps((PROMPT.text, {"level": 2}))).decode()
+        worker.obey({"episode": 7, "prompt": packed})
+        await asyncio.wait_for(sent.wait(), 60)
+        sent.clear()
+        worker.obey({"episode": 7, "text": "a", "token_ids": []})
+        await asyncio.wait_for(sent.wait(), 60)
+
+    asyncio.run(play())
+    assert found[:2] == [0, 0]  # the end of the loop fails the episode
 
 
 def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:

@@ -1,26 +1,72 @@
-"""The quickstart's task with a calculator: `=` ends a turn, and the calculator writes the sum."""
+"""A calculator as an environment: `=` ends a turn, and the calculator writes the result."""
 
 import re
+from fractions import Fraction
 
 from lrl.environments import Turns
 from lrl.environments.turns import Answer
 
-_SUM = re.compile(r"[0-9]+(?:\+[0-9]+)+=$")
-_LONGEST = 3
-"""Digits of the display: a sum of two numbers has no more."""
+_NUMBER = r"\d+(?:\.\d+)?"
+_CALCULATION = re.compile(rf"-?{_NUMBER}(?:\s*[-+*x×/÷]\s*{_NUMBER})+(?=\s*=$)")
+_PART = re.compile(rf"([-+*x×/÷]?)\s*({_NUMBER})")
+_DISPLAY = 10**8
+"""Above every number that the display can show."""
 
 
 class Calculator(Turns):
-    """Writes the sum of the numbers before a `=`, or nothing if there is none. A turn that does not
-    end with `=` ends the episode."""
+    """Writes the result of the calculation before a `=`, or nothing if there is none. A turn that
+    does not end with `=` ends the episode."""
 
-    stop = ("=",)
+    stop: tuple[str, ...] = ("=",)
     deterministic = True
 
     def reply(self, turn: str) -> Answer:
         """See `Turns.reply`."""
         if not turn.endswith("="):
             return "", True, 0.0
-        found = _SUM.search(turn)
-        total = sum(map(int, found.group()[:-1].split("+"))) if found else ""
-        return str(total)[:_LONGEST], False, 0.0
+        found = _CALCULATION.search(turn)
+        return _shown(found.group()) if found else "", False, 0.0
+
+
+class ProseCalculator(Calculator):
+    """A calculator for a policy that writes prose, with a space before and behind `=`: `5 * 12 =`
+    gets ` 60`."""
+
+    stop = (" =", "=")
+
+    def reply(self, turn: str) -> Answer:
+        """See `Turns.reply`."""
+        result, done, reward = super().reply(turn)
+        space = " " if result and turn.endswith(" =") else ""
+        return f"{space}{result}", done, reward
+
+
+def _shown(calculation: str) -> str:
+    """Returns the result as the display shows it; nothing for a division by zero, and for a number
+    that is too long."""
+    try:
+        result = _result(calculation)
+    except ZeroDivisionError:
+        return ""
+    if abs(result) >= _DISPLAY:
+        return ""
+    return f"{float(result):.4f}".rstrip("0").rstrip(".")
+
+
+def _result(calculation: str) -> Fraction:
+    total = Fraction(0)
+    term = Fraction(0)
+    for operator, digits in _PART.findall(calculation):
+        number = Fraction(digits)
+        match operator:
+            case "*" | "x" | "×":
+                term *= number
+            case "/" | "÷":
+                term /= number
+            case "-":
+                total += term
+                term = -number
+            case _:
+                total += term
+                term = number
+    return total + term

@@ -8,9 +8,10 @@ record of the written tokens.
 
 import asyncio
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lrl.environments import Turns
 from lrl.environments.turns import Answer
@@ -31,6 +32,9 @@ from tests.rollouts.modelled_generators import Asked, make_generator
 MAX_TOKENS = 6
 MAX_TURNS = 3
 GENERATORS = 2
+
+COUNTS = Counter[str]()
+"""What came up in all runs of this process."""
 
 ResponseKey = tuple[int, int]
 """(index of the group, place in the group)"""
@@ -113,7 +117,12 @@ class World(Turns):
     reads_tokens = True
     deterministic = True
 
+    whole_before: ClassVar[int] = 0
+    """The newest token of the checkpoint: a turn without a newer one was asked about before it."""
+
     async def reply(self, turn: list[int]) -> Answer:
+        COUNTS["replies"] += 1
+        COUNTS["replies asked again"] += max(turn) <= World.whole_before
         await asyncio.sleep(sum(turn) % 4)
         return answer_to(turn)
 
@@ -153,6 +162,8 @@ class ModelledRun:
 
     def start(self, state: bytes | None) -> None:
         """Starts a new process, which has only the state of the old one."""
+        COUNTS["starts and resumes"] += 1
+        World.whole_before = self.record.next_token
         self.in_step: list[int] = []
         self.request: asyncio.Task[Group] | None = None
         self.judges = ManualRewards()
@@ -165,6 +176,7 @@ class ModelledRun:
         """Each unverified generator -> the responses that have ended on it since its resume."""
         self.ledger = Ledger(self.pacing)
         self.environments = Here(World())
+        self.environments.counts = COUNTS
         self.controller = Controller(
             Row(self.pacing.prompts_per_epoch),
             self.episodes() if self.turns else self.pool,

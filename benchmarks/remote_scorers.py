@@ -32,10 +32,12 @@ from typing import Any
 
 from benchmarks import arguments, records
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import ScorerAdmission, poll_forever
+from lrl.members.admission import poll_forever
 from lrl.members.join_spec import JoinSpec
+from lrl.members.member import Kind
 from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
+from lrl.members.worker_admission import WorkerAdmission
 from lrl.rewards import ExactMatch, Math, Reward, RewardPool
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
@@ -101,8 +103,9 @@ def served(pool: RewardPool, core: int) -> Iterator[None]:
         generators=0,
     )
     registry, loop = Registry(spec), LoopThread()
-    server = RegistryServer(registry, Endpoint(), token, scoring=pool.remote.terms)
-    loop.submit(poll_forever(ScorerAdmission(pool.remote, registry, token)))
+    terms = {Kind.SCORER: pool.remote.terms}
+    server = RegistryServer(registry, Endpoint(), token, terms=terms)
+    loop.submit(poll_forever(WorkerAdmission(Kind.SCORER, pool.remote, registry, token)))
     lrl = str(Path(sys.executable).with_name("lrl"))
     words = [
         "taskset",

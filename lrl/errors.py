@@ -19,6 +19,7 @@
     │   └── DamagedDelta (ValueError)          a difference of two versions cannot be applied
     ├── MemberError (RuntimeError)             a member, or the run that it belongs to, is not there
     │   ├── NotRunning                         no run lives in that folder
+    │   ├── BadAnswer                          it has answered what none of its kind does
     │   ├── ScorerError                        a scorer cannot work
     │   └── ScorerLostError                    a scorer has ended or does not answer
     ├── EpisodeError (RuntimeError)            an episode has failed through no fault of the policy
@@ -124,6 +125,10 @@ class MemberError(LrlError, RuntimeError):
 
 class NotRunning(MemberError):
     """A run or generator that does not exist or does not answer; the message has the remedy."""
+
+
+class BadAnswer(MemberError):
+    """An answer that no member of its kind gives."""
 
 
 class ScorerError(MemberError):

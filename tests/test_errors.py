@@ -10,7 +10,6 @@ import lrl.errors
 from tests.test_imports import ROOT, modules
 
 PRIVATE = {
-    "BadOutcomesError",
     "BadValueError",
     "Deadlock",
     "JoinEnded",

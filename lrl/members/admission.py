@@ -1,7 +1,7 @@
-"""The run's side of `lrl join` and `lrl leave`: admits, loses and releases members.
+"""The run's side of `lrl join` and `lrl leave`: admits, loses and releases generators.
 
 A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
-its process. A scorer gets responses as soon as rank 0 reaches it.
+its process. Members without weights: `lrl.members.worker_admission`.
 """
 
 import asyncio
@@ -13,9 +13,8 @@ from lrl.errors import GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.members.member import Kind, Member, Status
+from lrl.members.member import Kind, Status
 from lrl.members.registry import Registry
-from lrl.rewards.remote_pool import RemotePool, RemoteScorer
 from lrl.system.endpoint import Location
 
 log = logging.getLogger(__name__)
@@ -182,79 +181,3 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
     if fleet.rollouts.generators == [generator]:
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""
-
-
-class ScorerAdmission:
-    """Admits and removes scorers.
-
-    Args:
-        pool: Where they go.
-        registry: Where they register.
-        token: The run's.
-    """
-
-    def __init__(self, pool: RemotePool, registry: Registry, token: str) -> None:
-        self.pool = pool
-        self.registry = registry
-        self.token = token
-        self._admissions: dict[int, asyncio.Task[None]] = {}
-        self._served: set[int] = set()
-
-    async def poll(self) -> None:
-        """See `Admission.poll`."""
-        alive = self.registry.alive(Kind.SCORER)
-        for number, member in alive.items():
-            if member.status is Status.STARTING and number not in self._admissions:
-                task = asyncio.get_running_loop().create_task(self._admit(member))
-                self._admissions[number] = task
-                task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
-        for number in self.registry.leaving(Kind.SCORER):
-            self._remove(number)
-        for scorer in self.pool.scorers:
-            number, why = scorer.number, scorer.lost
-            if number not in alive:
-                why = why or "its process has ended, or is silent"
-            if why and self.pool.remove(number, why):
-                log.warning(
-                    "A scorer is lost: %s (%s). Others score its responses.", scorer.name, why
-                )
-                self.registry.set_status(Kind.SCORER, number, Status.LOST, why=why)
-
-    async def _admit(self, member: Member) -> None:
-        try:
-            scorer = RemoteScorer(
-                number=member.number,
-                node=member.node,
-                workers=member.workers,
-                location=member.location,
-                token=self.token,
-                pool=self.pool,
-            )
-            await scorer.check()
-        except (OSError, ValueError) as error:
-            fault_of_address = (
-                f"{member.name.capitalize()} on {member.node} cannot be reached at "
-                f"{member.location.url}"
-            )
-            why = (
-                f"{fault_of_address}: {error}. It needs an address that this machine reaches: give "
-                "it by `lrl "
-                "join --host`"
-            )
-            log.warning("%s.", why)
-            # One that has served may only have lost its network, and is tried again when it speaks.
-            status = Status.LOST if member.number in self._served else Status.REFUSED
-            self.registry.set_status(Kind.SCORER, member.number, status, why=why)
-            return
-        self._served.add(member.number)
-        self.pool.add(scorer)
-        log.info("A scorer has joined: %s, with %d workers.", scorer.name, scorer.workers)
-        self.registry.set_status(Kind.SCORER, member.number, Status.SERVING)
-
-    def _remove(self, number: int) -> None:
-        known = self.pool.remove(number, "it leaves the run")
-        if known:
-            self.registry.set_status(Kind.SCORER, number, Status.LEFT)
-        self.registry.answer_leave(
-            Kind.SCORER, number, "" if known else f"The run has no scorer {number} now."
-        )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from lrl.errors import NotRunning
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind, Member
-from lrl.members.service import LONGEST_NODE, MEMBERS, MODEL, RUN, SCORING
+from lrl.members.service import LONGEST_NODE, MEMBERS, MODEL, RUN, TERMS
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location, connect
 
@@ -38,9 +38,9 @@ class RunClient:
         """Returns the run's requirements."""
         return self._typed(RUN, lambda fields: JoinSpec(**fields))
 
-    def scoring(self) -> dict[str, Any]:
-        """Returns the rewards and limits of a scorer, as JSON (`lrl.rewards.job.ScoringTerms`)."""
-        return dict(self._ask("GET", SCORING))
+    def terms(self, kind: Kind) -> dict[str, Any]:
+        """Returns what the workers of a member of this kind must know, as JSON."""
+        return dict(self._ask("GET", f"{TERMS}/{kind}"))
 
     def claim(self, kind: Kind) -> int:
         """Takes a number that no member of this kind has had."""

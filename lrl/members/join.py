@@ -4,12 +4,16 @@ import sys
 import time
 
 from lrl.errors import NotRunning
-from lrl.members.join_session import LocalOverrides, ask
+from lrl.members.join_session import JoinSession, LocalOverrides, ask
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer
 from lrl.members.live_run import find_run
 from lrl.members.member import Kind
 
+JOINING: dict[Kind, type[JoinSession]] = {
+    Kind.GENERATOR: JoiningGenerator,
+    Kind.SCORER: JoiningScorer,
+}
 POLL_S = 0.5
 ANSWER_S = 120.0
 """Seconds that a run may take to answer a request to leave: a sync goes before."""
@@ -28,8 +32,7 @@ def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
     """
     client = find_run(run, overrides.run_cert)
     spec = ask(client, client.spec)
-    joining = JoiningGenerator if kind is Kind.GENERATOR else JoiningScorer
-    return joining(run, client, spec, overrides).run()
+    return JOINING[kind](run, client, spec, overrides).run()
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:

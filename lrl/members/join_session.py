@@ -37,7 +37,7 @@ class LocalOverrides:
     devices: list[int] = field(default_factory=list)
     """CUDA indices of a generator; empty on a CPU."""
     workers: int = 0
-    """Processes of a scorer."""
+    """Processes of a member without weights."""
     endpoint: dict[str, Any] = field(default_factory=dict)
     """The fields of `Endpoint` for this machine."""
     run_cert: str | None = None

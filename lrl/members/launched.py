@@ -109,7 +109,7 @@ class _LaunchedSlot(Slot):
         self._number = -1
 
     def _own_words(self, index: int) -> list[str]:
-        if self.kind is Kind.SCORER:
+        if not self.kind.has_weights:
             return [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
         devices = ",".join(map(str, self.launcher.devices(index)))
         return ["--devices", devices] if devices else []

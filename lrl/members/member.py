@@ -16,6 +16,12 @@ class Kind(StrEnum):
     GENERATOR = "generator"
     SCORER = "scorer"
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether it has the policy's weights. Others have workers, to which rank 0 gives work
+        (`lrl.system.remote_workers`)."""
+        return self is Kind.GENERATOR
+
 
 class Status(StrEnum):
     """The status of a member.
@@ -24,11 +30,11 @@ class Status(StrEnum):
             │                       │                     │
             └──── cannot serve ─────┤                     └── silent, or at fault ──▶ LOST
                                     ▼                                                  │
-                                 REFUSED            a scorer that speaks again ◀───────┘
-                                                    (STARTING)
+                                 REFUSED           one without weights speaks again ◀──┘
+                                                   (STARTING)
 
-    A scorer holds no weights, so it is never PENDING, and may come back. Every member that is not
-    over becomes ENDED with the run.
+    A member without weights is never PENDING, and may come back. Every member that is not over
+    becomes ENDED with the run.
     """
 
     STARTING = "starting"
@@ -64,7 +70,7 @@ class Member:
     node: str = ""
     """The name of its machine."""
     workers: int = 0
-    """Processes of a scorer."""
+    """Processes of a member without weights."""
     heard: float = 0.0
     """When it last spoke, on rank 0's monotonic clock; its lease ends `LEASE_S` later."""
     status: Status = Status.STARTING

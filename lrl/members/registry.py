@@ -27,7 +27,7 @@ class Registry:
     def __init__(self, spec: JoinSpec) -> None:
         self.spec = spec
         self._members: dict[tuple[Kind, int], Member] = {}
-        self._numbers = {Kind.GENERATOR: spec.generators, Kind.SCORER: 0}
+        self._numbers = {kind: self._first(kind) for kind in Kind}
         self._lock = threading.Lock()
 
     # ---- for processes that join or ask
@@ -50,15 +50,15 @@ class Registry:
             number: The member's.
             location: Where its server is; an empty URL says that it starts.
             node: The name of its machine.
-            workers: Processes of a scorer.
+            workers: Processes of a member without weights.
 
         Raises:
             LookupError: Nobody has claimed that number.
         """
 
         def speak(member: Member) -> Member:
-            # A scorer that was cut off holds nothing that could be old.
-            back = member.status is Status.LOST and kind is Kind.SCORER
+            # One without weights that was cut off holds nothing that could be old.
+            back = member.status is Status.LOST and not kind.has_weights
             status = Status.STARTING if back else member.status
             now = time.monotonic()
             return replace(
@@ -66,8 +66,7 @@ class Registry:
             )
 
         with self._lock:
-            first = self.spec.generators if kind is Kind.GENERATOR else 0
-            if not first <= number < self._numbers[kind]:
+            if not self._first(kind) <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
             return self._change(kind, number, speak)
 
@@ -117,7 +116,7 @@ class Registry:
 
     def members(self, kind: Kind) -> list[Member]:
         """Returns all members that have ever joined, in the order of their numbers."""
-        first = self.spec.generators if kind is Kind.GENERATOR else 0
+        first = self._first(kind)
         with self._lock:
             found = [
                 each
@@ -184,6 +183,10 @@ class Registry:
             if not silent:
                 return
             time.sleep(0.05)
+
+    def _first(self, kind: Kind) -> int:
+        """The first number of those that join; the run's own generators have the ones before."""
+        return self.spec.generators if kind is Kind.GENERATOR else 0
 
     def _change(self, kind: Kind, number: int, change: Callable[[Member], Member]) -> Member:
         changed = change(self._members.get((kind, number), Member(kind, number)))

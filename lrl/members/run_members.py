@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.errors import ServerError
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import GeneratorAdmission, ScorerAdmission, poll_forever
+from lrl.members.admission import GeneratorAdmission, poll_forever
 from lrl.members.join_spec import JoinSpec
 from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
 from lrl.members.registry import Registry
 from lrl.members.run_file import remove_run_file, url_elsewhere, write_run_file
 from lrl.members.service import RegistryServer
-from lrl.rewards.remote_pool import RemotePool
+from lrl.members.worker_admission import WorkerAdmission
 from lrl.system.best_effort import best_effort
 from lrl.system.endpoint import is_loopback
+from lrl.system.remote_workers import RemotePool
 
 if TYPE_CHECKING:
     from lrl.members.launched import LaunchedMembers
@@ -39,7 +40,7 @@ class RunMembers:
 
     Args:
         fleet: Where generators go.
-        scorers: Where scorers go; None for a run that takes none.
+        pools: Where the members without weights go, by the kinds that the run takes.
         launchers: What starts members of a kind; without one they come by themselves.
         settings: Those of all generators.
         folder: The run's.
@@ -48,13 +49,13 @@ class RunMembers:
     def __init__(
         self,
         fleet: Fleet,
-        scorers: RemotePool | None,
+        pools: Mapping[Kind, RemotePool[Any]],
         launchers: dict[Kind, Launcher],
         settings: ServerSettings,
         folder: Path,
     ) -> None:
         self.fleet = fleet
-        self.scorers = scorers
+        self.pools = pools
         self.launchers = launchers
         self.settings = settings
         self.folder = folder
@@ -63,7 +64,7 @@ class RunMembers:
         self.launched: dict[Kind, LaunchedMembers] = {}
 
     def open(self, spec: JoinSpec, token: str, port: int) -> RegistryServer:
-        """Opens the registry, starts the scorers, and waits until they have joined.
+        """Opens the registry, and starts the members without weights.
 
         Args:
             spec: What members must share with the run.
@@ -73,18 +74,18 @@ class RunMembers:
         Raises:
             ConfigError: The port is taken.
         """
-        scoring = None if self.scorers is None else self.scorers.terms
+        terms = {kind: pool.terms for kind, pool in self.pools.items()}
         self.server = server = RegistryServer(
-            Registry(spec), self.settings.endpoint, token=token, port=port, scoring=scoring
+            Registry(spec), self.settings.endpoint, token=token, port=port, terms=terms
         )
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
         for kind in Kind:
             self._say_how_to_join(kind, url_elsewhere(server))
-        if self.scorers is not None:
-            admission = ScorerAdmission(self.scorers, server.registry, token)
+        for kind, pool in self.pools.items():
+            admission = WorkerAdmission(kind, pool, server.registry, token)
             self.fleet.run_in_background(poll_forever(admission))
-            self._launch(Kind.SCORER)
+            self._launch(kind)
         return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
@@ -162,8 +163,8 @@ class RunMembers:
     def close(self) -> None:
         """Announces the end of the run, ends the launchers' jobs, and closes the registry."""
         if self.server is not None:
-            if self.scorers is not None:
-                self.scorers.close()
+            for pool in self.pools.values():
+                pool.close()
             self.server.registry.end()
             for launched in self.launched.values():
                 launched.stop()
@@ -178,7 +179,7 @@ class RunMembers:
         for_others = not is_loopback(self.settings.host) or (
             launcher is not None and not launcher.starts
         )
-        if for_others and (kind is Kind.GENERATOR or self.scorers is not None):
+        if for_others and (kind.has_weights or kind in self.pools):
             rank_zero_info(f"Other {kind}s join by: lrl join {url} --kind {kind}")
 
     def _launch(self, kind: Kind) -> None:

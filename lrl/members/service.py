@@ -1,7 +1,7 @@
 """The HTTP routes of a run's registry, on rank 0, for `lrl.members.client`.
 
 GET    /run                           requirements of a member
-GET    /run/scoring                   the rewards and limits of a scorer
+GET    /run/terms/<kind>              what its workers must know
 GET    /run/model                     names and sizes of the model's files, if it is a folder
 GET    /run/model/<name>              one of them
 GET    /run/members/<kind>            numbers of those that joined
@@ -13,7 +13,7 @@ POST   /run/members/<kind>/<n>/leave  asks the run to remove it
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from lrl.system.endpoint import Endpoint, Location
 from lrl.system.token_server import TokenServer
 
 RUN = "/run"
-MODEL, SCORING, MEMBERS = f"{RUN}/model", f"{RUN}/scoring", f"{RUN}/members"
-KIND = f"{MEMBERS}/{{kind:{'|'.join(Kind)}}}"
-ONE = KIND + r"/{number:\d+}"
+MODEL, TERMS, MEMBERS = f"{RUN}/model", f"{RUN}/terms", f"{RUN}/members"
+KIND = f"/{{kind:{'|'.join(Kind)}}}"
+ONE = MEMBERS + KIND + r"/{number:\d+}"
 LONGEST_NODE = 64
+REFUSALS = {Kind.SCORER: "it takes no scorers, as it trains nothing"}
+"""Why a run has no terms for workers of a kind."""
 
 
 class RegistryServer(TokenServer):
@@ -41,7 +43,8 @@ class RegistryServer(TokenServer):
         endpoint: The address that it listens on, and its TLS.
         token: The run's.
         port: Its port; 0 for a free one.
-        scoring: Returns what a scorer must know, as JSON; None for a run that takes no scorers.
+        terms: Returns what the workers of a kind must know, as JSON, for the kinds that the run
+            takes.
     """
 
     def __init__(
@@ -50,17 +53,17 @@ class RegistryServer(TokenServer):
         endpoint: Endpoint,
         token: str,
         port: int = 0,
-        scoring: Callable[[], dict[str, Any]] | None = None,
+        terms: Mapping[Kind, Callable[[], dict[str, Any]]] | None = None,
     ) -> None:
         self.registry = registry
-        self._scoring = scoring
+        self._terms_of = terms or {}
         routes = [
             web.get(RUN, _answering(lambda request: asdict(registry.spec))),
-            web.get(SCORING, _answering(lambda request: self._terms())),
+            web.get(TERMS + KIND, _answering(lambda request: self._terms(_kind(request)))),
             web.get(MODEL, _answering(lambda request: self._sizes())),
             web.get(MODEL + "/{name}", self._file),
-            web.get(KIND, _answering(lambda request: registry.joined(_kind(request)))),
-            web.post(KIND, _answering(self._claim)),
+            web.get(MEMBERS + KIND, _answering(lambda request: registry.joined(_kind(request)))),
+            web.post(MEMBERS + KIND, _answering(self._claim)),
             web.get(ONE, _answering(lambda request: asdict(registry.view(*_member_of(request))))),
             web.put(ONE, self._register),
             web.delete(ONE, self._withdraw),
@@ -68,18 +71,19 @@ class RegistryServer(TokenServer):
         ]
         super().__init__(endpoint, token, routes, port)
 
-    def _terms(self) -> dict[str, Any]:
-        if self._scoring is None:
-            raise web.HTTPNotFound(text="it takes no scorers, as it trains nothing")
-        return self._scoring()
+    def _terms(self, kind: Kind) -> dict[str, Any]:
+        if kind not in self._terms_of:
+            raise web.HTTPNotFound(text=REFUSALS[kind])
+        return self._terms_of[kind]()
 
     def _sizes(self) -> dict[str, int]:
         return {path.name: path.stat().st_size for path in self._model_files()}
 
     def _claim(self, request: web.Request) -> int:
-        if _kind(request) is Kind.SCORER:
-            self._terms()
-        return self.registry.claim(_kind(request))
+        kind = _kind(request)
+        if not kind.has_weights:
+            self._terms(kind)
+        return self.registry.claim(kind)
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

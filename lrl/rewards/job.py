@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from lrl.errors import BadAnswer
 from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import KINDS
 from lrl.rewards.job_state import Outcome, Scored
@@ -98,18 +99,14 @@ class ScoringTerms:
         return cls(WorkerSpec(**spec), fields["trial"] and Job(1, b64decode(fields["trial"])))
 
 
-class BadOutcomesError(ValueError):
-    """A response of a scorer that has no outcomes."""
-
-
 def read_outcomes(values: Any, count: int) -> list[Outcome]:
     """Returns the outcomes in the JSON of a scorer about `count` responses.
 
     Raises:
-        BadOutcomesError: They are not that many, or one is no outcome.
+        BadAnswer: They are not that many, or one is no outcome.
     """
     if not isinstance(values, list) or len(values) != count:
-        raise BadOutcomesError(f"no list of {count} outcomes")
+        raise BadAnswer(f"no list of {count} outcomes")
     return [_outcome(value) for value in values]
 
 
@@ -125,7 +122,7 @@ def _outcome(value: Any) -> Outcome:
             return Scored(
                 float(reward), {name: float(part) for name, part in parts.items()}, gave_up
             )
-    raise BadOutcomesError(f"{str(value)[:80]!r} is no outcome of a response")
+    raise BadAnswer(f"{str(value)[:80]!r} is no outcome of a response")
 
 
 def _is_number(value: Any) -> bool:

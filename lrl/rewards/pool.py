@@ -25,7 +25,7 @@ from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
 from lrl.rewards.reference import trial_response
-from lrl.rewards.remote_pool import RemotePool, least_busy
+from lrl.rewards.remote_pool import RemoteScorers, least_busy
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.foreign_code import check_main, names_main, pickled
 
@@ -82,7 +82,7 @@ class RewardPool:
         _check_give_up(self.rewards, timeout_s)
         spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
         self._processes = Processes(spec, workers)
-        self.remote = RemotePool(spec)
+        self.remote = RemoteScorers(spec)
         """Scorers, with workers on other machines."""
         self.moved = 0
         """Responses that were given to others, since their scorer was lost."""

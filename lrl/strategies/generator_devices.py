@@ -42,6 +42,7 @@ from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.cpu_affinity import cores_of_generators, share_cores
+from lrl.system.remote_workers import RemotePool
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
@@ -124,7 +125,7 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_devices: list[torch.device] = []
         self.fleet: Fleet | None = None
         self.members: RunMembers | None = None
-        """The generators and scorers that other processes start."""
+        """The members that other processes start."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(TOKEN_VARIABLE))
@@ -213,7 +214,8 @@ class GeneratorDevices(GracefulShutdown):
 
         def stopped() -> None:
             raise_if_stopped(trainer)
-            members.raise_if_all_failed(Kind.SCORER)
+            for kind in members.pools:
+                members.raise_if_all_failed(kind)
 
         server = members.open(
             self._terms(trainer, settings, len(servers)), self.token, self.join_port
@@ -245,18 +247,18 @@ class GeneratorDevices(GracefulShutdown):
     def _make_members(
         self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings
     ) -> RunMembers:
-        """Returns the members of a run. No scorer may join one that does not train: rank 0 scores
-        its evaluations."""
+        """Returns the members of a run."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         trains = trainer.state.fn == "fit"
-        launchers = {
-            Kind.GENERATOR: self.generator_launcher,
-            Kind.SCORER: data.reward_launcher if trains else None,
-        }
+        launchers = {Kind.GENERATOR: self.generator_launcher}
+        pools: dict[Kind, RemotePool[Any]] = {}
+        if trains:  # the responses of an evaluation are scored on rank 0 alone
+            launchers[Kind.SCORER] = data.reward_launcher
+            pools[Kind.SCORER] = data.reward_pool.remote
         wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
         return RunMembers(
             fleet,
-            scorers=data.reward_pool.remote if trains else None,
+            pools=pools,
             launchers=wanted,
             settings=settings,
             folder=run_folder(trainer),

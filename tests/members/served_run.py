@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from lrl.generators.settings import ServerSettings
 from lrl.members.client import RunClient
 from lrl.members.join_spec import JoinSpec
+from lrl.members.member import Kind
 from lrl.members.registry import Registry
 from lrl.members.run_file import write_run_file
 from lrl.members.service import RegistryServer
@@ -29,10 +30,10 @@ def served(
     spec: JoinSpec,
     folder: Path | None = None,
     token: str = TOKEN,
-    scoring: Callable[[], dict[str, Any]] | None = None,
+    terms: Mapping[Kind, Callable[[], dict[str, Any]]] | None = None,
 ) -> Iterator[RegistryServer]:
     """Serves a registry, and says so in a run's folder."""
-    server = RegistryServer(Registry(spec), Endpoint(), token, scoring=scoring)
+    server = RegistryServer(Registry(spec), Endpoint(), token, terms=terms)
     try:
         if folder is not None:
             write_run_file(folder, server)

@@ -81,7 +81,7 @@ class Scene:
         self.launched = LaunchedMembers(
             launcher, kind, server.registry, RunAddress.of(server), folder
         )
-        self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
+        self.members = RunMembers(None, {}, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
         self.members.server, self.members.launched[kind] = server, self.launched
 
     def poll(self, times: int = 1) -> None:
@@ -331,7 +331,7 @@ def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
         trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb), loggers=[])
         trainer.default_root_dir = str(tmp_path)
         members = lrl.AsyncSingleDevice()._make_members(trainer, None, ServerSettings())  # type: ignore[arg-type]
-        assert (members.scorers is not None) == (Kind.SCORER in members.launchers) == trains
+        assert (Kind.SCORER in members.pools) == (Kind.SCORER in members.launchers) == trains
 
 
 def test_a_run_starts_its_scorers_has_them_score_and_ends_them(

@@ -21,12 +21,13 @@ from tests.certificates import self_signed
 from tests.http_call import call
 from tests.members.served_run import TOKEN, client_of, served, spec_of
 
+TERMS = {Kind.SCORER: lambda: {"spec": "of a scorer"}}
 SOMEWHERE = Location("http://127.0.0.1:1")
 
 
 @pytest.fixture
 def server() -> Iterator[RegistryServer]:
-    with served(spec_of(), scoring=lambda: {"spec": "of a scorer"}) as found:
+    with served(spec_of(), terms=TERMS) as found:
         yield found
 
 
@@ -41,11 +42,13 @@ def speak(client: RunClient, kind: Kind, number: int, **words: Any) -> Member:
 
 def test_a_run_tells_its_requirements_as_they_are(server: RegistryServer) -> None:
     assert client_of(server).spec() == server.registry.spec
-    assert client_of(server).scoring() == {"spec": "of a scorer"}
+    for kind, find in TERMS.items():
+        assert client_of(server).terms(kind) == find()
 
 
 def test_every_claim_of_a_number_gets_another_one(server: RegistryServer) -> None:
-    for kind, numbers in ((Kind.GENERATOR, [1, 2, 3]), (Kind.SCORER, [0, 1, 2])):
+    for kind in Kind:
+        numbers = [1, 2, 3] if kind is Kind.GENERATOR else [0, 1, 2]
         assert [client_of(server).claim(kind) for _ in range(3)] == numbers
 
 
@@ -146,13 +149,13 @@ def test_a_member_that_cannot_serve_says_why_and_is_refused(
     )
 
 
-def test_a_scorer_that_was_cut_off_comes_again_and_a_generator_does_not(
-    server: RegistryServer,
+def test_a_member_without_weights_that_was_cut_off_comes_again_and_a_generator_does_not(
+    server: RegistryServer, kind: Kind
 ) -> None:
-    for kind, after in ((Kind.SCORER, Status.STARTING), (Kind.GENERATOR, Status.LOST)):
-        number = client_of(server).claim(kind)
-        server.registry.set_status(kind, number, Status.LOST, why="it is silent")
-        assert speak(client_of(server), kind, number).status is after
+    after = Status.LOST if kind is Kind.GENERATOR else Status.STARTING
+    number = client_of(server).claim(kind)
+    server.registry.set_status(kind, number, Status.LOST, why="it is silent")
+    assert speak(client_of(server), kind, number).status is after
 
 
 def test_a_member_that_has_ended_with_the_run_stays_so(server: RegistryServer, kind: Kind) -> None:
@@ -174,9 +177,9 @@ def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(
 def test_a_run_that_trains_nothing_takes_no_scorers() -> None:
     with served(spec_of()) as server:
         client = client_of(server)
-        for request in (client.scoring, lambda: client.claim(Kind.SCORER)):
+        for request in (client.terms, client.claim):
             with pytest.raises(NotRunning, match="404.*it takes no scorers, as it trains nothing"):
-                request()
+                request(Kind.SCORER)
         assert client.claim(Kind.GENERATOR) == 1
 
 
@@ -201,7 +204,7 @@ def test_what_is_no_word_of_a_member_is_refused(
 
 ROUTES = [
     ("GET", "/run"),
-    ("GET", "/run/scoring"),
+    ("GET", "/run/terms/scorer"),
     ("GET", "/run/model"),
     ("GET", "/run/model/config.json"),
 ]

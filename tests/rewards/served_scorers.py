@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import ScorerAdmission, poll_forever
+from lrl.members.admission import poll_forever
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
 from lrl.members.registry import Registry
 from lrl.members.service import RegistryServer
+from lrl.members.worker_admission import WorkerAdmission
 from lrl.rewards import RewardPool
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
@@ -35,9 +36,11 @@ class JoinablePool:
         settings = ServerSettings(**vars(endpoint))
         spec = JoinSpec("base", asdict(settings), "pull", run_id="ab12", on_cpu=True, generators=0)
         self.registry = Registry(spec)
-        self.server = RegistryServer(self.registry, endpoint, TOKEN, scoring=pool.remote.terms)
+        terms = {Kind.SCORER: pool.remote.terms}
+        self.server = RegistryServer(self.registry, endpoint, TOKEN, terms=terms)
         self._loop = LoopThread()
-        self._loop.submit(poll_forever(ScorerAdmission(pool.remote, self.registry, TOKEN)))
+        admission = WorkerAdmission(Kind.SCORER, pool.remote, self.registry, TOKEN)
+        self._loop.submit(poll_forever(admission))
 
     def close(self) -> None:
         self.registry.end()

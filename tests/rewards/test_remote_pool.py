@@ -23,13 +23,14 @@ import odd_rewards  # noqa: E402
 from scenes import all_gone, children, counted, rollouts_of, scored, start_afresh  # noqa: E402
 from served_scorers import START_S, TOKEN, ServedPool, served  # noqa: E402
 
-from lrl.errors import ScorerLostError  # noqa: E402
+from lrl.errors import BadAnswer, ScorerLostError  # noqa: E402
 from lrl.members.member import Kind, Status  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
-from lrl.rewards.job import BadOutcomesError, Job, ScoringTerms, WorkerSpec, read_outcomes  # noqa: E402
+from lrl.rewards.job import Job, ScoringTerms, WorkerSpec, read_outcomes  # noqa: E402
 from lrl.rewards.job_state import Outcome, Scored  # noqa: E402
-from lrl.rewards.remote_pool import SCORE, RemotePool, RemoteScorer, least_busy  # noqa: E402
+from lrl.rewards.remote_pool import SCORE, RemoteScorers, least_busy  # noqa: E402
 from lrl.system.endpoint import Endpoint, Location  # noqa: E402
+from lrl.system.remote_workers import MemberAddress  # noqa: E402
 from lrl.system.token_server import TokenServer  # noqa: E402
 from lrl.types import Prompt, Rollout  # noqa: E402
 from tests import network_namespace  # noqa: E402
@@ -338,8 +339,9 @@ class Answers:
         self.asked = threading.Event()
         self.cancelled = threading.Event()
         self.server = TokenServer(Endpoint(), TOKEN, [web.post(SCORE, self.score)])
-        self.pool = RemotePool(SPEC)
-        self.scorer = RemoteScorer(0, "far", 1, self.server.location(), TOKEN, self.pool)
+        self.pool = RemoteScorers(SPEC)
+        address = MemberAddress(0, "far", 1, location=self.server.location(), token=TOKEN)
+        self.scorer = self.pool.reach(address)
         self.pool.add(self.scorer)
 
     async def score(self, request: web.Request) -> web.Response:
@@ -465,7 +467,7 @@ def test_without_the_token_no_route_of_a_scorer_answers(shared: ServedPool) -> N
     ],
 )
 def test_what_is_no_outcome_is_no_reward(values: object) -> None:
-    with pytest.raises(BadOutcomesError):
+    with pytest.raises(BadAnswer):
         read_outcomes(values, count=1)
 
 

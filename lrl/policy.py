@@ -572,13 +572,14 @@ class PolicyModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
         reference's state."""
-        folder = self.policy_folder
-        checkpoint["policy_folder"] = os.path.abspath(folder) if os.path.exists(folder) else folder
+        checkpoint["policy_folder"] = _absolute(self.policy_folder)
         checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
         if self.lora is not None:
             checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
         if self.critic is not None:
             checkpoint["critic"] = self.critic.kind
+            if self.critic.model is not None:
+                checkpoint["critic_folder"] = _absolute(self.critic.model)
         if self.reference is not None:
             checkpoint["reference"] = self.reference.state_dict()
 
@@ -666,3 +667,8 @@ class PolicyModule(L.LightningModule):
                 lora=self.lora,
                 adapters=adapters,
             )
+
+
+def _absolute(model: str) -> str:
+    """Returns the whole path of a folder, and a hub name as it is."""
+    return os.path.abspath(model) if os.path.exists(model) else model

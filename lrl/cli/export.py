@@ -1,8 +1,8 @@
 """`lrl export`: the policy of a checkpoint in Hugging Face format, which transformers and vLLM
-open.
+open; or its critic.
 
 A run exports its last policy by itself (`lrl.callbacks.Export`). This is for any earlier step of
-it, or for a run that has ended in the middle.
+it, for a run that has ended in the middle, and for the critic.
 """
 
 from __future__ import annotations
@@ -20,9 +20,14 @@ from lrl.system.quick_imports import quick_imports
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from lrl.training.lora import LoRA
 
 PREFIX = "network."
 """Prefix of the names of the policy's weights in a checkpoint."""
+TRUNK, HEAD = "critic.trunk.", "critic.head."
+"""Prefixes of the names of the critic's weights."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,25 +41,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             cannot be written.
     """
     parser = argparse.ArgumentParser(
-        prog="lrl export", description="Write the policy of a checkpoint in Hugging Face format."
+        prog="lrl export",
+        description="Write the policy of a checkpoint, or its critic, in Hugging Face format.",
     )
     parser.add_argument(
         "checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder"
     )
     parser.add_argument("folder", type=Path, help="where to write the policy, with its tokenizer")
     parser.add_argument(
-        "--model", help="folder or hub name of the run's model.model, if it was moved since"
+        "--model",
+        help="folder or hub name of the run's model.model, if it was moved since; with --critic "
+        "that of model.critic.model, if there is one",
+    )
+    parser.add_argument(
+        "--critic",
+        action="store_true",
+        help="write the critic: a model for token classification, whose one number for a token is "
+        "the value behind it",
     )
     args = parser.parse_args(argv)
+    write = export_critic if args.critic else export
     try:
-        steps = export(args.checkpoint, args.folder, args.model)
+        steps = write(args.checkpoint, args.folder, args.model)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
-    sys.stdout.write(
-        f"The policy after {steps} steps is in {args.folder}: lrl chat "
-        f"{shlex.quote(str(args.folder))}\n"
-    )
+    if args.critic:
+        sys.stdout.write(f"The critic after {steps} steps is in {args.folder}.\n")
+    else:
+        sys.stdout.write(
+            f"The policy after {steps} steps is in {args.folder}: lrl chat "
+            f"{shlex.quote(str(args.folder))}\n"
+        )
     return 0
 
 
@@ -77,48 +95,110 @@ def export(checkpoint: Path, folder: Path, model: str | None = None) -> int:
     """
     with quick_imports():
         from lrl.training.export import save_policy
-        from lrl.training.lora import LoRA, is_adapter, whole_adapters
-        from lrl.training.model import (
-            open_meta_model,
-            open_network,
-            open_tokenizer,
-            unique_tensors,
-            whole_tensors,
-        )
+        from lrl.training.lora import whole_adapters
+        from lrl.training.model import open_tokenizer
 
+    _check_new(folder)
+    state, weights = read(checkpoint)
+    base = _base(checkpoint, model or state.get("policy_folder"))
+    network, whole, lora = _policy(checkpoint, state, weights, base)
+    save_policy(
+        network,
+        whole,
+        open_tokenizer(base),
+        base=base,
+        folder=folder,
+        lora=lora,
+        adapters=() if lora is None else whole_adapters(network),
+    )
+    prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
+    return int(state["global_step"])
+
+
+def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> int:
+    """Writes the critic of a checkpoint, and the tokenizer, into `folder`; returns the steps it has
+    done.
+
+    Args:
+        checkpoint: File or folder of a run with `model.critic`.
+        folder: Target; it must be new or empty.
+        model: Folder or hub name of `model.critic.model`, or of `model.model` for a head on the
+            policy; None takes the one that the checkpoint names.
+
+    Raises:
+        ValueError: There is no checkpoint with a critic, it is of another model, transformers has
+            no token classification for it, or the target holds something.
+        OSError: The target cannot be written.
+    """
+    with quick_imports():
+        from lrl.training.critic_folder import save_critic
+        from lrl.training.model import decoder_of, open_meta_model, open_tokenizer, unique_tensors
+
+    _check_new(folder)
+    state, weights = read(checkpoint)
+    if not (head := _named(weights, HEAD)):
+        raise ValueError(f"{checkpoint} has no critic: its run had no model.critic.")
+    base = _base(checkpoint, model or state.get("critic_folder") or state.get("policy_folder"))
+    if "critic_folder" in state:
+        decoder = decoder_of(open_meta_model(base, None))
+        trunk = _named(weights, TRUNK)
+        expected = dict(unique_tensors(decoder))
+        check_shapes(expected, trunk, f"the critic of {checkpoint} is of another model than {base}")
+    else:
+        network, whole, _ = _policy(checkpoint, state, weights, base)
+        decoder = decoder_of(network)
+        names = {id(module): name for name, module in network.named_modules()}
+        trunk = _named(whole, f"{names[id(decoder)]}.")
+    save_critic(decoder, trunk, head, open_tokenizer(base), folder)
+    return int(state["global_step"])
+
+
+def _check_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} holds something already: give a new folder.")
-    state, weights = read(checkpoint)
-    if (base := model or state.get("policy_folder")) is None:
+
+
+def _base(checkpoint: Path, name: str | None) -> str:
+    if name is None:
         raise ValueError(
             f"{checkpoint} does not name its model: give the run's model.model as --model."
         )
+    return name
+
+
+def _named(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the weights with a prefix, by their names without it."""
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
+
+
+def _policy(
+    checkpoint: Path, state: Mapping[str, Any], weights: Mapping[str, Tensor], base: str
+) -> tuple[PreTrainedModel, dict[str, Tensor], LoRA | None]:
+    """Returns the policy's model, its weights with the adapters merged into them, by their names in
+    it, and the kind of the adapters."""
+    from lrl.training.lora import LoRA, is_adapter
+    from lrl.training.model import open_meta_model, open_network, unique_tensors, whole_tensors
+
+    found = _named(weights, PREFIX)
     lora = LoRA(**state["lora"]) if "lora" in state else None
-    network = (
-        open_meta_model(base, None)
-        if lora is None
-        else open_network(base, state["dtype"], None, False)
-    )
-    if lora is not None:
+    if lora is None:
+        network = open_meta_model(base, None)
+    else:
+        network = open_network(base, state["dtype"], None, False)
         lora.add_to(network)
     expected = {
         name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)
     }
-    check_shapes(expected, weights, f"{checkpoint} is of another model than {base}")
+    check_shapes(expected, found, f"{checkpoint} is of another model than {base}")
     if lora is None:
-        network, whole = (
-            network.to(next(iter(weights.values())).dtype),
-            {name: weights[name] for name in expected},
-        )
-    else:
-        network.load_state_dict(weights, strict=False)
-        whole = dict(whole_tensors(network))
-    adapters = () if lora is None else whole_adapters(network)
-    save_policy(
-        network, whole, open_tokenizer(base), base=base, folder=folder, lora=lora, adapters=adapters
-    )
-    prompt_form.save(state.get("prompt_form", {}), folder)  # an older checkpoint lacks it
-    return int(state["global_step"])
+        network = network.to(next(iter(found.values())).dtype)
+        return network, {name: found[name] for name in expected}, None
+    network.load_state_dict(found, strict=False)
+    return network, dict(whole_tensors(network)), lora
 
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], prefix: str) -> None:
@@ -134,8 +214,8 @@ def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], pr
 
 
 def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns a checkpoint without its weights, and the policy's weights by their names in memory,
-    on the CPU."""
+    """Returns a checkpoint without its weights, and the weights of policy and critic, on the
+    CPU."""
     import torch
 
     from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, read_weights
@@ -150,16 +230,11 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         file = checkpoint / META if in_parts else checkpoint
         state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         weights = read_weights(checkpoint) if in_parts else state.pop("state_dict")
-        policy = {
-            name.removeprefix(PREFIX): weight
-            for name, weight in weights.items()
-            if name.startswith(PREFIX)
-        }
-        if not policy:
+        if not _named(weights, PREFIX):
             raise KeyError(f"{PREFIX}*")
     except READ_ERRORS as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"{checkpoint} is no checkpoint of an lrl run ({reason:.200}): give another."
         ) from error
-    return state, policy
+    return state, weights

@@ -136,9 +136,12 @@ def episode_counts(data: Any) -> dict[str, int]:
     if data.environment is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
-    odd = data.environment.counts
+    pool = data.environment.pool
     return failed | {
-        f"episodes/{what}": odd[what] for what in ("replayed", "restarted", "replaced")
+        "episodes/replayed": pool.counts["replayed"],
+        "episodes/restarted": pool.counts["restarted"],
+        "episodes/replaced": pool.replaced,
+        "episodes/environments": len(pool.remote.ready),
     }
 
 

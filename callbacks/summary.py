@@ -83,12 +83,14 @@ class Summary(OnRankZero):
             table.add_row(f"accuracy on {evaluation.prompts.name}", values)
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
-        scored_by = trainer.datamodule.reward_pool.scored_by  # type: ignore[attr-defined]
-        if len(scored_by) > 1:
-            table.add_row(
-                "scored by",
-                ", ".join(f"{name} {count:,}" for name, count in sorted(scored_by.items())),
-            )
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        by_machine = {"scored by": data.reward_pool.scored_by}
+        if data.environment is not None:
+            by_machine["turns answered by"] = data.environment.pool.answered_by
+        for what, counts in by_machine.items():
+            if len(counts) > 1:
+                shares_of = (f"{name} {count:,}" for name, count in sorted(counts.items()))
+                table.add_row(what, ", ".join(shares_of))
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
         if find(trainer, WeightSync) is not None:
             table.add_row(

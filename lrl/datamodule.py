@@ -101,7 +101,10 @@ class RolloutDataModule(L.LightningDataModule):
             episode, with what the environment writes.
         turn_timeout_s: Most seconds of the environment for one turn.
         episode_timeout_s: Most seconds of an episode after its first turn.
-        environment_workers: Processes that play episodes, each many of them at once.
+        environment_workers: Processes of the trainer's machine that play episodes, each many of
+            them at once; 0 if others alone play.
+        environment_launcher: What starts more of them on other machines (`lrl.members.launchers`);
+            null for none.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
             Linux only.
     """
@@ -138,6 +141,7 @@ class RolloutDataModule(L.LightningDataModule):
         turn_timeout_s: float = EpisodeSettings.turn_timeout_s,
         episode_timeout_s: float = EpisodeSettings.episode_timeout_s,
         environment_workers: int = EpisodeSettings.environment_workers,
+        environment_launcher: Launcher | None = EpisodeSettings.environment_launcher,
         environment_memory_gib: float | None = EpisodeSettings.environment_memory_gib,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
@@ -200,6 +204,7 @@ class RolloutDataModule(L.LightningDataModule):
             turn_timeout_s=turn_timeout_s,
             episode_timeout_s=episode_timeout_s,
             environment_workers=environment_workers,
+            environment_launcher=environment_launcher,
             environment_memory_gib=environment_memory_gib,
         )
         if environment is None:

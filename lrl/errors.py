@@ -20,9 +20,10 @@
     ├── MemberError (RuntimeError)             a member, or the run that it belongs to, is not there
     │   ├── NotRunning                         no run lives in that folder
     │   ├── BadAnswer                          it has answered what none of its kind does
-    │   ├── ScorerError                        a scorer cannot work
+    │   ├── WorkersError                       its workers cannot work on their machine
     │   └── ScorerLostError                    a scorer has ended or does not answer
     ├── EpisodeError (RuntimeError)            an episode has failed through no fault of the policy
+    ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
     └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
@@ -131,8 +132,8 @@ class BadAnswer(MemberError):
     """An answer that no member of its kind gives."""
 
 
-class ScorerError(MemberError):
-    """Workers that cannot score on this machine; the message has the remedy."""
+class WorkersError(MemberError):
+    """Workers that cannot work on this machine; the message has the remedy."""
 
 
 class ScorerLostError(MemberError):
@@ -150,6 +151,11 @@ class EpisodeError(LrlError, RuntimeError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
+        self.message = message
+
+
+class NoEnvironments(LrlError, RuntimeError):
+    """An outage of all environments that was longer than its limit."""
 
 
 class EnvironmentLost(LrlError, RuntimeError):

@@ -1,4 +1,4 @@
-"""`lrl join`: brings a generator or a scorer to a live run, in the foreground."""
+"""`lrl join`: brings a member to a live run, in the foreground."""
 
 import argparse
 import re
@@ -11,8 +11,9 @@ from lrl.members.member import Kind
 from lrl.system.cpu_affinity import usable_cores
 from lrl.system.import_by_name import with_current_folder
 
-KIND_OF_OPTION = {"devices": Kind.GENERATOR, "workers": Kind.SCORER}
-"""Options of one kind."""
+WITH_WORKERS = tuple(kind for kind in Kind if not kind.has_weights)
+KINDS_OF_OPTION = {"devices": (Kind.GENERATOR,), "workers": WITH_WORKERS}
+"""Options of some kinds."""
 ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")
 
 
@@ -30,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if wrong := wrong_options(args) or wrong_run(args):
         parser.error(wrong)
-    with_current_folder()  # for the workers of a scorer, which import the rewards
+    with_current_folder()  # for workers, which import the rewards or the environment
     from lrl.members.join import join
     from lrl.members.join_session import LocalOverrides
 
     endpoint = {name: value for name in ENDPOINT_OPTIONS if (value := getattr(args, name))}
     workers = 0
-    if args.kind == Kind.SCORER:
+    if args.kind in WITH_WORKERS:
         workers = usable_cores() if args.workers is None else args.workers
     overrides = LocalOverrides(
         args.devices, workers, endpoint=endpoint, run_cert=args.run_cert, number=args.number
@@ -51,14 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="lrl join", description="Bring a generator or a scorer to a live run."
+        prog="lrl join", description="Bring a generator, a scorer or an environment to a live run."
     )
     add_member(parser, "its number, which a launcher has")
     parser.add_argument(
         "--devices", metavar="I,J", type=indices, default=[], help="CUDA indices; none on a CPU"
     )
     parser.add_argument(
-        "--workers", metavar="N", type=int, help=f"processes that score ({usable_cores()})"
+        "--workers",
+        metavar="N",
+        type=int,
+        help=f"processes that score, or play episodes ({usable_cores()})",
     )
     endpoint = parser.add_argument_group("its address", "as in the run, if it is on this machine")
     endpoint.add_argument("--host", help="address it listens on, which the run's machine reaches")
@@ -96,9 +100,9 @@ def indices(words: str) -> list[int]:
 
 def wrong_options(args: argparse.Namespace) -> str:
     """Returns the error about options that do not apply, empty if there is none."""
-    for name, kind in KIND_OF_OPTION.items():
-        if getattr(args, name) not in (None, []) and args.kind != kind:
-            return f"--{name}: only with --kind {kind}"
+    for name, kinds in KINDS_OF_OPTION.items():
+        if getattr(args, name) not in (None, []) and args.kind not in kinds:
+            return f"--{name}: only with --kind {' or '.join(kinds)}"
     if args.workers is not None and args.workers < 1:
         return f"--workers {args.workers}: it must be at least 1"
     return ""

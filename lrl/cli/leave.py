@@ -19,7 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 2 if the command is wrong, or the member must stay.
     """
     parser = argparse.ArgumentParser(
-        prog="lrl leave", description="Have a generator or a scorer leave a live run."
+        prog="lrl leave",
+        description="Have a generator, a scorer or an environment leave a live run.",
     )
     add_member(parser, "the member (the last that joined)")
     args = parser.parse_args(argv)

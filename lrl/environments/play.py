@@ -46,7 +46,7 @@ class Play:
         played = self._environment.rollout(self, prompt, **columns)
         if not inspect.isawaitable(played):
             raise TypeError("rollout is a plain function; define it with `async def`")
-        self._replied(Reply("", True, _finite(await played)))
+        self._replied(Reply("", True, finite(await played)))
 
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""
@@ -54,11 +54,12 @@ class Play:
 
     async def turn(self, observation: Observation = "", reward: float = 0.0) -> Written:
         """See `lrl.environments.base.Policy`."""
-        self._replied(Reply(_readable(observation), False, _finite(reward)))
+        self._replied(Reply(readable(observation), False, finite(reward)))
         return await self._written.get()
 
 
-def _readable(observation: Any) -> Observation:
+def readable(observation: Any) -> Observation:
+    """Returns an observation; raises TypeError for what is none."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, list) and all(type(token) is int for token in observation):
@@ -68,7 +69,8 @@ def _readable(observation: Any) -> Observation:
     )
 
 
-def _finite(reward: Any) -> float:
+def finite(reward: Any) -> float:
+    """Returns a reward; raises TypeError for what is none."""
     if isinstance(reward, Real) and math.isfinite(number := float(reward)):
         return number
     raise TypeError(f"the reward is {shortened(reward)}; give a finite number")

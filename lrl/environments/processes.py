@@ -1,142 +1,70 @@
-"""The processes of an environment, each with many episodes: a process that hangs or dies can be
-killed alone, and costs the episode at fault; the others of that process are played again.
+"""The processes of an environment on one machine, each with many episodes: a process that hangs or
+dies can be killed alone, and costs the episode at fault; the others of that process are played
+again.
 """
 
 import asyncio
-import base64
-import itertools
 import json
 import logging
 import multiprocessing
 import os
-import pickle
 import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lrl.environments import worker
-from lrl.environments.base import Environment, Written
-from lrl.environments.play import Reply, check_opening
-from lrl.environments.worker import LONGEST_LINE, Progress, WorkerSpec
+from lrl.environments.play import Reply
+from lrl.environments.worker import LONGEST_LINE, START_S, Progress, WorkerSpec
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
-from lrl.rewards.failure_stats import EPISODE_KINDS
-from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death, check_main, pickled
+from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
-from lrl.system.shadowed_modules import check_lrl, check_start
-from lrl.types import Prompt
+from lrl.system.shadowed_modules import check_start
 
 log = logging.getLogger(__name__)
 
-START_S = 120.0
-"""Seconds for the start of a process: interpreter, imports of the script and of the environment."""
 _POLL_S = 1.0
 """Seconds between two looks at a process."""
-_LONGEST_SHOWN = 80
 _END_S = 5.0
 """Seconds for the end of a process whose connection has ended."""
 
 
 class EnvironmentProcesses:
-    """Plays episodes in processes that start when they are needed. Use it on one event loop, and
-    `close()`.
+    """Processes that start when they are needed, and are replaced when they have ended. Use them on
+    one event loop, whose thread outlives them, and `close()`.
 
     Args:
-        environment: Plays them.
-        workers: Processes on this machine.
-        turn_timeout_s: Most seconds for a reply.
-        memory_gib: Memory that a process may allocate, in GiB; None for no limit. Linux only.
-
-    Raises:
-        ConfigError: The environment cannot be sent to a process.
+        spec: Their environment and limits.
+        workers: How many.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        workers: int,
-        *,
-        turn_timeout_s: float,
-        memory_gib: float | None,
-    ) -> None:
-        name = type(environment).__name__
-        check_main("The processes of an environment")
-        sent = pickled(
-            environment,
-            f"data.environment is {name}",
-            "the process of an environment",
-            remedy="Write it to a file (in a notebook, begin its cell with `%%writefile "
-            f"my_environment.py`) and import {name} from there.",
-        )
-        self.name = name
-        self.deterministic = environment.deterministic
-        self.counts: Counter[str] = Counter()
-        """Episodes `replayed` or `restarted`, and processes `replaced`."""
-        self._spec = WorkerSpec(sent, turn_timeout_s, memory_gib)
+    def __init__(self, spec: WorkerSpec, workers: int) -> None:
+        self.replaced = 0
+        """Processes that were killed or died, and were replaced."""
+        self._spec = spec
         self._workers = workers
         self._processes: list[EnvironmentProcess] = []
-        self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # `close` comes from another thread
         self._closed = False
 
-    def open(self, prompt: Prompt) -> "EpisodeElsewhere":
-        """Opens an episode in the process with the fewest."""
+    def alive(self) -> list["EnvironmentProcess"]:
+        """Returns all of them; raises EnvironmentLost after `close`."""
         with self._lock:
             if self._closed:
                 raise EnvironmentLost("the run has ended its processes")
             alive = [process for process in self._processes if process.alive]
-            self.counts["replaced"] += len(self._processes) - len(alive)
+            self.replaced += len(self._processes) - len(alive)
             while len(alive) < self._workers:
                 alive.append(EnvironmentProcess(self._spec))
             self._processes = alive
-        process = min(alive, key=lambda process: process.episodes)
-        return EpisodeElsewhere(process, next(self._numbers), prompt)
+            return list(alive)
 
-    def start(self, prompt: Prompt | None, turn: Written, check: Callable[[Reply], Any]) -> None:
-        """Allows episodes, and plays the beginning of one in a process that ends again.
-
-        Args:
-            prompt: Its prompt; None to start the process alone.
-            turn: Its first turn.
-            check: Raises EpisodeError for a reply that the policy cannot read.
-
-        Raises:
-            ConfigError: The environment cannot be loaded, or the episode has failed.
-            RuntimeError: The process has ended while it started.
-            TimeoutError: The process did not start in time.
-        """
-        check_lrl()
+    def open(self) -> None:
+        """Allows processes, also after `close`."""
         self._closed = False
-        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
-            thread.submit(lambda: asyncio.run(self._try_out(prompt, turn, check))).result()
-
-    async def _try_out(
-        self, prompt: Prompt | None, turn: Written, check: Callable[[Reply], Any]
-    ) -> None:
-        process = EnvironmentProcess(self._spec)
-        try:
-            await process.wait_ready()
-            if prompt is None:
-                return
-            episode = EpisodeElsewhere(process, 1, prompt)
-            opening = await episode.begin()
-            check_opening(opening)
-            check(opening)
-            check(await episode.reply(turn))
-        except EpisodeError as error:
-            raise ConfigError(
-                f"data.environment was tried with prompt {prompt and prompt.id} and the turn "
-                f"{turn.text[:_LONGEST_SHOWN]!r}, before any is sampled, and failed: {error}. "
-                f"{EPISODE_KINDS[error.kind]}"
-            ) from None
-        finally:
-            process.kill()
 
     def close(self) -> None:
-        """Kills all processes, whatever they are doing. May be called twice."""
+        """Kills all of them, whatever they are doing. May be called twice."""
         with self._lock:
             self._closed = True
             for process in self._processes:
@@ -144,38 +72,11 @@ class EnvironmentProcesses:
             self._processes = []
 
 
-class EpisodeElsewhere:
-    """An episode that a process plays; see `lrl.rollouts.episode.Conversation`."""
-
-    def __init__(self, process: "EnvironmentProcess", number: int, prompt: Prompt) -> None:
-        self._process = process
-        self._number = number
-        self._prompt = prompt
-        process.episodes += 1
-
-    async def begin(self) -> Reply:
-        """Begins it."""
-        packed = pickle.dumps((self._prompt.text, self._columns))
-        return await self._process.ask(self._number, prompt=base64.b64encode(packed).decode())
-
-    async def reply(self, turn: Written) -> Reply:
-        """Gives it a turn, and returns the reply."""
-        return await self._process.ask(self._number, **turn._asdict())
-
-    def close(self) -> None:
-        """Ends it, if it has not ended."""
-        self._process.episodes -= 1
-        self._process.tell(self._number)
-
-    @property
-    def _columns(self) -> dict[str, Any]:
-        """The row's other columns; its own `prompt` and `policy` would clash with the arguments."""
-        columns = self._prompt.columns
-        return {name: columns[name] for name in columns if name not in ("prompt", "policy")}
-
-
 class EnvironmentProcess:
-    """One process, with the episodes that it plays."""
+    """One process, with the episodes that it plays; see `lrl.environments.pool.Player`."""
+
+    name = "rank 0"
+    workers = 1
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.episodes = 0
@@ -204,7 +105,8 @@ class EnvironmentProcess:
         return not self._lost
 
     async def wait_ready(self) -> None:
-        """Waits until it can play; see `EnvironmentProcesses.try_out`."""
+        """Waits until it can play; raises ConfigError if it cannot load the environment,
+        RuntimeError if it ends meanwhile, and TimeoutError after `START_S`."""
         try:
             async with asyncio.timeout(START_S):
                 await self._ready
@@ -295,7 +197,7 @@ class EnvironmentProcess:
     async def _watch(self) -> None:
         """Kills the process if the code of an episode runs for too long, or nothing replies."""
         stretch, clock = 0, ProcessClock(self._process.pid or 0)
-        latest_s = START_S + 4 * self._spec.timeout_s
+        latest_s = self._spec.silence_s
         while not self._ending:
             await asyncio.sleep(min(_POLL_S, self._spec.timeout_s / 4))
             progress = self._progress

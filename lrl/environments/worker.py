@@ -2,7 +2,8 @@
 
 It talks with rank 0 in lines of JSON over one socket. Rank 0 sends an episode's number with the
 prompt that begins it, with a turn, or alone, which ends it. A reply is an observation, a reward and
-whether the episode has ended, or the failure of the episode.
+whether the episode has ended, or the failure of the episode. On another machine a member is in the
+place of rank 0, and passes all of it on.
 
 Two clocks watch. This process ends what awaits something for too long. It cannot do that while
 plain code runs; then rank 0 sees in `Progress` which episode runs, and kills the process.
@@ -19,7 +20,7 @@ import socket
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lrl.environments.base import Environment, Written
@@ -29,6 +30,8 @@ from lrl.system.process_clock import ProcessClock
 
 LONGEST_LINE = 2**26
 """Bytes of a message."""
+START_S = 120.0
+"""Seconds for the start of a process: interpreter, imports of the script and of the environment."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,21 @@ class WorkerSpec:
     timeout_s: float
     """Most seconds for a reply."""
     memory_gib: float | None
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds by the wall after which a process that owes a reply has ended, whatever its own
+        clocks say."""
+        return START_S + 4 * self.timeout_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of a JSON object."""
+        return asdict(self) | {"environment": base64.b64encode(self.environment).decode()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "WorkerSpec":
+        """Returns the spec in these fields; raises KeyError, TypeError or ValueError for others."""
+        return cls(**fields | {"environment": base64.b64decode(fields["environment"])})
 
 
 class Progress(ctypes.Structure):

@@ -5,6 +5,7 @@ import time
 
 from lrl.errors import NotRunning
 from lrl.members.join_session import JoinSession, LocalOverrides, ask
+from lrl.members.joining_environment import JoiningEnvironment
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.joining_scorer import JoiningScorer
 from lrl.members.live_run import find_run
@@ -13,6 +14,7 @@ from lrl.members.member import Kind
 JOINING: dict[Kind, type[JoinSession]] = {
     Kind.GENERATOR: JoiningGenerator,
     Kind.SCORER: JoiningScorer,
+    Kind.ENVIRONMENT: JoiningEnvironment,
 }
 POLL_S = 0.5
 ANSWER_S = 120.0

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from lrl.errors import ScorerError
 from lrl.members.joining_workers import JoiningWorkers
 from lrl.members.member import Kind
 from lrl.rewards.job import ScoringTerms
@@ -14,7 +13,6 @@ class JoiningScorer(JoiningWorkers):
     """See `JoiningWorkers`."""
 
     kind = Kind.SCORER
-    error = ScorerError
     remedy = (
         "A scorer imports the rewards' modules by itself: put them on its machine, installed or in "
         "the folder where `lrl join` starts."

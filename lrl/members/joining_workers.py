@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
-from lrl.errors import MemberError, NotRunning
+from lrl.errors import NotRunning, WorkersError
 from lrl.members.client import RunClient
 from lrl.members.join_session import JoinSession, LocalOverrides, Served, ask
 from lrl.members.join_spec import JoinSpec
@@ -36,8 +36,6 @@ class JoiningWorkers(JoinSession):
 
     remedy: ClassVar[str]
     """What to do if they cannot work."""
-    error: ClassVar[type[MemberError]]
-    """The error of workers that cannot work."""
 
     def __init__(
         self, run: str, client: RunClient, spec: JoinSpec, overrides: LocalOverrides
@@ -69,7 +67,7 @@ class JoiningWorkers(JoinSession):
             try:
                 location = self.server.start()
             except (ValueError, RuntimeError, TimeoutError) as error:
-                raise self.error(f"{error} {self.remedy}") from error
+                raise WorkersError(f"{error} {self.remedy}") from error
             self.waiting()
             self.say(f"answers at {location.url}; waits for the run")
             yield Served(location, lambda: None)

@@ -15,6 +15,7 @@ class Kind(StrEnum):
 
     GENERATOR = "generator"
     SCORER = "scorer"
+    ENVIRONMENT = "environment"
 
     @property
     def has_weights(self) -> bool:

@@ -31,7 +31,10 @@ MODEL, TERMS, MEMBERS = f"{RUN}/model", f"{RUN}/terms", f"{RUN}/members"
 KIND = f"/{{kind:{'|'.join(Kind)}}}"
 ONE = MEMBERS + KIND + r"/{number:\d+}"
 LONGEST_NODE = 64
-REFUSALS = {Kind.SCORER: "it takes no scorers, as it trains nothing"}
+REFUSALS = {
+    Kind.SCORER: "it takes no scorers, as it trains nothing",
+    Kind.ENVIRONMENT: "it takes no environments, as it has no data.environment",
+}
 """Why a run has no terms for workers of a kind."""
 
 

@@ -48,7 +48,7 @@ class WorkerAdmission:
         for number, workers in known.items():
             why = workers.lost or ("" if number in alive else "its process has ended, or is silent")
             if why and self.pool.remove(number, why):
-                log.warning("%s is lost (%s). Others do its work.", _named(workers), why)
+                log.warning("%s is lost (%s). Others do its work.", workers.title, why)
                 self.registry.set_status(self.kind, number, Status.LOST, why=why)
 
     async def _admit(self, member: Member) -> None:
@@ -78,7 +78,7 @@ class WorkerAdmission:
             return
         self._served.add(member.number)
         self.pool.add(workers)
-        log.info("%s has joined, with %d workers.", _named(workers), workers.workers)
+        log.info("%s has joined, with %d workers.", workers.title, workers.workers)
         self.registry.set_status(self.kind, member.number, Status.SERVING)
 
     def _refuse(self, member: Member, status: Status, why: str) -> None:
@@ -100,7 +100,3 @@ class WorkerAdmission:
             self.pool.remove(number, "it leaves the run")
             self.registry.set_status(self.kind, number, Status.LEFT)
             self.registry.answer_leave(self.kind, number, "")
-
-
-def _named(workers: RemoteWorkers) -> str:
-    return workers.name[:1].upper() + workers.name[1:]

@@ -20,6 +20,7 @@ from lrl.system.cpu_formats import computes_in
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
+    from lrl.members.launchers import Launcher
     from lrl.preflight.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     check_context(strategy, data)
     check_placement(strategy, data)
     check_ranks(trainer)
+    check_environment_launcher(strategy, data)
     if trainer.state.fn != "fit":
         return
     check_objective(policy, data)
@@ -78,18 +80,58 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
 
 def check_reward_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     """Checks that scorers can be started, can join, and can import the rewards."""
-    if (launcher := data.reward_launcher) is None:
+    in_main = [repr(reward.name) for reward in data.reward_pool.rewards if is_in_main(reward)]
+    check_worker_launcher(
+        strategy,
+        data.reward_launcher,
+        setting="data.reward_launcher",
+        members="scorers",
+        in_main=f"data.rewards has {in_main[0]}" if in_main else "",
+    )
+
+
+def check_environment_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Checks that environments can be started, can join, and can import the run's."""
+    if data.environment is None:
         return
-    setting, kind = "data.reward_launcher", type(launcher).__name__
-    if in_main := [reward.name for reward in data.reward_pool.rewards if is_in_main(reward)]:
+    name = type(data.environment.environment).__name__
+    check_worker_launcher(
+        strategy,
+        data.environment.launcher,
+        setting="data.environment_launcher",
+        members="environments",
+        in_main=f"data.environment is {name}" if data.environment.pool.is_in_main else "",
+    )
+
+
+def check_worker_launcher(
+    strategy: GeneratorDevices,
+    launcher: Launcher | None,
+    *,
+    setting: str,
+    members: str,
+    in_main: str,
+) -> None:
+    """Checks that members with workers can be started, can join, and can import what they need.
+
+    Args:
+        strategy: Has the run's address and token.
+        launcher: Starts them; None for a run in which nothing does.
+        setting: The setting that it is the value of.
+        members: What they are.
+        in_main: Setting and value that are defined in the script that runs; empty if none is.
+    """
+    if launcher is None:
+        return
+    kind = type(launcher).__name__
+    if in_main:
         fault(
-            f"{setting} is {kind}, and data.rewards has {in_main[0]!r}, which is defined in the "
-            "script that runs: other machines cannot import it from there. Define it in a module "
-            "that is on each of them."
+            f"{setting} is {kind}, and {in_main}, which is defined in the script that runs: other "
+            "machines cannot import it from there. Define it in a module that is on each of them."
         )
     if not launcher.starts and not strategy.has_given_token:
         fault(
-            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the scorers "
+            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the {members} "
             f"needs the run's token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 "
             "or more characters by chance (openssl rand -hex 32)."
         )

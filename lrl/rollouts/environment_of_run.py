@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
-from lrl.environments.processes import EnvironmentProcesses
 from lrl.errors import EpisodeError
 from lrl.rewards.reference import trial_response
 from lrl.rollouts.episode import Episodes, EpisodeTerms, Write
@@ -20,6 +19,8 @@ from lrl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from lrl.members.launchers import Launcher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,18 @@ class EpisodeSettings:
     turn_timeout_s: float = 60.0
     episode_timeout_s: float = 1800.0
     environment_workers: int = 1
+    environment_launcher: Launcher | None = None
     environment_memory_gib: float | None = 4.0
 
     def check(self) -> None:
         """Checks them, for a run with an environment."""
-        at_least(
-            1,
-            "data",
-            max_turns=self.max_turns,
-            max_turn_tokens=self.max_turn_tokens,
-            environment_workers=self.environment_workers,
-        )
+        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
+        at_least(0, "data", environment_workers=self.environment_workers)
+        if not self.environment_workers and self.environment_launcher is None:
+            fault(
+                "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
+                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
+            )
         above(
             0,
             "data",
@@ -54,8 +56,9 @@ class EpisodeSettings:
         """Refuses those that are set in a run without an environment."""
         for one in fields(self):
             if (value := getattr(self, one.name)) != one.default:
+                shown = value if isinstance(value, int | float) else type(value).__name__
                 fault(
-                    f"data.{one.name} is {value!r}, and there is no data.environment: a response "
+                    f"data.{one.name} is {shown}, and there is no data.environment: a response "
                     "is a single turn. Name one, or leave the setting out."
                 )
 
@@ -81,14 +84,16 @@ class EnvironmentOfRun:
         """Most seconds of an episode after its first turn."""
         self._max_turns = settings.max_turns
         self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
-        self._processes = EnvironmentProcesses(
+        from lrl.environments.pool import EnvironmentPool  # here: most runs have no environment
+
+        self.launcher = settings.environment_launcher
+        """What starts members that play episodes; None for nothing."""
+        self.pool = EnvironmentPool(
             environment,
             settings.environment_workers,
             turn_timeout_s=settings.turn_timeout_s,
             memory_gib=settings.environment_memory_gib,
         )
-        self.counts = self._processes.counts
-        """Episodes `replayed` or `restarted`, and processes `replaced`."""
         self.made_with: Settings = {
             "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),
             "data.max_turns": self._max_turns,
@@ -103,7 +108,7 @@ class EnvironmentOfRun:
         first: Prompt | None,
     ) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
-        `EnvironmentProcesses.start`."""
+        `EnvironmentPool.start`."""
         terms = self._terms(tokenizer, decode)
         text = "" if first is None else trial_response(first.columns)
         try:
@@ -111,11 +116,11 @@ class EnvironmentOfRun:
         except EpisodeError:  # the answer need not be in the policy's tokens
             text = ""
             ids = []
-        self._processes.start(first, Written(text, ids), terms.ids)
+        self.pool.start(first, Written(text, ids), terms.ids)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""
-        self._processes.close()
+        self.pool.close()
 
     def episodes(
         self,
@@ -124,7 +129,7 @@ class EnvironmentOfRun:
         decode: Callable[[list[int]], str],
     ) -> Episodes:
         """Returns what plays episodes with turns that `write` writes."""
-        return Episodes(write, self._processes, self._terms(tokenizer, decode))
+        return Episodes(write, self.pool, self._terms(tokenizer, decode))
 
     def _terms(
         self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[list[int]], str]

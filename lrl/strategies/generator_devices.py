@@ -255,6 +255,9 @@ class GeneratorDevices(GracefulShutdown):
         if trains:  # the responses of an evaluation are scored on rank 0 alone
             launchers[Kind.SCORER] = data.reward_launcher
             pools[Kind.SCORER] = data.reward_pool.remote
+        if data.environment is not None:
+            launchers[Kind.ENVIRONMENT] = data.environment.launcher
+            pools[Kind.ENVIRONMENT] = data.environment.pool.remote
         wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
         return RunMembers(
             fleet,

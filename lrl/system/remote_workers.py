@@ -68,6 +68,11 @@ class RemoteWorkers(ABC):
         self._requests: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
 
     @property
+    def title(self) -> str:
+        """Its name as a sentence begins."""
+        return self.name[:1].upper() + self.name[1:]
+
+    @property
     def in_flight(self) -> int:
         """Requests without an answer."""
         return len(self._requests)
@@ -157,6 +162,8 @@ class RemotePool(ABC, Generic[W]):
     thread."""
 
     def __init__(self) -> None:
+        self.last_loss = ""
+        """Name and reason of the member that was removed last; empty before."""
         self._members: dict[int, W] = {}
         self._lock = threading.Lock()
 
@@ -193,6 +200,7 @@ class RemotePool(ABC, Generic[W]):
         with self._lock:
             member = self._members.pop(number, None)
         if member is not None:
+            self.last_loss = f"{member.name}: {why}"
             member.lose(why)
         return member is not None
 

@@ -1,8 +1,9 @@
-"""An HTTP server of rank 0 or of a scorer: guarded by the run's token and encrypted as the
-generators are."""
+"""An HTTP server of rank 0 or of a member with workers: guarded by the run's token and encrypted as
+the generators are."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -43,7 +44,7 @@ class TokenServer:
         self.token = token
         app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
         app.add_routes(routes)
-        # What a client no longer waits for ends: a scorer's worker is then free for another job.
+        # What a client no longer waits for ends: its worker is then free for other work.
         self._runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
@@ -61,6 +62,10 @@ class TokenServer:
         """Returns its location for clients of this machine, or for clients that reach it at
         `address`."""
         return self.endpoint.location(self.port, address)
+
+    def wait(self, work: Coroutine[Any, Any, None], deadline_s: float, purpose: str) -> None:
+        """Does `work` on the server's thread; see `LoopThread.wait`."""
+        self._loop.wait(work, deadline_s, purpose)
 
     def close(self) -> None:
         """Ends it, and every transfer; idempotent."""

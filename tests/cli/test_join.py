@@ -23,7 +23,10 @@ SCORER = ["--kind", "scorer"]
         (["leave"], "RUN"),
         (["join", "somewhere", "--kind", "judge"], "invalid choice: 'judge'"),
         (["join", "somewhere", *SCORER, "--workers", "0"], "--workers 0: it must be at least 1"),
-        (["join", "somewhere", "--workers", "2"], "--workers: only with --kind scorer"),
+        (
+            ["join", "somewhere", "--workers", "2"],
+            "--workers: only with --kind scorer or environment",
+        ),
         (["join", "somewhere", *SCORER, "--devices", "0"], "--devices: only with --kind generator"),
         (
             ["join", "somewhere", "--devices", "a"],

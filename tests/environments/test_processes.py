@@ -18,7 +18,7 @@ import pytest
 
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
-from lrl.environments.processes import EnvironmentProcesses
+from lrl.environments.pool import EnvironmentPool
 from lrl.environments.worker import Progress, Worker
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
@@ -30,15 +30,15 @@ PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "
 TIMEOUT_S = 2.0
 
 
-def processes(seconds: float = 60.0) -> EnvironmentProcesses:
-    return EnvironmentProcesses(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
+def processes(seconds: float = 60.0) -> EnvironmentPool:
+    return EnvironmentPool(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
 
 
 def say(text: str) -> Written:
     return Written(text, [])
 
 
-def run(play: Callable[[EnvironmentProcesses], Awaitable[Any]]) -> Any:
+def run(play: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
     """Runs `play` with the processes, and ends them."""
     made = processes()
 
@@ -63,12 +63,12 @@ async def ending(work: Awaitable[Reply]) -> str:
 
 
 def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
-    async def play(made: EnvironmentProcesses) -> list[Reply]:
+    async def play(made: EnvironmentPool) -> list[Reply]:
         first, second = made.open(PROMPT), made.open(PROMPT)
         assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
         await first.reply(say("a"))
         found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
-        assert made.open(PROMPT)._process is first._process is second._process
+        assert first._player is second._player
         return list(found)
 
     assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
@@ -95,7 +95,7 @@ DEADLY = {
 
 
 def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
-    async def play(made: EnvironmentProcesses) -> dict[str, str]:
+    async def play(made: EnvironmentPool) -> dict[str, str]:
         bystander = made.open(PROMPT)
         await bystander.begin()
         episodes = {name: made.open(PROMPT) for name in BROKEN}
@@ -111,7 +111,7 @@ def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
 
 
 def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_again() -> None:
-    async def play(made: EnvironmentProcesses) -> dict[str, str]:
+    async def play(made: EnvironmentPool) -> dict[str, str]:
         found = {}
         for name in DEADLY:
             guilty, idle, waiting = (made.open(PROMPT) for _ in range(3))
@@ -125,7 +125,7 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
             again = made.open(PROMPT)
             assert await again.begin() == Reply("go 2", False, 0.0)
             found[name] = both[1]
-        assert made.counts["replaced"] == len(DEADLY)
+        assert made.replaced == len(DEADLY)
         return found
 
     found = run(play)
@@ -156,10 +156,10 @@ def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
 
 
 def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
-    async def play(made: EnvironmentProcesses) -> str:
+    async def play(made: EnvironmentPool) -> str:
         one, other = made.open(PROMPT), made.open(PROMPT)
         await asyncio.gather(one.begin(), other.begin())
-        os.kill(one._process._process.pid or 0, signal.SIGKILL)
+        os.kill(one._player._process.pid or 0, signal.SIGKILL)
         both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
         assert both[0] == both[1]
         return both[0]
@@ -176,7 +176,7 @@ def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None
         "async def play():\n"
         "    one = processes().open(PROMPT)\n"
         "    await one.begin()\n"
-        "    print(one._process._process.pid, flush=True)\n"
+        "    print(one._player._process.pid, flush=True)\n"
         "    await one.reply(say('hang'))\n"
         'if __name__ == "__main__":\n'
         "    asyncio.run(play())\n"
@@ -194,7 +194,7 @@ def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None
 
 
 def test_what_ends_an_episode_and_long_words_arrive() -> None:
-    async def play(made: EnvironmentProcesses) -> tuple[Reply, Reply]:
+    async def play(made: EnvironmentPool) -> tuple[Reply, Reply]:
         one = made.open(PROMPT)
         await one.begin()
         long = await one.reply(say("long"))
@@ -221,7 +221,7 @@ IN_A_TRIAL: dict[type[Environment], str] = {
 
 def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> None:
     for kind, named in IN_A_TRIAL.items():
-        made = EnvironmentProcesses(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
+        made = EnvironmentPool(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
         with pytest.raises(ConfigError) as failed:
             made.start(PROMPT, say("0"), lambda reply: None)
         text = str(failed.value)

@@ -156,6 +156,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
     for kind, option, of_places in (
         (Kind.GENERATOR, "--devices", ["0,1", "2,3"]),
         (Kind.SCORER, "--workers", ["3", "3"]),
+        (Kind.ENVIRONMENT, "--workers", ["3", "3"]),
     ):
         launcher = OfDevices(2)
         Scene(launcher, kind, server, tmp_path).poll()
@@ -325,7 +326,9 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
 
 def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
     data = SimpleNamespace(
-        reward_pool=RewardPool([lrl.rewards.GSM8K()]), reward_launcher=ModelLauncher(1)
+        reward_pool=RewardPool([lrl.rewards.GSM8K()]),
+        reward_launcher=ModelLauncher(1),
+        environment=None,
     )
     for verb, trains in (("validate", False), ("fit", True)):
         trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb), loggers=[])
@@ -371,7 +374,12 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
     parts = {"strategy": strategy, "lightning_module": SimpleNamespace(policy_folder=str(tmp_path))}
     data = SimpleNamespace(
-        reward_pool=pool, reward_launcher=launcher, resumes_from=None, dispatch=None, migration=None
+        reward_pool=pool,
+        reward_launcher=launcher,
+        environment=None,
+        resumes_from=None,
+        dispatch=None,
+        migration=None,
     )
     trainer: Any = SimpleNamespace(
         **parts,

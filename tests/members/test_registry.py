@@ -21,7 +21,7 @@ from tests.certificates import self_signed
 from tests.http_call import call
 from tests.members.served_run import TOKEN, client_of, served, spec_of
 
-TERMS = {Kind.SCORER: lambda: {"spec": "of a scorer"}}
+TERMS = {kind: lambda: {"spec": "of its workers"} for kind in Kind if not kind.has_weights}
 SOMEWHERE = Location("http://127.0.0.1:1")
 
 

@@ -106,7 +106,7 @@ class Counts(L.Callback):
     """Remembers the run's counts of episodes."""
 
     def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.found = Counter(trainer.datamodule.environment.counts)  # type: ignore[attr-defined]
+        self.found = Counter(trainer.datamodule.environment.pool.counts)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

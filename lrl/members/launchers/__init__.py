@@ -1,8 +1,8 @@
-"""Launchers: they start generators and scorers away from the trainer.
+"""Launchers: they start members away from the trainer.
 
 A scheduler places; the processes join at rank 0, which watches and replaces them
 (`lrl.members.launched`). Without a launcher the run starts its generators itself
-(`lrl.generators.server`), and scores in processes of its own.
+(`lrl.generators.server`), and scores and plays in processes of its own.
 """
 # ruff: noqa: F401 (type checkers and editors read the imports)
 

@@ -1,4 +1,4 @@
-"""Generators and scorers that somebody else starts: another scheduler, or a person."""
+"""Members that somebody else starts: another scheduler, or a person."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

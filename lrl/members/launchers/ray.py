@@ -1,4 +1,4 @@
-"""Generators and scorers as tasks of a Ray cluster, on any of its nodes."""
+"""Members as tasks of a Ray cluster, on any of its nodes."""
 
 import contextlib
 import json
@@ -36,7 +36,8 @@ class Ray(Launcher):
         jobs: How many.
         address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this
             machine belongs to.
-        cpus: CPU cores of each, as Ray counts them; a scorer has a worker for each. The GPUs of a
+        cpus: CPU cores of each, as Ray counts them; a scorer or an environment has a
+            process for each. The GPUs of a
             generator are `server.tensor_parallel_size`, none on a CPU.
         resources: Ray's custom resources of each, such as `{"h100": 1}`.
         placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one

@@ -1,4 +1,4 @@
-"""Generators and scorers as steps of SLURM: in the run's allocation, or each in its own."""
+"""Members as steps of SLURM: in the run's allocation, or each in its own."""
 
 import shutil
 import sys

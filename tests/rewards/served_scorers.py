@@ -3,107 +3,34 @@ command."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from lrl.generators.settings import ServerSettings
-from lrl.members.admission import poll_forever
-from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
-from lrl.members.registry import Registry
-from lrl.members.service import RegistryServer
-from lrl.members.worker_admission import WorkerAdmission
 from lrl.rewards import RewardPool
 from lrl.system.endpoint import Endpoint
-from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt
-from tests.leftovers import wait_for
+from tests.members.served_workers import ServedMembers
 
-TOKEN = "the-token-of-this-run"
-START_S = 120.0
 HERE = Path(__file__).parent
 
 
-class JoinablePool:
-    """Admits the scorers of a pool, from its making to `close`."""
-
-    def __init__(self, pool: RewardPool, endpoint: Endpoint) -> None:
-        settings = ServerSettings(**vars(endpoint))
-        spec = JoinSpec("base", asdict(settings), "pull", run_id="ab12", on_cpu=True, generators=0)
-        self.registry = Registry(spec)
-        terms = {Kind.SCORER: pool.remote.terms}
-        self.server = RegistryServer(self.registry, endpoint, TOKEN, terms=terms)
-        self._loop = LoopThread()
-        admission = WorkerAdmission(Kind.SCORER, pool.remote, self.registry, TOKEN)
-        self._loop.submit(poll_forever(admission))
-
-    def close(self) -> None:
-        self.registry.end()
-        self._loop.close()
-        self.server.close()
-
-
-class ServedPool(JoinablePool):
+class ServedPool(ServedMembers):
     """A pool, the server at which its scorers join, and the scorers that were started."""
 
     def __init__(self, pool: RewardPool, folder: Path, endpoint: Endpoint) -> None:
-        super().__init__(pool, endpoint)
+        super().__init__(Kind.SCORER, pool.remote, folder, endpoint)
         self.pool = pool
-        self.folder = folder
-        self.ends = ExitStack()
 
-    def start_scorer(
-        self,
-        *words: str,
-        url: str = "",
-        token: str = TOKEN,
-        path: Path = HERE,
-        prefix: Sequence[str] = (),
-        without: str = "",
-    ) -> subprocess.Popen[str]:
-        """Starts `lrl join --kind scorer` with one worker, for this pool or the run at `url`.
-
-        `path` has the rewards, and `without` is a variable that its machine does not have.
-        """
-        lrl = str(Path(sys.executable).with_name("lrl"))
-        own = [
-            "join",
-            url or self.server.location().url,
-            "--kind",
-            "scorer",
-            "--workers",
-            "1",
-            *words,
-        ]
-        environment = {name: value for name, value in os.environ.items() if name != without}
-        process = subprocess.Popen(
-            [*prefix, lrl, *own],
-            env=environment | {"LRL_TOKEN": token, "PYTHONPATH": str(path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=self.folder,
-        )
-        self.ends.callback(process.wait, 60)
-        self.ends.callback(process.kill)
-        return process
-
-    def joined(self, count: int) -> None:
-        """Waits until so many scorers get jobs."""
-        wait_for(lambda: len(self.pool.remote.ready) == count, START_S, f"{count} scorers")
-
-    @property
-    def refusal(self) -> str:
-        return self.registry.refusal(Kind.SCORER)
+    def start_scorer(self, *words: str, path: Path = HERE, **how: Any) -> subprocess.Popen[str]:
+        """Starts a scorer; see `ServedMembers.start`."""
+        return self.start(*words, path=path, **how)
 
     def close(self) -> None:
         super().close()
-        self.ends.close()
         self.pool.close()
 
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this nam
 
 import odd_rewards  # noqa: E402
 from scenes import all_gone, children, counted, rollouts_of, scored, start_afresh  # noqa: E402
-from served_scorers import START_S, TOKEN, ServedPool, served  # noqa: E402
+from served_scorers import ServedPool, served  # noqa: E402
 
 from lrl.errors import BadAnswer, ScorerLostError  # noqa: E402
 from lrl.members.member import Kind, Status  # noqa: E402
@@ -37,6 +37,7 @@ from tests import network_namespace  # noqa: E402
 from tests.certificates import self_signed  # noqa: E402
 from tests.http_call import call  # noqa: E402
 from tests.leftovers import wait_for  # noqa: E402
+from tests.members.served_workers import START_S, TOKEN  # noqa: E402
 
 TIMEOUT_S = 3.0
 ORDERS = [
@@ -221,14 +222,15 @@ RANK_0 = f"""
 import sys, time
 sys.path.insert(0, {str(HERE)!r})
 import odd_rewards
-from served_scorers import JoinablePool
+from tests.members.served_workers import Joinable
+from lrl.members.member import Kind
 from lrl.system.endpoint import Endpoint
 from lrl.rewards import RewardPool
 
 if __name__ == "__main__":
     pool = RewardPool([odd_rewards.obey], workers=1)
     pool.start()
-    print(JoinablePool(pool, Endpoint()).server.location().url, flush=True)
+    print(Joinable(Kind.SCORER, pool.remote, Endpoint()).server.location().url, flush=True)
     while not pool.remote.ready:
         time.sleep(0.05)
     print("ready", flush=True)

@@ -30,7 +30,7 @@ from benchmarks import arguments, records
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.simulator.clock import run
-from lrl.planning.simulator.length_sampling import fill
+from lrl.planning.simulator.run_lengths import fill
 from lrl.planning.simulator.simulate import ModelPrompts, NoRewards
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lrl.types import Group
+    from lrl.types import Group, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,10 @@ class GroupRecord:
     """`Group.index`."""
     prompt_tokens: int
     lengths: list[int]
-    """Tokens of each response."""
+    """Tokens of each response, what an environment wrote included."""
+    turns: list[list[list[int]]] = field(default_factory=list)
+    """With an environment, of each response the turns: the environment's tokens before it, and its
+    own."""
 
 
 Record = StepRecord | MicroBatchRecord | GeneratorRecord | GroupRecord
@@ -196,7 +199,20 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 def group_record(group: Group) -> GroupRecord:
     """Returns a group's record."""
-    lengths = [len(rollout.token_ids) for rollout in group.rollouts]
+    played = any(rollout.turn_ends for rollout in group.rollouts)
     return GroupRecord(
-        index=group.index, prompt_tokens=len(group.prompt.token_ids), lengths=lengths
+        index=group.index,
+        prompt_tokens=len(group.prompt.token_ids),
+        lengths=[len(rollout.token_ids) for rollout in group.rollouts],
+        turns=[turns_of(rollout) for rollout in group.rollouts] if played else [],
     )
+
+
+def turns_of(rollout: Rollout) -> list[list[int]]:
+    """Returns the turns of an episode as `GroupRecord` has them; the environment's tokens after the
+    last one belong to none."""
+    found, end = [], 0
+    for turn in rollout.turns:
+        found.append([turn.start - end, turn.stop - turn.start])
+        end = turn.stop
+    return found

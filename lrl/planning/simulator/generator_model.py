@@ -39,8 +39,12 @@ class SimulatedResponse:
     prompt_tokens: int
     length: int
     order: tuple[int, int]
-    """(priority, arrival): the smallest joins first, the largest is preempted first."""
+    """(group, arrival): the smallest joins first, the largest is preempted first."""
     ended: Callable[[SimulatedResponse], None]
+    cached: int = 0
+    """Tokens of the prompt whose keys and values the generator has already."""
+    shares_prompt: bool = True
+    """Whether the responses of its group have the same prompt."""
     written: int = 0
     """Tokens when it last joined or left the batch."""
     joined: int = 0
@@ -85,6 +89,10 @@ class ModelGenerator(Slots):
         """Seconds without a response to write."""
         self.preemptions = 0
         """Responses preempted because keys and values did not fit."""
+        self.keeps_cache = False
+        """Whether keys and values outlive a sync."""
+        self.mark = 0
+        """Tokens that its prefix cache has taken in so far."""
         self._record = record
         self._loop = asyncio.get_running_loop()
         self._steps = 0  # decode steps done at `_since`
@@ -124,6 +132,11 @@ class ModelGenerator(Slots):
         if self._paused is None:  # a pause has cut the planned work short already
             self._wake()
 
+    def holds(self, mark: int) -> bool:
+        """Returns whether the prefix cache still has what was written when the generator was at
+        `mark`: what has come since fits beside the batch. The oldest leaves first, as in vLLM."""
+        return self.mark - mark <= self.costs.kv_tokens - self._context_tokens
+
     async def pause(self) -> None:
         """Pauses after the current decode step; returns when paused."""
         self.serving = False
@@ -136,6 +149,8 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
+        if not self.keeps_cache:
+            self.mark += self.costs.kv_tokens + 1
         self._paused = None
         self.serving = True
         self._next()
@@ -217,6 +232,7 @@ class ModelGenerator(Slots):
         self.busy_s += seconds
         self._steps += steps
         self.tokens += written
+        self.mark += written
         self._context_tokens += written
         while self._batch and self._batch[0].last_step == self._steps:
             response = self._batch[0]
@@ -229,7 +245,8 @@ class ModelGenerator(Slots):
     def _join(self) -> int:
         """Admits the requests that fit; returns prefill tokens.
 
-        The responses to one prompt that join together share its prefill, as in vLLM.
+        The responses to one prompt that join together share its prefill, as in vLLM; a later turn
+        of an episode reads what the prefix cache does not have.
         """
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
@@ -239,11 +256,12 @@ class ModelGenerator(Slots):
             response = self._waiting.pop(0)
             response.joined = self._steps
             insort(self._batch, response, key=lambda response: response.last_step)
-            joining += response.written + (
-                0 if response.order[0] == prompt_of else response.prompt_tokens
-            )
-            prompt_of = response.order[0]
+            joining += response.context - response.cached
+            if response.shares_prompt and response.order[0] == prompt_of:
+                joining -= response.prompt_tokens
+            prompt_of = response.order[0] if response.shares_prompt else None
             self._context_tokens += response.context
+        self.mark += joining
         return joining
 
     def _steps_until_change(self) -> int:
@@ -256,6 +274,7 @@ class ModelGenerator(Slots):
         ):
             last = max(self._batch, key=lambda response: response.order)
             self._leave(last)
+            last.cached = 0
             insort(self._waiting, last, key=lambda response: response.order)
             self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps

@@ -8,16 +8,13 @@ one of the prompt and one of the response.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from lrl.types import Prompt, Rollout
-
-V = TypeVar("V", int, float)
+from lrl.types import Prompt
 
 
 class LengthSampler(ABC):
@@ -146,39 +143,3 @@ class ReplayedLengths(ObservedLengths):
         if index < len(self._groups) and len(self._groups[index]) == responses:
             return list(self._groups[index])
         return super().of(prompt, index, responses)
-
-
-class RunLengths(Sequence[V]):
-    """A run-length encoded list: (value, how often in a row), in order."""
-
-    __slots__ = ("runs", "_length")
-
-    def __init__(self, runs: Sequence[tuple[V, int]]) -> None:
-        self.runs: list[tuple[V, int]] = [(value, count) for value, count in runs if count]
-        self._length: int = sum(count for _, count in self.runs)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[V]:
-        return (value for value, count in self.runs for _ in range(count))
-
-    def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
-
-    def count(self, value: Any) -> int:
-        """Returns how often `value` is in the list, without unrolling it."""
-        return sum(count for one, count in self.runs if one == value)
-
-
-def fill(rollout: Rollout, versions: Sequence[tuple[int, int]]) -> None:
-    """Finishes an empty rollout with meaningless tokens, log-probs of 0, and `versions`: (version,
-    tokens) in order.
-
-    A list of 20,000 versions would take 160 kB; run-length encoded they take a few hundred bytes.
-    """
-    written: Any = RunLengths(versions)
-    rollout.token_ids = range(len(written))  # type: ignore[assignment]
-    rollout.versions = written
-    rollout.logprobs = RunLengths([(0.0, len(written))])  # type: ignore[assignment]
-    rollout.finish_reason = "stop"

@@ -5,7 +5,8 @@ and trainer.
 
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
 every step in the order of `lrl.weights.sync`: first the work that runs while the generators write, then
-their pause. Rewards take no time.
+their pause. Rewards take no time. Episodes are played by the real loop, with a model of their
+environment.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
 from lrl.planning.profiling.timeline import Record, StepRecord
 from lrl.planning.simulator import clock
+from lrl.planning.simulator.episode_model import EpisodeShapes, ModelEpisodes
 from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.generator_model import ModelGenerator
 from lrl.planning.simulator.length_sampling import LengthSampler
+from lrl.planning.simulator.run_lengths import RunLengths
 from lrl.planning.simulator.trainer_model import ModelTrainer, TrainedResponse
 from lrl.rollouts.bin_packing import BinPacker
-from lrl.rollouts.controller import Controller
+from lrl.rollouts.controller import Controller, ResponseWriter
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
@@ -37,7 +40,7 @@ class Simulation:
     Args:
         generators: Costs of each.
         trainer: Its costs.
-        lengths: Distribution of the responses.
+        lengths: Distribution of the responses; with `episodes`, of their turns.
         steps: Optimizer steps.
         groups_per_step: Prompts that a step trains.
         rollouts_per_group: Responses to each.
@@ -72,6 +75,8 @@ class Simulation:
     prompts: int = 1_000_000
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
+    episodes: EpisodeShapes | None = None
+    keys_and_values: Literal["recompute", "keep"] = "recompute"
 
     def __post_init__(self) -> None:
         for name in ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens"):
@@ -102,13 +107,17 @@ class Simulation:
             lengths=self.lengths,
             dispatch=self.dispatch(),
             record=record,
+            keeps_cache=self.keys_and_values == "keep",
         )
+        writer: ResponseWriter = fleet
+        if self.episodes is not None:
+            writer = ModelEpisodes(fleet.generate, self.episodes, self.lengths)
         controller = Controller(
             ModelPrompts(self.prompts, self.prompt_tokens),
-            fleet,
+            writer,
             rewards=NoRewards(),
             ledger=Ledger(pacing),
-            sampling=Sampling(n=self.rollouts_per_group),
+            sampling=Sampling(n=self.rollouts_per_group, max_tokens=2**62),
             decode=lambda tokens: "",
             deadline_s=float("inf"),
         )
@@ -125,7 +134,8 @@ class Simulation:
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:
             generator.end()
-        return Forecast(steps, fleet.generators)
+        reuse = fleet.reused / fleet.later_turns if fleet.later_turns else None
+        return Forecast(steps, fleet.generators, reuse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +145,19 @@ class Forecast:
     steps: list[StepRecord]
     generators: list[ModelGenerator]
     """At the run's end: seconds busy, idle and paused, and tokens, of each."""
+    prefix_reuse: float | None
+    """Share of later turns that found their episode in the generator's prefix cache; None without
+    any."""
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole run."""
         return self.steps[-1].started_s + self.steps[-1].seconds
+
+    @property
+    def busy(self) -> float:
+        """Share of the run in which a generator prefills or decodes, mean over all."""
+        return sum(one.busy_s for one in self.generators) / (self.seconds * len(self.generators))
 
     @property
     def lags(self) -> Counter[int]:
@@ -155,7 +173,8 @@ class ModelPrompts:
     prompt_tokens: int
 
     def __getitem__(self, index: int) -> Prompt:
-        return Prompt(id=index % self.prompts, token_ids=range(self.prompt_tokens), text="")  # type: ignore[arg-type]
+        tokens: Any = RunLengths([(0, self.prompt_tokens)])
+        return Prompt(id=index % self.prompts, token_ids=tokens, text="")
 
 
 class NoRewards:

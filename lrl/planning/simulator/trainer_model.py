@@ -10,10 +10,10 @@ from lrl.planning.costs import TrainerCosts
 from lrl.planning.profiling import timeline
 from lrl.planning.profiling.timeline import MicroBatchRecord, Record, StepRecord
 from lrl.planning.simulator.fleet_model import ModelFleet
-from lrl.planning.simulator.length_sampling import RunLengths
+from lrl.planning.simulator.run_lengths import RunLengths
 from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.rollouts.controller import Controller
-from lrl.types import Group
+from lrl.types import ENVIRONMENT, Group
 
 
 @dataclass(slots=True)
@@ -115,7 +115,8 @@ class ModelTrainer:
             assert isinstance(rollout.versions, RunLengths)
             lags = Counter[int]()
             for version, tokens in rollout.versions.runs:
-                lags[step - version] += tokens
+                if version != ENVIRONMENT:
+                    lags[step - version] += tokens
             tally.lags += lags
             trained = sum(
                 n for lag, n in lags.items() if self.oldest_lag is None or lag <= self.oldest_lag

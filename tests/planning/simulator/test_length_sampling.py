@@ -1,14 +1,11 @@
-"""Sampled response lengths, and rollouts filled with meaningless tokens."""
+"""Sampled response lengths."""
 
 from statistics import median
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths, RunLengths, fill
-from lrl.types import Rollout
+from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths
 
 
 def test_a_length_depends_only_on_prompt_group_and_seed() -> None:
@@ -39,25 +36,6 @@ def test_lengths_follow_their_distribution() -> None:
     assert set(seen) == {1, 7, 50} and sum(length == 7 for length in seen) / 8000 == pytest.approx(
         0.5, abs=0.05
     )
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5))))
-def test_run_lengths_read_like_the_decoded_list(runs: list[tuple[int, int]]) -> None:
-    whole, short = [value for value, count in runs for _ in range(count)], RunLengths(runs)
-    assert list(short) == whole and len(short) == len(whole) and bool(short) == bool(whole)
-    assert short[1:] == whole[1:] and all(
-        short[place] == value for place, value in enumerate(whole)
-    )
-
-
-def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
-    rollout = Rollout()
-    fill(rollout, [(3, 4), (4, 20_000)])
-    assert (
-        rollout.finished
-        and len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions) == 20_004
-    )
-    assert min(rollout.versions) == 3 and rollout.versions[4] == 4
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, Record
 from lrl.planning.simulator.clock import run
 from lrl.planning.simulator.fleet_model import ModelFleet
-from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal, fill
+from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
+from lrl.planning.simulator.run_lengths import fill
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.dispatch import LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling

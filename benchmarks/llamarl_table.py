@@ -27,8 +27,9 @@ from lrl.planning.planner.devices import Cluster, parse_cluster
 from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
 from lrl.planning.planner.model_shape import read_shape
+from lrl.planning.planner.quantiles import parse_lengths
 from lrl.planning.planner.search import Plan, asynchronous, synchronous
-from lrl.planning.planner.workload import Workload, parse_lengths
+from lrl.planning.planner.workload import Workload
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8}
 

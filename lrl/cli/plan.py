@@ -18,16 +18,26 @@ from lrl.cli import config_file
 from lrl.cli.recipes import recipes
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import DEVICES_PER_NODE, GB, Cluster, parse_cluster
+from lrl.planning.planner.episodes import Episodes
 from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
 from lrl.planning.planner.model_shape import read_shape
+from lrl.planning.planner.quantiles import FORMS, Quantiles, parse_lengths
 from lrl.planning.planner.recipe import write_recipe
-from lrl.planning.planner.report import assumed, bottleneck, print_plans, print_whole
+from lrl.planning.planner.report import (
+    assumed,
+    bottleneck,
+    in_flight,
+    print_plans,
+    print_whole,
+)
 from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
 from lrl.planning.planner.search import Plan, across, asynchronous, best, synchronous
-from lrl.planning.planner.workload import FORMS, Workload, parse_lengths
+from lrl.planning.planner.workload import Workload
 
 GIGABIT = 1e9 / 8
+OBSERVATION_TOKENS = 64
+TOOL_HELP = "milliseconds of an environment's answer, like fixed:500 (none)"
 PRECISIONS = {"bf16": ("bf16",), "fp8": ("bf16", "fp8")}
 
 
@@ -41,9 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.soft_wrap = not console.is_terminal  # a pipe takes lines of any length
     try:
         if comparing:
-            from lrl.planning.simulator import compare  # the simulator needs torch; a plan does not
+            # The simulator needs torch; a plan does not.
+            from lrl.planning.simulator import compare
+            from lrl.planning.simulator.simulated_plan import observed
 
-            print_whole(console, compare.table(compare.read_run(args.compare)))
+            tool_ms = args.tool_ms and observed(parse_lengths(args.tool_ms, "--tool-ms"))
+            print_whole(console, compare.table(compare.read_run(args.compare, tool_ms)))
         else:
             plan(args, console)
     except (ValueError, FileNotFoundError) as error:
@@ -60,6 +73,7 @@ def compare_parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--compare", type=Path, metavar="RUN", required=True, help="the run's folder"
     )
+    words.add_argument("--tool-ms", help=TOOL_HELP)
     return words
 
 
@@ -78,6 +92,18 @@ def parser() -> argparse.ArgumentParser:
     )
     words.add_argument("--cluster", required=True, help="number and kind of devices, like 8xH100")
     words.add_argument("--lengths", required=True, help=f"of responses: {FORMS}")
+    words.add_argument(
+        "--turns",
+        help="of an episode, like fixed:3 or lognormal:mean=2,max=8; --lengths is then of a turn "
+        "(data.max_turns of a --base with data.environment, else 1)",
+    )
+    words.add_argument(
+        "--observation-tokens",
+        type=int,
+        default=OBSERVATION_TOKENS,
+        help="tokens of an environment's answer (%(default)s)",
+    )
+    words.add_argument("--tool-ms", help=TOOL_HELP)
     words.add_argument("--prompts", type=int, default=512, help="prompts a step (%(default)s)")
     words.add_argument(
         "--responses", type=int, default=8, help="responses to each prompt (%(default)s)"
@@ -151,11 +177,13 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     base = base_recipe(args.base)
     cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
     lengths = parse_lengths(args.lengths)
+    episodes = episodes_of(args, base, lengths)
     workload = Workload(
         prompts=args.prompts,
         responses=args.responses,
         prompt_tokens=args.prompt_tokens,
-        lengths=lengths,
+        lengths=lengths if episodes is None else episodes.lengths,
+        episodes=episodes,
     )
     layouts = Layouts(read_shape(args.model), workload, PRECISIONS[args.precision])
     today = list(plans_today(layouts, cluster, args.max_lag)) if args.generators is None else []
@@ -169,6 +197,8 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         console.print(why_not)
     print_plans(console, plans, cluster=cluster, workload=workload, price=args.price)
     console.print(f"Plan 1. {bottleneck(plans[0], workload)}")
+    if episodes is not None:
+        console.print(in_flight(plans[0], workload))
     if args.generators is None:
         problem = llamarl_problem(layouts, cluster)
         console.print(
@@ -184,6 +214,42 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         write(
             args, best(today, 1)[0], workload=workload, cluster=cluster, base=base, console=console
         )
+
+
+def episodes_of(args: argparse.Namespace, base: Path, lengths: Quantiles) -> Episodes | None:
+    """Returns the episodes of a plan, with turns of these lengths; None for single turns.
+
+    Raises:
+        ValueError: The number of turns is missing, or a setting of episodes has no meaning.
+    """
+    data = yaml.safe_load(base.read_text())["data"].get("init_args") or {}
+    turns, setting = args.turns, "--turns"
+    if turns is None and data.get("environment"):
+        if "max_turns" not in data:
+            raise ValueError(
+                f"--base {args.base} has data.environment, so its responses are episodes, and no "
+                "data.max_turns: say how many turns they have with --turns, like fixed:2."
+            )
+        turns, setting = f"fixed:{data['max_turns']}", f"data.max_turns of --base {args.base}"
+    if turns is None:
+        for name, unset in {"observation_tokens": OBSERVATION_TOKENS, "tool_ms": None}.items():
+            if (value := getattr(args, name)) != unset:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} is {value}, and responses have one turn: say how "
+                    "many turns they have with --turns, or leave it out."
+                )
+        return None
+    if args.out is not None and not data.get("environment"):
+        raise ValueError(
+            f"--turns is {args.turns!r}, and --base {args.base} has no data.environment for the "
+            "recipe that --out writes: name a --base with one."
+        )
+    return Episodes(
+        turns=parse_lengths(turns, setting),
+        turn_lengths=lengths,
+        observation_tokens=args.observation_tokens,
+        tool_ms=None if args.tool_ms is None else parse_lengths(args.tool_ms, "--tool-ms"),
+    )
 
 
 def why_no_recipe(

@@ -39,6 +39,7 @@ def qwen(tmp_path: Path) -> str:
 FILES = {
     "no_yaml": "x: [",
     "no_recipe": "model: {}",
+    "turns": "{model: {}, data: {init_args: {environment: a.B, max_turns: 0}}, trainer: {}}",
     "none.csv": "length\n",
     "bad.jsonl": '{"length": 5}\n{"length": "x"}\n',
     "numbers.jsonl": "5\n",
@@ -66,6 +67,22 @@ def test_a_plan_prints_ranked_forecasts_the_bottleneck_and_the_price(
         "LlamaRL's two problems",
     ):
         assert message in printed
+
+
+def test_a_plan_with_an_environment_has_its_turns_and_the_recipe_their_limits(
+    qwen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = ["--turns", "lognormal:mean=2,max=5", "--tool-ms", "fixed:30000"]
+    episodes = [*turns, "--base", "calculator", "--observation-tokens", "8"]
+    out = tmp_path / "planned.yaml"
+    words = ["plan", "--model", qwen, "--cluster", "2xH100", *SMALL, *episodes, "--out", str(out)]
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "an episode of 2 turns in the mean and 5 at most (--turns)" in printed
+    assert "At most 256 episodes are in flight (max_lag + 1 = 2 times 16 prompts" in printed
+    data = yaml.safe_load(out.read_text())["data"]["init_args"]
+    assert data["max_turns"] == 5 and data["max_turn_tokens"] == 2000
+    assert 2000 < data["max_response_tokens"] <= 5 * 2000 + 4 * 8
 
 
 def test_a_plan_imports_neither_torch_nor_vllm(qwen: str) -> None:
@@ -358,6 +375,19 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         (["--cluster", "8xH100", "--link", "0"], "--link is 0"),
         (["--cluster", "8xH100", "--price", "-1"], "--price is -1"),
         (["--cluster", "8xH100", "--base", "none"], "--base is 'none'"),
+        (["--cluster", "8xH100", "--base", "calculator"], "--base calculator has data.environment"),
+        (["--cluster", "8xH100", "--base", "turns"], "data.max_turns of --base turns is 'fixed:0'"),
+        (["--cluster", "8xH100", "--turns", "0"], "--turns is '0'"),
+        (["--cluster", "8xH100", "--tool-ms", "fixed:9"], "--tool-ms is fixed:9, and responses"),
+        (["--cluster", "8xH100", "--observation-tokens", "9"], "--observation-tokens is 9, and"),
+        (
+            ["--cluster", "8xH100", "--turns", "fixed:2", "--observation-tokens", "0"],
+            "--observation-tokens is 0",
+        ),
+        (
+            ["--cluster", "8xH100", "--turns", "fixed:2", "--out", "planned.yaml"],
+            "--turns is 'fixed:2', and --base gsm8k has no data.environment",
+        ),
         (["--cluster", "8xH100", "--devices-per-node", "0"], "--devices-per-node is 0"),
         (["--cluster", "8xH100", "--model", "no/model"], "--model is 'no/model'"),
         (["--cluster", "1xH100", "--lengths", "fixed:200000"], "nothing fits"),

@@ -94,18 +94,20 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
         strategy["launcher"] = launcher
     if training.costs.tp > 1:
         strategy["tensor_parallel_size"] = training.costs.tp
+    data = {
+        "groups_per_step": workload.prompts,
+        "rollouts_per_group": workload.responses,
+        "max_lag": plan.lag,
+        "max_prompt_tokens": workload.prompt_tokens,
+        "max_response_tokens": workload.longest - workload.prompt_tokens,
+        "micro_batch_tokens": training.micro_batch_tokens,
+    }
+    if workload.episodes is not None:
+        data["max_turns"] = round(workload.episodes.turns.longest)
+        data["max_turn_tokens"] = int(workload.episodes.turn_lengths.longest)
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
-        "data": {
-            "init_args": {
-                "groups_per_step": workload.prompts,
-                "rollouts_per_group": workload.responses,
-                "max_lag": plan.lag,
-                "max_prompt_tokens": workload.prompt_tokens,
-                "max_response_tokens": workload.longest - workload.prompt_tokens,
-                "micro_batch_tokens": training.micro_batch_tokens,
-            }
-        },
+        "data": {"init_args": data},
         "trainer": {
             "accelerator": "gpu",
             "num_nodes": nodes,

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lrl.planning.planner import memory
 from lrl.planning.planner.devices import GB, Cluster
+from lrl.planning.planner.episodes import Episodes
 from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.runnable_today import runs_today
 from lrl.planning.planner.search import Plan
@@ -30,15 +31,29 @@ def assumed(
         return f"({flag}, by default)" if settings[name] == default(name) else f"({flag})"
 
     work = layouts.workload
+    each = "" if work.episodes is None else " of a turn"
     lengths = f"{work.lengths.mean:,.0f} tokens in the mean and {work.lengths.longest:,.0f} at most"
+    played = "" if work.episodes is None else f"\n{_played(work.episodes, settings, of)}"
     return (
         f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} "
         f"tokens each {of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, "
-        f"of {lengths} (--lengths {settings['lengths']}). That is {work.samples:,} responses and "
-        f"{work.tokens:,.0f} tokens to train.\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
+        f"of {lengths} (--lengths {settings['lengths']}{each}). That is {work.samples:,} responses and "
+        f"{work.tokens:,.0f} tokens to train.{played}\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
         f"billion parameters on {cluster}, {cluster.devices_per_node} to a node "
         f"{of('devices_per_node')}; lag up to {settings['max_lag']} {of('max_lag')}; precision "
         f"{settings['precision']} {of('precision')}."
+    )
+
+
+def _played(episodes: Episodes, settings: Mapping[str, Any], of: Callable[[str], str]) -> str:
+    turns, turn, tool = episodes.turns, episodes.turn_lengths, episodes.tool_ms
+    answers = "at once" if tool is None else f"after {tool.mean / 1000:.3g} s in the mean"
+    source = "--turns" if settings["turns"] else f"data.max_turns of {settings['base']}"
+    return (
+        f"A response is an episode of {turns.mean:.3g} turns in the mean and {turns.longest:.0f} at "
+        f"most ({source}), of {turn.mean:,.0f} tokens a turn (--lengths); its environment answers "
+        f"{answers} {of('tool_ms')} with {episodes.observation_tokens:,} tokens "
+        f"{of('observation_tokens')}."
     )
 
 
@@ -113,6 +128,17 @@ def table(
     return shown
 
 
+def in_flight(plan: Plan, workload: Workload) -> str:
+    """Explains how many episodes are in flight, and how busy that keeps the generators."""
+    busy = min(1.0, plan.generation.writing.busy_s / plan.step_s)
+    waiting = f"about {plan.generation.writing.at_tools:,.0f} of them wait for an answer at a time"
+    return (
+        f"At most {(plan.lag + 1) * workload.samples:,} episodes are in flight (max_lag + 1 = "
+        f"{plan.lag + 1} times {workload.prompts:,} prompts times {workload.responses} responses)"
+        f"{f', and {waiting}' if plan.lag else ''}. A generator writes {busy:.0%} of the step."
+    )
+
+
 def bottleneck(plan: Plan, workload: Workload) -> str:
     """Explains a plan's step time and how to shorten it."""
     training, writing = plan.training, plan.generation.writing
@@ -127,6 +153,12 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
         return (
             f"Writing binds: the generators need {writing.busy_s:.3g} s for a step's responses. A "
             "larger cluster, fewer or shorter responses, or --precision fp8 would shorten the step."
+        )
+    if plan.bound == "tools":
+        return (
+            f"Tools bind: an episode waits {workload.tool_s:.3g} s for its environment, and a lag "
+            f"of {plan.lag} lets too few be in flight to keep the generators busy meanwhile. More "
+            "lag, more prompts or responses, or a faster tool would shorten the step."
         )
     if plan.bound == "longest response":
         return (

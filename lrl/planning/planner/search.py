@@ -8,10 +8,12 @@ step with lag k are the largest of
 
     training + sync
     writing + sync
+    (responses of a step / as many as pacing lets be in flight) * (tools + writing of one) + sync
     (from a step's admission to the end of its longest response + last micro-batch + sync) / (k + 1)
 
 The last is pacing's bound: a group admitted by version v is trained by the end of step v + k, which
-is k + 1 steps later. On-policy (k = 0) nothing else is in flight: training takes groups as they
+is k + 1 steps later. The one before counts only for episodes: those that wait for tools write
+nothing. On-policy (k = 0) nothing else is in flight: training takes groups as they
 become complete (stream generation), and the step ends after the last of them. A synchronous plan
 takes turns on all devices, with both sides in memory.
 """
@@ -39,8 +41,8 @@ class Plan:
     sync_s: float
     step_s: float
     bound: str
-    """The step's bottleneck: `training`, `writing`, `longest response` (on-policy: all responses)
-    or `in turn`."""
+    """The step's bottleneck: `training`, `writing`, `tools`, `longest response` (on-policy: all
+    responses) or `in turn`."""
 
     @property
     def devices(self) -> int:
@@ -61,7 +63,8 @@ class Plan:
 
     @property
     def generators_wait(self) -> float:
-        """Share of the step in which pacing stops the generators until the trainer catches up."""
+        """Share of the step in which pacing stops the generators until the trainer catches up, or
+        in which all their episodes wait for tools."""
         return max(0.0, 1 - (self.generation.writing.busy_s + self.sync_s) / self.step_s)
 
 
@@ -72,7 +75,11 @@ def split(training: Training, generation: Generation, lag: int, between: float =
     writing = generation.writing
     if lag:
         tail = writing.span_s + training.last_s + sync_s
-        bounds = {"writing": writing.busy_s + sync_s, "longest response": tail / (lag + 1)}
+        bounds = {
+            "writing": writing.busy_s + sync_s,
+            "tools": writing.flow_s + sync_s,
+            "longest response": tail / (lag + 1),
+        }
     else:
         bounds = {"longest response": writing.trained_s(training.seconds, training.last_s) + sync_s}
     bounds["training"] = training.seconds + sync_s

@@ -21,7 +21,8 @@ from lrl.generators.settings import ServerSettings
 from lrl.planning.planner.recipe import TIMELINE
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
 from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, read
-from lrl.planning.simulator.length_sampling import ReplayedLengths
+from lrl.planning.simulator.episode_model import Answer, EpisodeShapes, ReplayedEpisodes
+from lrl.planning.simulator.length_sampling import LengthSampler, ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 
 TIMELINE_FILE, CONFIG_FILE = "timeline.jsonl", "config.yaml"
@@ -62,8 +63,13 @@ class Comparison:
     """Settings that the simulator does not know."""
 
 
-def read_run(folder: Path) -> Comparison:
+def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
     """Reads a run's folder and forecasts the run.
+
+    Args:
+        folder: The run's.
+        tool_ms: Milliseconds of each answer of its environment, which no timeline has; None for
+            none.
 
     Raises:
         FileNotFoundError: The folder has no timeline or no config.
@@ -71,7 +77,7 @@ def read_run(folder: Path) -> Comparison:
     """
     timeline, config = read(_found(folder, TIMELINE_FILE)), _config(_found(folder, CONFIG_FILE))
     steps = [record for record in timeline if isinstance(record, StepRecord)]
-    simulation = _simulation(timeline, len(steps), config)
+    simulation = _simulation(timeline, len(steps), config, tool_ms)
     start = len(steps) // 5
     data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
     planned = [
@@ -92,7 +98,12 @@ def read_run(folder: Path) -> Comparison:
     )
 
 
-def _simulation(timeline: Sequence[Record], steps: int, config: Mapping[str, Any]) -> Simulation:
+def _simulation(
+    timeline: Sequence[Record],
+    steps: int,
+    config: Mapping[str, Any],
+    tool_ms: LengthSampler | None,
+) -> Simulation:
     """Returns the run as a simulation, with its settings, fitted costs and response lengths.
 
     Raises:
@@ -115,14 +126,52 @@ def _simulation(timeline: Sequence[Record], steps: int, config: Mapping[str, Any
     return Simulation(
         generators=[costs] * (writing - strategy.get("evaluation_generators", 0)),
         trainer=fit_trainer(timeline),
-        lengths=ReplayedLengths([group.lengths for group in groups]),
+        lengths=ReplayedLengths([_first_turns(group) for group in groups]),
         steps=steps,
         max_num_seqs=server["max_num_seqs"],
         ranks=_trainer_ranks(config["trainer"]),
         prompt_tokens=round(sum(group.prompt_tokens for group in groups) / len(groups)),
         placement=strategy.get("placement", "split"),
+        episodes=_episodes(groups, tool_ms),
+        keys_and_values=_keys_and_values(config["trainer"]),
         **{name: data[name] for name in SETTINGS if name in data},
     )
+
+
+def _first_turns(group: GroupRecord) -> list[int]:
+    """Returns the tokens of each response, or of the first turn of each episode; 1 of one that has
+    failed in it."""
+    if not group.turns:
+        return group.lengths
+    return [turns[0][1] if turns else 1 for turns in group.turns]
+
+
+def _episodes(groups: Sequence[GroupRecord], tool_ms: LengthSampler | None) -> EpisodeShapes | None:
+    """Returns the run's episodes; None for responses of a single turn.
+
+    Raises:
+        ValueError: There are tools, and the run has no episodes.
+    """
+    if not any(group.turns for group in groups):
+        if tool_ms is not None:
+            raise ValueError(
+                f"--tool-ms is given, and {TIMELINE_FILE} has no turns: leave it out. A timeline "
+                "has them if its run has data.environment."
+            )
+        return None
+    played = [
+        [Answer(max(1, observation), tokens) for observation, tokens in turns[1:]]
+        for group in groups
+        for turns in group.turns
+    ]
+    return ReplayedEpisodes(played, tool_ms)
+
+
+def _keys_and_values(trainer: Mapping[str, Any]) -> Any:
+    for callback in trainer.get("callbacks") or []:
+        if "keys_and_values" in (settings := callback.get("init_args") or {}):
+            return settings["keys_and_values"]
+    return Simulation.keys_and_values
 
 
 def _trainer_ranks(trainer: Mapping[str, Any]) -> int:

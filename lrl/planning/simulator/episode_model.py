@@ -21,7 +21,7 @@ from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.types import Prompt, Rollout, Sampling
 
 APART = 2**40
-"""The draws of later turns and of first turns are apart by it."""
+"""Between the keys of draws that are independent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class EpisodeShapes(ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DrawnEpisodes(EpisodeShapes):
     """Episodes with drawn numbers of turns.
 
@@ -76,8 +76,9 @@ class DrawnEpisodes(EpisodeShapes):
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
         """See `EpisodeShapes.of`."""
-        (turns,) = self.turns.of(prompt, APART + number, 1)
-        later = lengths.of(prompt, 2 * APART + number, turns - 1)
+        # Another prompt's draw: long turns are not many turns.
+        (turns,) = self.turns.of(APART + prompt, number, 1)
+        later = lengths.of(prompt, APART + number, turns - 1)
         return [Answer(self.observation_tokens, tokens) for tokens in later]
 
 
@@ -120,7 +121,7 @@ class ModelEnvironments:
         answers = self.shapes.of(prompt.id, number, self.lengths)
         waits = [0] * (len(answers) + 1)
         if self.shapes.tool_ms is not None:
-            waits = self.shapes.tool_ms.of(prompt.id, 3 * APART + number, len(waits))
+            waits = self.shapes.tool_ms.of(2 * APART + prompt.id, number, len(waits))
         return ModelConversation(answers, waits)
 
 

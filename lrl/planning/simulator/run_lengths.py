@@ -6,7 +6,7 @@ A list of 20,000 versions would take 160 kB; run-length encoded they take a few 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 from lrl.types import Rollout
@@ -42,10 +42,9 @@ class RunLengths(Sequence[V]):
 
     def __add__(self, other: Any) -> Any:
         """Returns both, one after the other."""
-        if isinstance(other, RunLengths):
-            return RunLengths([*self.runs, *other.runs])
-        runs = [(value, len(list(equal))) for value, equal in groupby(other)]
-        return RunLengths([*self.runs, *runs])
+        if not isinstance(other, RunLengths):
+            other = RunLengths((value, len(list(equal))) for value, equal in groupby(other))
+        return RunLengths(chain(self.runs, other.runs))
 
     def count(self, value: Any) -> int:
         """Returns how often `value` is in the list, without unrolling it."""

@@ -14,9 +14,11 @@ from typing import Any
 
 from rich.table import Table
 
+from lrl.planning.planner.quantiles import Quantiles
 from lrl.planning.planner.search import Plan
 from lrl.planning.planner.workload import Workload
 from lrl.planning.profiling.timeline import GeneratorRecord, Record, StepRecord
+from lrl.planning.simulator.episode_model import DrawnEpisodes, EpisodeShapes
 from lrl.planning.simulator.length_sampling import ObservedLengths
 from lrl.planning.simulator.simulate import Simulation
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
@@ -72,7 +74,15 @@ def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
 def _outcome(
     policy: str, make: Callable[[], DispatchPolicy], plan: Plan, workload: Workload
 ) -> Outcome:
-    lengths = ObservedLengths([round(tokens) for tokens in workload.lengths.values])
+    lengths = observed(workload.lengths)
+    shapes: EpisodeShapes | None = None
+    if (episodes := workload.episodes) is not None:
+        lengths = observed(episodes.turn_lengths)
+        shapes = DrawnEpisodes(
+            turns=observed(episodes.turns),
+            observation_tokens=episodes.observation_tokens,
+            tool_ms=None if episodes.tool_ms is None else observed(episodes.tool_ms),
+        )
 
     def informed() -> DispatchPolicy:
         made = make()
@@ -105,6 +115,7 @@ def _outcome(
         prompt_tokens=workload.prompt_tokens,
         dispatch=informed,
         placement="shared" if plan.placement == "shared" else "split",
+        episodes=shapes,
     )
     simulation.run(take)
     counted = steps[filled:][:COUNTED_STEPS]
@@ -119,6 +130,11 @@ def _outcome(
         },
         write=sum(busy for _, busy in counted) / (seconds * generation.generators),
     )
+
+
+def observed(values: Quantiles) -> ObservedLengths:
+    """Returns a plan's distribution as the simulator has it."""
+    return ObservedLengths([round(value) for value in values.values])
 
 
 def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:

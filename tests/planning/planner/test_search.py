@@ -11,9 +11,10 @@ from lrl.planning.planner import memory
 from lrl.planning.planner.devices import parse_cluster
 from lrl.planning.planner.layouts import Layouts
 from lrl.planning.planner.llamarl_bounds import llamarl_problem
+from lrl.planning.planner.quantiles import parse_lengths
 from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
 from lrl.planning.planner.search import Plan, across, asynchronous, best, split, synchronous
-from lrl.planning.planner.workload import Workload, parse_lengths
+from lrl.planning.planner.workload import Workload
 from tests.planning.shapes import LLAMA_8B, QWEN_1_5B, shape
 
 EIGHT = parse_cluster("8xH100")

@@ -12,7 +12,8 @@ from lrl.cli.main import main
 from lrl.planning.planner.recipe import THROUGHPUT, TIMELINE, with_timeline
 from lrl.planning.profiling.timeline import Record, StepRecord, write
 from lrl.planning.simulator.compare import PARTS, read_run
-from lrl.planning.simulator.length_sampling import Lognormal, ReplayedLengths
+from lrl.planning.simulator.episode_model import DrawnEpisodes
+from lrl.planning.simulator.length_sampling import Lognormal, ObservedLengths, ReplayedLengths
 from lrl.planning.simulator.simulate import Simulation
 from tests.planning.profiling.test_calibration import GENERATOR, TRAINER
 
@@ -69,6 +70,31 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
                 getattr(fact, part), rel=0.02, abs=0.01
             ), part
         assert forecast.tokens == fact.tokens
+
+
+def test_the_forecast_of_a_run_with_an_environment_plays_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool_ms = ObservedLengths([900])
+    shapes = DrawnEpisodes(ObservedLengths([1, 3]), observation_tokens=20, tool_ms=tool_ms)
+    write(tmp_path / "timeline.jsonl", simulated(2, 16, episodes=shapes, **DATA))
+    asked = config(generator_devices=2, server={"max_num_seqs": 16})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
+    found = read_run(tmp_path, tool_ms)
+    for fact, forecast in zip(found.steps, found.forecast, strict=True):
+        assert forecast.seconds == pytest.approx(fact.seconds, rel=0.02)
+        assert forecast.tokens == fact.tokens
+    quick = read_run(tmp_path)
+    assert sum(step.seconds for step in quick.forecast) < 0.98 * sum(s.seconds for s in found.steps)
+    assert main(["plan", "--compare", str(tmp_path), "--tool-ms", "fixed:900"]) == 0
+    assert abs(off_by(capsys.readouterr().out, "step")) <= 2
+
+
+def test_tools_of_a_run_without_turns_are_an_error(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--compare", str(run), "--tool-ms", "fixed:900"]) == 2
+    assert "--tool-ms is given, and timeline.jsonl has no turns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strategy", ["lrl.AsyncDDP", "lrl.AsyncFSDP"])

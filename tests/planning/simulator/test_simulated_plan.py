@@ -10,8 +10,9 @@ import pytest
 
 from lrl.planning.planner.devices import parse_cluster
 from lrl.planning.planner.layouts import Layouts
+from lrl.planning.planner.quantiles import parse_lengths
 from lrl.planning.planner.search import Plan, asynchronous, synchronous
-from lrl.planning.planner.workload import Workload, parse_lengths
+from lrl.planning.planner.workload import Workload
 from lrl.planning.simulator.length_sampling import Lognormal
 from lrl.planning.simulator.simulated_plan import DEFAULT_DISPATCH, Outcome, best_dispatch, outcomes
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, SkewnessAware

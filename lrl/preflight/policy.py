@@ -46,6 +46,12 @@ class Policy(Protocol):
     schedule: Schedule
     dtype_name: Any
     attention: str | None
+    gradient_checkpointing: bool
+    head_chunk_tokens: int
+
+    @property
+    def training_dtype(self) -> str:
+        """Dtype of the passes that train."""
 
     @property
     def policy_folder(self) -> str:

@@ -1,7 +1,7 @@
 """Checks of memory and disk, estimated from the model's shapes before a weight is loaded.
 
 A fault surely cannot work: only the parts that every run has are counted; activations, the Python
-processes and CUDA's own share come on top. A warning is merely tight.
+processes and CUDA's own share come on top. A warning is merely tight; it counts activations, too.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from lrl.errors import ConfigError
 from lrl.generators import cpu_backend
+from lrl.preflight.activations import REMEDY, micro_batch_bytes
 from lrl.preflight.folders import check_disk
 from lrl.preflight.model_folder import Shape
 from lrl.system.byte_counts import GIB, in_gib
@@ -69,13 +70,19 @@ def check_resources(
 
         predictor: Any = data.length_predictor
         rankers[predictor.ranker.device] = ranker * BYTES_A_PARAMETER
+    activations = micro_batch_bytes(trainer, policy, data) if fits else 0
     on_cuda = strategy.root_device.type == "cuda"
     if on_cuda:
         largest = (
             max(map(math.prod, shape.tensors.values())) * min(weights, copy) // shape.parameters
         )
         check_gpus(
-            strategy, of_a_rank, copy=copy, rankers=rankers, buffers=_buffers(strategy, largest)
+            strategy,
+            of_a_rank,
+            copy=copy,
+            rankers=rankers,
+            buffers=_buffers(strategy, largest),
+            activations=activations,
         )
     else:
         ranks, generators = len(strategy.parallel_devices or ()) or 1, strategy.generators_here
@@ -83,7 +90,13 @@ def check_resources(
         in_memory = rankers.get(torch.device("cpu"), 0)
         if generators:
             _check_library()
-        _check_memory(ranks * of_a_rank, generators * copy, generators * kv_cache, in_memory)
+        _check_memory(
+            ranks * of_a_rank,
+            generators * copy,
+            kv_cache=generators * kv_cache,
+            ranker=in_memory,
+            activations=ranks * activations,
+        )
         _check_kv_cache(
             strategy.server_settings, shape, data.max_model_tokens, copy // shape.parameters
         )
@@ -141,7 +154,9 @@ def _check_library() -> None:
         )
 
 
-def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> None:
+def _check_memory(
+    trainer: int, generators: int, *, kv_cache: int, ranker: int, activations: int
+) -> None:
     needed = trainer + generators + kv_cache + ranker
     here, free = memory_here(), psutil.virtual_memory().available
     sizes = (needed, here, free, trainer, generators, kv_cache)
@@ -159,6 +174,12 @@ def _check_memory(trainer: int, generators: int, kv_cache: int, ranker: int) -> 
     elif needed > free:
         log.warning(
             "Memory: at least %s GiB are needed (%s), and %s are free.", needs, breakdown, left
+        )
+    elif needed + activations > free:
+        log.warning(
+            "Memory: a full micro-batch takes about %s GiB besides the %s that are needed at least "
+            "(%s), and %s are free. A process that is out of memory is killed: %s.",
+            *(in_gib(activations)[0], needs, breakdown, left, REMEDY),
         )
 
 
@@ -198,10 +219,16 @@ def _buffers(strategy: Any, largest: int) -> int:
 
 
 def check_gpus(
-    strategy: Any, trainer: int, copy: int, rankers: Mapping[torch.device, int], buffers: int = 0
+    strategy: Any,
+    trainer: int,
+    copy: int,
+    rankers: Mapping[torch.device, int],
+    buffers: int = 0,
+    activations: int = 0,
 ) -> None:
     """Checks each GPU, in bytes: `trainer` of a rank, `copy` of a generator's weights, `rankers` of
-    a ranker, and `buffers` of the transport, which vLLM's share does not include."""
+    a ranker, `buffers` of the transport, which vLLM's share does not include, and `activations` of
+    a rank's micro-batch."""
     root: torch.device = strategy.root_device
     total = torch.cuda.get_device_properties(root).total_memory
     server = strategy.server_settings
@@ -209,7 +236,14 @@ def check_gpus(
     for device in strategy.parallel_devices:
         shared, ranker = strategy.shares_device and device == root, rankers.get(device, 0)
         sends = buffers * (device == root)
-        if trainer + ranker + shared * generator + sends > total:
+        needed = trainer + ranker + shared * generator + sends
+        if total >= needed > total - activations:
+            log.warning(
+                "GPU memory: a full micro-batch takes about %s GiB besides the %s that are needed "
+                "at least, and %s has %s: %s.",
+                *(*in_gib(activations, needed), device, in_gib(total)[0], REMEDY),
+            )
+        if needed > total:
             takes, has, share = in_gib(trainer, total, generator)
             beside_it = f" beside the generator's {share} (strategy.server.gpu_memory_utilization)"
             parts = (

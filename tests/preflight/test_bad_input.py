@@ -420,6 +420,18 @@ def test_too_little_memory_is_an_error_with_its_parts(
     assert all(name in output for name in named), output
 
 
+def test_memory_that_a_full_micro_batch_may_not_have_gives_a_warning(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    least = resources.GIB + 5 * 2**19  # keys and values, and the weights of this small policy
+    free = SimpleNamespace(available=least, total=2**40)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    with pytest.raises(ServerReached):
+        run(*FIT)
+    assert "Memory: a full micro-batch takes about 0.0" in caplog.text, caplog.text
+    assert "lower data.micro_batch_tokens" in caplog.text
+
+
 def test_the_room_of_pull_counts_the_generators_files(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

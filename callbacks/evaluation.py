@@ -196,7 +196,7 @@ class Evaluation(OnRankZero):
             pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
             weight_sync.sync_now(trainer, trainer.lightning_module, pool)
         generate = pool.generate_spare if beside_rollouts else pool.generate
-        if (episodes := data.episodes(generate)) is not None:
+        if (episodes := data.episodes(pool, spare=beside_rollouts)) is not None:
             generate = episodes.generate
         slots = self.concurrency if beside_rollouts else pool.capacity
         groups = self._generate_all(data, generate, slots // self.sampling.n, done)
@@ -221,7 +221,14 @@ class Evaluation(OnRankZero):
                     priority=EVALUATION_PRIORITY,
                     deadline_s=data.rollout_timeout_s,
                 )
-            await score(prompt, rollouts, data.decode, self._pool)  # type: ignore[arg-type]
+            assert self._pool is not None, "set up"
+            await score(
+                prompt,
+                rollouts,
+                data.decode,
+                self._pool,
+                judges_last_turn=data.judges_last_turn,
+            )
             done()
             return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
 

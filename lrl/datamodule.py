@@ -17,13 +17,14 @@ from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.environments import Environment
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
+from lrl.generators.tool_calls import ToolCallParser
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.controller_calls import ControllerCalls
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings
-from lrl.rollouts.episode import Episodes, Write
+from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
+from lrl.rollouts.episode import Episodes
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
@@ -165,7 +166,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
         self.rewards = as_list(rewards)
-        if environment and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
+        has_rewards = isinstance(environment, Environment) and environment.gives_rewards
+        if has_rewards and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
             self.rewards.append(TurnRewards())
         self.rollout_timeout_s = rollout_timeout_s
         self.groups_per_step = groups_per_step
@@ -278,8 +280,17 @@ class RolloutDataModule(L.LightningDataModule):
 
     def load(self, prompts: Prompts) -> None:
         """Loads a data set with the policy's tokenizer."""
-        prompts.load(self._policy.tokenizer, self.max_prompt_tokens)
+        self.tokenise(prompts, self._policy.tokenizer)
         self._loaded.append(prompts)
+
+    def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
+        """Makes tokens of a data set, with the environment's tools."""
+        if self.environment is None:
+            prompts.load(tokenizer, self.max_prompt_tokens)
+            return
+        environment = self.environment.environment
+        header = not environment.opens
+        prompts.load(tokenizer, self.max_prompt_tokens, environment.tools, header=header)
 
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
@@ -311,12 +322,28 @@ class RolloutDataModule(L.LightningDataModule):
 
     # ---- the parts of a run
 
-    def episodes(self, write: Write) -> Episodes | None:
-        """Returns the player of the environment's episodes, whose turns `write` writes; None
-        without an environment."""
+    @property
+    def policy_text(self) -> PolicyText:
+        """How the policy reads and writes text."""
+        policy = self._policy
+        return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
+
+    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> Episodes | None:
+        """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
+        its spare slots; None without an environment."""
         if self.environment is None:
             return None
-        return self.environment.episodes(write, self._policy.tokenizer, self.decode)
+        tools = self.environment.environment.tools
+        return self.environment.episodes(
+            pool.generate_spare if spare else pool.generate,
+            self.policy_text,
+            ToolCallParser(pool, tools, self._policy.stop_tokens) if tools else None,
+        )
+
+    @property
+    def judges_last_turn(self) -> bool:
+        """Whether rewards get the last turn of an episode alone."""
+        return self.environment is not None and self.environment.environment.judges_last_turn
 
     @property
     def pacing(self) -> Pacing:
@@ -335,7 +362,7 @@ class RolloutDataModule(L.LightningDataModule):
         pool = self.fleet.rollouts
         controller = Controller(
             self.prompts,
-            self.episodes(pool.generate) or pool,
+            self.episodes(pool) or pool,
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
@@ -345,6 +372,7 @@ class RolloutDataModule(L.LightningDataModule):
             min_rollouts=self.advantages.min_rollouts,
             length_predictor=self.length_predictor,
             environment=self._environment_settings,
+            judges_last_turn=self.judges_last_turn,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)
@@ -430,7 +458,7 @@ class RolloutDataModule(L.LightningDataModule):
                 self.length_predictor.ranker.start()
         if self.environment is not None:
             first = next(iter(self.prompts)) if stage == "fit" else None
-            self.environment.start(self._policy.tokenizer, self.decode, first)
+            self.environment.start(self.policy_text, first)
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""

@@ -7,12 +7,22 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+
+class Chat(NamedTuple):
+    """The input of a chat template."""
+
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+    """Tools as JSON schemas."""
+    variables: Mapping[str, Any] = {}
+    """Values for variables of the template, such as `enable_thinking`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +38,8 @@ class Prompt:
     logs see this."""
     columns: dict[str, Any] = field(default_factory=dict)
     """The row's other columns, which every reward gets by name (`answer`, `level`, ...)."""
+    chat: Chat | None = None
+    """The chat that the tokens render; None for plain text."""
 
 
 ENVIRONMENT = -(2**31)
@@ -65,6 +77,8 @@ class Rollout:
     text: str = ""
     """The tokens decoded, without the end of the response
     (`RolloutDataModule.skip_special_tokens`). Never tokenised again."""
+    judged: str | None = None
+    """The text that rewards get, if it is not `text`."""
     reward: float | None = None
     """Weighted sum of the reward parts; None until scored, and if scoring failed (an error is not a
     reward)."""

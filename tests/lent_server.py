@@ -15,6 +15,9 @@ from lrl.generators.settings import ServerSettings
 from lrl.training.model import Dtype
 from lrl.weights.pull import Pull
 
+PARSER = "hermes"
+"""Calls of tools are JSON between `<tool_call>` and `</tool_call>`."""
+
 
 def start_server(
     model: Path,
@@ -26,7 +29,9 @@ def start_server(
 ) -> Server:
     """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose
     engine is the same."""
-    settings = ServerSettings(max_model_len=1024, max_num_seqs=64, dtype=dtype, kv_cache_gib=0.1)
+    settings = ServerSettings(
+        max_model_len=1024, max_num_seqs=64, dtype=dtype, kv_cache_gib=0.1, tool_parser=PARSER
+    )
     settings.extra_args = extra_args or {}  # also such as are refused
     words = (
         str(model),

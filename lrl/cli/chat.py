@@ -46,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="what to ask; else a line at a time, until an empty one",
     )
     parser.add_argument(
-        "--plain", action="store_true", help="without the system prompt and the template of the run"
+        "--plain",
+        action="store_true",
+        help="without the system prompt, the template and the tools of the run",
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, help="0 takes the likeliest token each time (0)"
@@ -66,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
-    if used := [name.replace("_", " ") for name in ("system_prompt", "template") if form.get(name)]:
+    shown = ("system_prompt", "template", "tools")
+    if used := [name.replace("_", " ") for name in shown if form.get(name)]:
         sys.stderr.write(
             f"With the {' and the '.join(used)} of the run (--plain leaves them out).\n"
         )
@@ -187,9 +190,11 @@ def encode(
 
     from lrl.rollouts.prompts import Prompts
 
-    prompts = Prompts([{form.get("prompt_column", "prompt"): prompt}], **form)
+    settings = dict(form)
+    tools = settings.pop("tools", ())
+    prompts = Prompts([{form.get("prompt_column", "prompt"): prompt}], **settings)
     try:
-        prompts.load(tokenizer, sys.maxsize)
+        prompts.load(tokenizer, sys.maxsize, tools)
     except ValueError as error:
         if "`template` names" in str(error):
             raise ValueError(

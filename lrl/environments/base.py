@@ -1,10 +1,24 @@
 """The interface of an environment: the loop of one episode, from its side."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-Observation = str | list[int]
-"""What an environment writes: text, or token ids, which are taken as they are."""
+Message = dict[str, Any]
+"""A chat message: `role`, `content`, and what else its role has (`tool_calls`, `tool_call_id`)."""
+Observation = str | list[int] | list[Message]
+"""What an environment writes: text; token ids, which are taken as they are; or chat messages, which
+the policy's chat template renders."""
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool in a turn of the policy."""
+
+    name: str
+    arguments: str
+    """As the policy wrote them: JSON, if it did well."""
+    id: str
+    """Nine letters and digits, which some chat templates ask for; the same in every replay."""
 
 
 class Written(NamedTuple):
@@ -13,6 +27,8 @@ class Written(NamedTuple):
     text: str
     """Without the end of the response; a token of `Environment.stop` is part of it."""
     token_ids: list[int]
+    calls: Sequence[ToolCall] = ()
+    """The tools that it calls; empty for an environment without `tools`."""
 
 
 class Policy(Protocol):
@@ -35,6 +51,19 @@ class Environment(ABC):
     deterministic: bool = False
     """Whether the same turns always get the same observations and rewards: a resumed run then goes
     on in the middle of an episode, which begins again otherwise."""
+    opens: bool = False
+    """Whether an episode begins with chat messages of the environment, after those of the prompt:
+    the header of the policy's first message then stands behind them, and not in the prompt."""
+    judges_last_turn: bool = False
+    """Whether `data.rewards` get the text of the last turn, and not that of the whole episode."""
+    gives_rewards: bool = True
+    """Whether its own rewards may be other than 0."""
+
+    @property
+    def tools(self) -> Sequence[dict[str, Any]]:
+        """JSON schemas of the tools that the chat template shows the policy; its calls are then in
+        `Written.calls`."""
+        return ()
 
     @abstractmethod
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:

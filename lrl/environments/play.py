@@ -62,11 +62,21 @@ def readable(observation: Any) -> Observation:
     """Returns an observation; raises TypeError for what is none."""
     if isinstance(observation, str):
         return observation
-    if isinstance(observation, list) and all(type(token) is int for token in observation):
-        return observation
+    if isinstance(observation, list):
+        if all(type(token) is int for token in observation):
+            return observation
+        if all(map(_is_message, observation)):
+            return observation
     raise TypeError(
-        f"the observation is {shortened(observation)}; give text or a list of token ids"
+        f"the observation is {shortened(observation)}; give text, a list of token ids, or a list "
+        'of chat messages such as {"role": "user", "content": "higher"}'
     )
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def finite(reward: Any) -> float:

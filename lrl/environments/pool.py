@@ -146,14 +146,17 @@ class EnvironmentPool:
             f"member of kind environment serves.{cause}"
         )
 
-    def start(self, prompt: Prompt | None, turn: Written, check: Callable[[Reply], Any]) -> None:
+    def start(
+        self, prompt: Prompt | None, turn: Written, check: Callable[[Reply, bool], Any]
+    ) -> None:
         """Allows episodes. Plays the beginning of one in a process of this machine, if it has any,
         and on each member before it gets episodes.
 
         Args:
             prompt: Its prompt; None to start the process alone.
             turn: Its first turn.
-            check: Raises EpisodeError for a reply that the policy cannot read.
+            check: Raises EpisodeError for a reply that the policy cannot read; is told whether it
+                answers the turn.
 
         Raises:
             ConfigError: The environment cannot be loaded, or the episode has failed.
@@ -181,14 +184,14 @@ class EnvironmentPool:
                 thread.submit(lambda: asyncio.run(try_here())).result()
 
     async def _try_out(
-        self, prompt: Prompt, turn: Written, check: Callable[[Reply], Any], player: Player
+        self, prompt: Prompt, turn: Written, check: Callable[[Reply, bool], Any], player: Player
     ) -> None:
         number = next(self._numbers)
         try:
             opening = await player.ask(number, prompt=_packed(prompt))
             check_opening(opening)
-            check(opening)
-            check(await player.ask(number, **turn._asdict()))
+            check(opening, False)
+            check(await player.ask(number, **turn._asdict()), True)
         except EpisodeError as error:
             raise ConfigError(
                 f"data.environment was tried with prompt {prompt.id} and the turn "

@@ -23,7 +23,8 @@ class Turns(Environment):
     def start(
         self, prompt: str, **columns: Any
     ) -> Observation | None | Awaitable[Observation | None]:
-        """Begins an episode; may return an observation that follows the prompt.
+        """Begins an episode; may return an observation that follows the prompt. Chat messages need
+        `opens`.
 
         Args:
             prompt: The prompt as its author wrote it.
@@ -61,6 +62,6 @@ def checked(answer: Any) -> Answer:
         case [observation, bool(done), Real() as reward]:
             return observation, done, float(reward)
     raise TypeError(
-        f"reply returned {shortened(answer)}; give (observation, done, reward): text or token ids, "
-        "True or False, a number"
+        f"reply returned {shortened(answer)}; give (observation, done, reward): text, token ids or "
+        "chat messages, True or False, a number"
     )

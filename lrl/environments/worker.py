@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lrl.environments.base import Environment, Written
+from lrl.environments.base import Environment, ToolCall, Written
 from lrl.environments.play import Play, Reply
 from lrl.system.foreign_code import OUT_OF_MEMORY, bind, limit_memory, message_of, where_raised
 from lrl.system.process_clock import ProcessClock
@@ -148,7 +148,8 @@ class Worker:
             return  # it has failed meanwhile
         elif "text" in message:
             self._owes(playing)
-            playing.play.wrote(Written(message["text"], message["token_ids"]))
+            calls = [ToolCall(*call) for call in message["calls"]]
+            playing.play.wrote(Written(message["text"], message["token_ids"], calls))
         else:
             self._end(number)
 

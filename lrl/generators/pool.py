@@ -203,6 +203,25 @@ class GeneratorPool:
             self.evict(generator, str(error))
             self.reissued += sum(not rollout.finished for rollout in rollouts)
 
+    async def ask(self, route: str, body: dict[str, Any], *, deadline_s: float) -> Any:
+        """Returns the JSON by which a generator answers a POST that needs no weights, so that a
+        paused one can; one that fails is evicted, and another one is asked.
+
+        Raises:
+            GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
+        """
+        while True:
+            async with self._changed:
+                while not self.generators:
+                    await self._changed.wait()
+            generator = min(self.generators, key=lambda one: one.in_flight)
+            try:
+                return await generator.client.post(route, body, deadline_s=deadline_s)
+            except (RequestRejected, GeneratorTimeout):
+                raise
+            except GeneratorError as error:
+                self.evict(generator, str(error))
+
     async def flush(self, generators: Sequence[Generator] | None = None) -> None:
         """Waits until the responses have all tokens that `generators`, by default all, have written
         so far.

@@ -272,6 +272,8 @@ class Server:
             "quantization": settings.quantization,
             "tensor-parallel-size": settings.tensor_parallel_size,
             "enforce-eager": settings.enforce_eager or None,
+            "tool-call-parser": settings.tool_parser,
+            "enable-auto-tool-choice": settings.tool_parser is not None or None,
         }
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
         flags |= cpu_backend.flags(settings) if self._on_cpu else gpu

@@ -42,6 +42,10 @@ OWNED: dict[str, str] = {
     "seed": "it follows from the run's (seed_everything) and is another one for each generator",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
+    **dict.fromkeys(
+        ("tool-call-parser", "enable-auto-tool-choice"),
+        "it follows from strategy.server.tool_parser",
+    ),
     "api-server-count": (
         "lrl's routes know the responses of one API server, which is not a bottleneck"
     ),
@@ -90,6 +94,8 @@ class ServerSettings:
         tls_trust: Certificates that the trainer accepts: `certificate` is exactly `tls_cert`;
             `system` is any of this machine's authorities, and the certificate must name `host`.
         insecure: Allows plain HTTP on an address that other machines can read.
+        tool_parser: vLLM's parser of the policy's calls of tools (`--tool-call-parser`), such as
+            `hermes`; null for an environment without tools.
         extra_args: Further vLLM flags by name. `true` gives a bare flag, `false` its `--no-` form.
 
     Raises:
@@ -113,6 +119,7 @@ class ServerSettings:
     tls_key: str | None = None
     tls_trust: Literal["certificate", "system"] = "certificate"
     insecure: bool = False
+    tool_parser: str | None = None
     extra_args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -89,7 +89,7 @@ def check_policy(
     with noting():
         for prompts in read if data.max_prompt_tokens > 0 else ():
             with noting():
-                prompts.load(policy.tokenizer, data.max_prompt_tokens)
+                data.tokenise(prompts, policy.tokenizer)
                 if prompts is data.prompts and prompts.skipped:
                     check_prompts_per_step(data, len(prompts))
                 if sound:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import lightning as L
 
 from lrl.advantages import GroupMean
-from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, speculates
+from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
+from lrl.generators.tool_calls import known_parsers
 from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -45,6 +46,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     check_speculation(strategy)
     check_number_formats(strategy, policy)
     check_context(strategy, data)
+    check_tool_parser(strategy, data)
     check_placement(strategy, data)
     check_ranks(trainer)
     check_environment_launcher(strategy, data)
@@ -165,6 +167,28 @@ def check_speculation(strategy: GeneratorDevices) -> None:
             "on a CPU: vLLM's CPU build then accepts tokens at the wrong rate and returns false "
             "log-probs (seen with 0.32 and 0.33). Leave speculative-config out."
         )
+
+
+def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+    """Checks that the generators parse calls of tools if the environment has tools, and know the
+    parser."""
+    server = strategy.server_settings
+    parser, setting = server.tool_parser, "strategy.server.tool_parser"
+    has_tools = data.environment is not None and data.environment.environment.tools
+    if parser is None:
+        if has_tools:
+            fault(
+                f"data.environment has tools, and {setting} is null: name vLLM's parser for the "
+                "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral. vLLM's page "
+                "on tool calling has them all."
+            )
+        return
+    if not has_tools:
+        fault(f"{setting} is {parser!r}, and data.environment has no tools: leave it out.")
+    known = known_parsers()
+    plugin = "tool-parser-plugin" in map(dashed, server.extra_args)
+    if known and parser not in known and not plugin:
+        fault(f"{setting} is {parser!r}, which vLLM does not have. Choose from {', '.join(known)}.")
 
 
 def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:

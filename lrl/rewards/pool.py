@@ -170,7 +170,10 @@ class RewardPool:
                 self._failure_stats.failure(prompt.id, rollout.text, rollout.reward_failure)
         rollouts = [rollout for rollout in rollouts if rollout.reward_failure is None]
         responses = [
-            (each.text, _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards))
+            (
+                each.text if each.judged is None else each.judged,
+                _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards),
+            )
             for each in rollouts
         ]
         together: list[Outcome] = [None] * len(responses)

@@ -10,31 +10,21 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from lrl.environments.base import Message
 from lrl.errors import ConfigError
+from lrl.types import Chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Message = dict[str, Any]
-
 CHANGE_MARK = " (changed)"
 """Added to a part of a chat, to see whether the text changes with it."""
-
-
-class Chat(NamedTuple):
-    """The input of a chat template."""
-
-    messages: Sequence[Message]
-    tools: Sequence[dict[str, Any]] = ()
-    """Tools as JSON schemas."""
-    variables: Mapping[str, Any] = {}
-    """Values for variables of the template, such as `enable_thinking`."""
 
 
 def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:
@@ -54,19 +44,23 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
         )
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> list[int]:
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
+) -> list[int]:
     """Returns the token ids of a chat, up to the beginning of the response.
 
     Args:
         tokenizer: The policy's tokenizer; it has a chat template.
         chat: The chat.
         where: Row and column, for errors.
+        header: Whether the header of the response is among them (`add_generation_prompt`).
 
     Raises:
         ConfigError: The chat template refuses the chat, or the tokenizer its text.
     """
     with _named_errors(chat, where):
-        return list(_apply(tokenizer, chat, tokenize=True, return_dict=False))
+        form = {"tokenize": True, "return_dict": False}
+        return list(_apply(tokenizer, chat, add_generation_prompt=header, **form))
 
 
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
@@ -108,18 +102,24 @@ def check_variables(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) 
             )
 
 
-def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
+def check_whole(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    where: str,
+    *,
+    tools_of_environment: bool = False,
+) -> None:
     """Raises a ConfigError if a part of the chat does not reach the text."""
     with _named_errors(chat, where):
         text = _apply(tokenizer, chat, tokenize=False)
-        for part, remedy, changed in _with_one_change(chat):
+        for part, remedy, changed in _with_one_change(chat, tools_of_environment):
             if _apply(tokenizer, changed, tokenize=False) == text:
                 raise ConfigError(
                     f"{where}: the tokenizer's chat template leaves out {part}. {remedy}"
                 )
 
 
-def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
+def _with_one_change(chat: Chat, tools_of_environment: bool) -> Iterator[tuple[str, str, Chat]]:
     """Yields each part of the chat, the remedy if it is left out, and the chat with that part
     changed."""
     for index, message in enumerate(chat.messages):
@@ -133,7 +133,13 @@ def _with_one_change(chat: Chat) -> Iterator[tuple[str, str, Chat]]:
                 remedy,
                 chat._replace(messages=messages),
             )
-    if chat.tools:
+    if chat.tools and tools_of_environment:
+        remedy = (
+            "Take a model whose chat template knows tools, or say in the prompt how to call them "
+            "and read the calls in an lrl.environments.Turns of your own."
+        )
+        yield "the tools of data.environment", remedy, chat._replace(tools=())
+    elif chat.tools:
         remedy = (
             "Name {tools} in `template`, set chat=false, or rename the column if only the rewards "
             "read it."
@@ -153,9 +159,8 @@ def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
 
 def _apply(tokenizer: PreTrainedTokenizerBase, chat: Chat, **form: Any) -> Any:
     tools = list(chat.tools) or None
-    return tokenizer.apply_chat_template(
-        list(chat.messages), tools=tools, add_generation_prompt=True, **form, **chat.variables
-    )
+    form = {"add_generation_prompt": True} | form
+    return tokenizer.apply_chat_template(list(chat.messages), tools=tools, **form, **chat.variables)
 
 
 @contextmanager

@@ -82,6 +82,7 @@ class Controller:
         length_predictor: Hears of each step's prompts before they start; None where nobody
             predicts lengths.
         environment: Settings of the environment on which the responses depend.
+        judges_last_turn: See `score`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Controller:
         min_rollouts: int = 2,
         length_predictor: LookAhead | None = None,
         environment: Settings | None = None,
+        judges_last_turn: bool = False,
     ) -> None:
         self.prompts = prompts
         self.fleet = fleet
@@ -109,6 +111,7 @@ class Controller:
         self.min_rollouts = min_rollouts
         self.length_predictor = length_predictor
         self.environment = environment or {}
+        self.judges_last_turn = judges_last_turn
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
@@ -163,7 +166,13 @@ class Controller:
             await self._write(group)
             clock = asyncio.get_running_loop().time
             started = clock()
-            await score(group.prompt, group.rollouts, self.decode, self.rewards)
+            await score(
+                group.prompt,
+                group.rollouts,
+                self.decode,
+                self.rewards,
+                judges_last_turn=self.judges_last_turn,
+            )
             group.scoring_s = clock() - started
             if has_equal_rewards(group, self.min_rollouts) and self._may_skip():
                 self.ledger.skip(group)
@@ -267,10 +276,26 @@ def has_equal_rewards(group: Group, min_rollouts: int) -> bool:
 
 
 async def score(
-    prompt: Prompt, rollouts: list[Rollout], decode: Callable[[list[int]], str], rewards: Scorer
+    prompt: Prompt,
+    rollouts: list[Rollout],
+    decode: Callable[[list[int]], str],
+    rewards: Scorer,
+    *,
+    judges_last_turn: bool = False,
 ) -> None:
-    """Decodes and scores responses; one whose episode has failed gets no reward."""
+    """Decodes and scores responses; one whose episode has failed gets no reward.
+
+    Args:
+        prompt: Their prompt.
+        rollouts: The responses, whole.
+        decode: Turns token ids into text.
+        rewards: Scores them.
+        judges_last_turn: Whether it gets the text of each one's last turn alone.
+    """
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids)
+        if judges_last_turn and rollout.turns:
+            start, stop = rollout.turns[-1]
+            rollout.judged = decode(rollout.token_ids[start:stop])
         rollout.reward_failure = rollout.failure or None
     await rewards.score(prompt, rollouts)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
-from lrl.errors import EpisodeError
+from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
-from lrl.rollouts.episode import Episodes, EpisodeTerms, Write
+from lrl.rollouts.episode import Episodes, EpisodeTerms, FindCalls, Write
+from lrl.rollouts.observations import ObservationTokens, Transcript, shows_one_call
 from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
@@ -63,6 +63,21 @@ class EpisodeSettings:
                 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyText:
+    """How a policy reads and writes text.
+
+    Args:
+        tokenizer: Its tokenizer.
+        ends: The tokens at which its responses end.
+        decode: Returns the text of a turn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    decode: Callable[[list[int]], str]
+
+
 class EnvironmentOfRun:
     """Plays the episodes of a run.
 
@@ -101,45 +116,63 @@ class EnvironmentOfRun:
         }
         """The settings on which episodes depend."""
 
-    def start(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        decode: Callable[[list[int]], str],
-        first: Prompt | None,
-    ) -> None:
+    def start(self, policy: PolicyText, first: Prompt | None) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
         `EnvironmentPool.start`."""
-        terms = self._terms(tokenizer, decode)
+        terms = self._terms(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
-            ids = terms.ids(Reply(text))
+            ids = self._observation_tokens(policy).text(text)
         except EpisodeError:  # the answer need not be in the policy's tokens
             text = ""
             ids = []
-        self.pool.start(first, Written(text, ids), terms.ids)
+        turn = Written(text, ids)
+        transcript = None if first is None else terms.transcript(first)
+
+        def check(reply: Reply, answers: bool) -> None:
+            assert transcript is not None, "without a prompt no episode is tried"
+            transcript.ids(reply, turn if answers else None)
+
+        self.pool.start(first, turn, check)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""
         self.pool.close()
 
     def episodes(
-        self,
-        write: Write,
-        tokenizer: PreTrainedTokenizerBase,
-        decode: Callable[[list[int]], str],
+        self, write: Write, policy: PolicyText, find_calls: FindCalls | None = None
     ) -> Episodes:
-        """Returns what plays episodes with turns that `write` writes."""
-        return Episodes(write, self.pool, self._terms(tokenizer, decode))
+        """Returns what plays episodes with turns that `write` writes; `find_calls` is needed with
+        tools."""
+        return Episodes(write, self.pool, self._terms(policy), find_calls)
 
-    def _terms(
-        self, tokenizer: PreTrainedTokenizerBase, decode: Callable[[list[int]], str]
-    ) -> EpisodeTerms:
+    def _terms(self, policy: PolicyText) -> EpisodeTerms:
+        tokens, vocabulary = self._observation_tokens(policy), len(policy.tokenizer)
         return EpisodeTerms(
             max_turns=self._max_turns,
             max_turn_tokens=self._max_turn_tokens,
             timeout_s=self.timeout_s,
-            stop_tokens=turn_stop_tokens(tokenizer, self.environment),
-            encode=partial(tokenizer.encode, add_special_tokens=False),
-            decode=decode,
-            vocabulary=len(tokenizer),
+            stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
+            transcript=lambda prompt: Transcript(tokens, prompt, vocabulary),
+            decode=policy.decode,
         )
+
+    def _observation_tokens(self, policy: PolicyText) -> ObservationTokens:
+        """Returns what makes tokens of observations.
+
+        Raises:
+            ConfigError: The chat template does not show the policy the results of tools.
+        """
+        environment = self.environment
+        tokens = ObservationTokens(
+            tokenizer=policy.tokenizer, ends=policy.ends, opens=environment.opens
+        )
+        if not environment.tools:
+            return tokens
+        try:
+            return replace(tokens, one_call=shows_one_call(tokens, environment.tools))
+        except EpisodeError as error:
+            raise ConfigError(
+                f"data.environment is {type(environment).__name__}, and the policy cannot read the "
+                f"result of a tool: {error}. Take a model whose chat template knows tools."
+            ) from error

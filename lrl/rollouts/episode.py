@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from reprlib import repr as shortened
 from typing import Any, Protocol
 
-from lrl.environments import Written
+from lrl.environments import ToolCall, Written
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.rollouts.observations import Transcript
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
@@ -33,6 +33,9 @@ of other episodes."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
+FindCalls = Callable[[list[int], int], Awaitable[Sequence[ToolCall]]]
+"""Finds the calls of tools in the tokens of a turn with this number
+(`lrl.generators.tool_calls.ToolCallParser`)."""
 
 
 class Conversation(Protocol):
@@ -70,40 +73,16 @@ class EpisodeTerms:
         max_turn_tokens: Most tokens of a turn.
         timeout_s: Most seconds from the end of the first turn to the end of the episode.
         stop_tokens: Tokens that end a turn, besides those that end a response.
-        encode: Returns the token ids of an observation, without special tokens of its own.
+        transcript: Makes tokens of an episode's observations.
         decode: Returns the text of a turn.
-        vocabulary: Number of tokens.
     """
 
     max_turns: int
     max_turn_tokens: int
     timeout_s: float
     stop_tokens: tuple[int, ...]
-    encode: Callable[[str], list[int]]
+    transcript: Callable[[Prompt], Transcript]
     decode: Callable[[list[int]], str]
-    vocabulary: int
-
-    def ids(self, reply: Reply) -> list[int]:
-        """Returns the tokens of an observation; raises EpisodeError if the policy has no such."""
-        if reply.done:
-            return []
-        try:
-            ids = (
-                self.encode(reply.observation)
-                if isinstance(reply.observation, str)
-                else reply.observation
-            )
-        except Exception as error:  # tokenizers raise this class itself
-            text = (
-                f"the tokenizer cannot read the observation {shortened(reply.observation)}: {error}"
-            )
-            raise EpisodeError("environment_error", text) from error
-        if unknown := [token for token in ids if not 0 <= token < self.vocabulary]:
-            raise EpisodeError(
-                "environment_error",
-                f"the observation has the token {unknown[0]}, and the policy has {self.vocabulary}",
-            )
-        return ids
 
 
 class Episodes:
@@ -113,12 +92,20 @@ class Episodes:
         write: Writes turns.
         environments: Play the episodes.
         terms: Their limits.
+        find_calls: Finds calls of tools in a turn; None for an environment without tools.
     """
 
-    def __init__(self, write: Write, environments: Environments, terms: EpisodeTerms) -> None:
+    def __init__(
+        self,
+        write: Write,
+        environments: Environments,
+        terms: EpisodeTerms,
+        find_calls: FindCalls | None = None,
+    ) -> None:
         self.write = write
         self.environments = environments
         self.terms = terms
+        self.find_calls = find_calls
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
@@ -135,6 +122,7 @@ class Episodes:
                 write=write,
                 environments=self.environments,
                 terms=self.terms,
+                find_calls=self.find_calls,
             )
             for rollout in rollouts
             if not rollout.finished
@@ -160,6 +148,7 @@ class Episode:
         write: Writes turns.
         environments: Play the environment's side.
         terms: The limits.
+        find_calls: See `Episodes`.
     """
 
     def __init__(
@@ -170,6 +159,7 @@ class Episode:
         write: Write,
         environments: Environments,
         terms: EpisodeTerms,
+        find_calls: FindCalls | None = None,
     ) -> None:
         self.prompt = prompt
         self.rollout = rollout
@@ -177,6 +167,8 @@ class Episode:
         self.write = write
         self.terms = terms
         self._environments = environments
+        self._find_calls = find_calls
+        self._transcript = terms.transcript(prompt)
         self.home = Home()
         self._conversation: Conversation | None = None
         self._losses = 0
@@ -214,8 +206,9 @@ class Episode:
                 self._record(turn, Reply(), [])
                 return
             assert self._conversation is not None, "it has begun"
-            reply = await self._conversation.reply(self._written(turn.token_ids))
-            self._record(turn, reply, self.terms.ids(reply))
+            written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
+            reply = await self._conversation.reply(written)
+            self._record(turn, reply, self._transcript.ids(reply, written))
             self._losses = 0
         except EnvironmentLost as error:
             await self.begin(error)
@@ -241,10 +234,11 @@ class Episode:
             self._begin_anew()
         try:
             self._conversation = self._environments.open(self.prompt)
+            self._transcript = self.terms.transcript(self.prompt)
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
-                self._observe(self.terms.ids(opening))
+                self._observe(self._transcript.ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
                 self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
@@ -258,17 +252,18 @@ class Episode:
     async def _replayed(self, conversation: Conversation, reply: Reply) -> bool:
         """Gives the environment the recorded turns; returns whether it gives the recorded
         replies."""
-        rollout, end_of_turn = self.rollout, 0
-        for turn, reward in zip(rollout.turns, rollout.turn_rewards, strict=True):
-            if self.terms.ids(reply) != rollout.token_ids[end_of_turn : turn.start]:
+        rollout, end_of_turn, written = self.rollout, 0, None
+        recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
+        for number, (turn, reward) in enumerate(recorded):
+            observation = self._transcript.ids(reply, written)
+            if observation != rollout.token_ids[end_of_turn : turn.start]:
                 return False
-            reply = await conversation.reply(
-                self._written(rollout.token_ids[turn.start : turn.stop])
-            )
+            written = await self._written(rollout.token_ids[turn.start : turn.stop], number)
+            reply = await conversation.reply(written)
             if reply.done or reply.reward != reward:
                 return False
             end_of_turn = turn.stop
-        return self.terms.ids(reply) == rollout.token_ids[end_of_turn:]
+        return self._transcript.ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
         self._environments.counts["restarted"] += 1
@@ -315,8 +310,11 @@ class Episode:
         rollout.versions += [ENVIRONMENT] * len(observation)
         rollout.open_turn = Rollout()
 
-    def _written(self, token_ids: list[int]) -> Written:
-        return Written(self.terms.decode(token_ids), token_ids)
+    async def _written(self, token_ids: list[int], number: int) -> Written:
+        calls: Sequence[ToolCall] = ()
+        if self._find_calls is not None:
+            calls = await self._find_calls(token_ids, number)
+        return Written(self.terms.decode(token_ids), token_ids, calls)
 
 
 async def run_episode(episode: Episode) -> None:

@@ -14,8 +14,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lrl.environments.base import Message
 from lrl.errors import ConfigError
-from lrl.rollouts.chat_template import Message
 from lrl.rollouts.source_files import Row
 
 TOOLS, VARIABLES, IMAGES = "tools", "chat_template_kwargs", ("image", "images")

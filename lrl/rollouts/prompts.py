@@ -12,17 +12,16 @@ from __future__ import annotations
 import logging
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from lrl.environments.base import Message
 from lrl.errors import ConfigError
 from lrl.rollouts.chat_template import (
-    Chat,
-    Message,
     check_variables,
     check_whole,
     encode_chat,
@@ -40,7 +39,7 @@ from lrl.rollouts.prompt_columns import (
 )
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.system.config_errors import fault
-from lrl.types import Prompt
+from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,7 +125,10 @@ class Prompts:
         self.rows: list[Row] = []
         """The raw rows; empty before `read`."""
         self._prompts: list[Prompt] = []
-        self._loaded_with: tuple[PreTrainedTokenizerBase | None, int] = (None, 0)
+        self.tools: list[dict[str, Any]] = []
+        """JSON schemas of the environment's tools; known after `load`."""
+        self._header = True
+        self._loaded_with: tuple[Any, ...] = ()
         self._order: tuple[int, list[int]] = (-1, [])
         self._whole_forms: set[tuple[Any, ...]] = set()
         """Forms of chats that the chat template renders whole."""
@@ -146,12 +148,11 @@ class Prompts:
 
     @property
     def form(self) -> dict[str, Any]:
-        """The settings by which a row becomes a prompt, in plain types; with the same ones `lrl
-        chat` asks a policy."""
-        return {
-            name: getattr(self, name)
-            for name in ("prompt_column", "template", "system_prompt", "chat")
-        }
+        """The settings by which a row becomes a prompt, in plain types, and the environment's tools
+        if there are some; with the same ones `lrl chat` asks a policy."""
+        names = ("prompt_column", "template", "system_prompt", "chat")
+        form = {name: getattr(self, name) for name in names}
+        return form | {"tools": self.tools} if self.tools else form
 
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
@@ -173,22 +174,34 @@ class Prompts:
             self._check(rows)
             self.rows = rows
 
-    def load(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
+    def load(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        max_prompt_tokens: int,
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        header: bool = True,
+    ) -> None:
         """Reads, checks and tokenises every row; does nothing if the arguments are the same as
         before.
 
         Args:
             tokenizer: The policy's tokenizer.
             max_prompt_tokens: Longest prompt in tokens, special tokens and chat template included.
+            tools: JSON schemas of the environment's tools, for the chat template.
+            header: Whether a chat ends with the header of the response.
 
         Raises:
             FileNotFoundError: No such file.
             ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that
                 cannot be used.
         """
-        if self._loaded_with == (tokenizer, max_prompt_tokens):
+        loaded_with = (tokenizer, max_prompt_tokens, list(tools), header)
+        if self._loaded_with == loaded_with:
             return
         self.read()
+        self.tools = list(tools)
+        self._header = header
         prompts = self._tokenise(tokenizer)
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
@@ -202,7 +215,7 @@ class Prompts:
                 len(self._prompts),
                 self.name,
             )
-        self._loaded_with = (tokenizer, max_prompt_tokens)
+        self._loaded_with = loaded_with
         self._fingerprint = ""
 
     def _source_rows(self) -> Iterable[Row]:
@@ -304,6 +317,12 @@ class Prompts:
                 "`chat=auto`."
             )
         chat = has_template and self.chat is not False
+        if self.tools and not chat:
+            raise ConfigError(
+                "data.environment has tools, which a chat template shows the policy, and the "
+                f"prompts of {self.name} are plain text: take a model whose tokenizer has a chat "
+                f"template that knows tools, and leave `chat={self.chat}` out."
+            )
         if self.system_prompt and not chat:
             raise ConfigError(
                 "`system_prompt` needs a chat template; for plain text put its words into "
@@ -332,19 +351,27 @@ class Prompts:
             question["content"] = fill_template(
                 self.template, row | {self.prompt_column: question["content"]}, where
             )
+        whole = None
         if chat:
-            token_ids = self._encode_chat(row, messages, tokenizer, f"Row {row_id} of {self.name}")
+            whole = self._chat_of(row, messages, tokenizer, f"Row {row_id} of {self.name}")
+            token_ids = encode_chat(tokenizer, whole, where, header=self._header)
         else:
             self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
             token_ids = encode_text(tokenizer, question["content"], where)
         columns = {
             column: content for column, content in row.items() if column != self.prompt_column
         }
-        return Prompt(id=row_id, token_ids=token_ids, text=question["content"], columns=columns)
+        return Prompt(
+            id=row_id,
+            token_ids=token_ids,
+            text=question["content"],
+            columns=columns,
+            chat=whole,
+        )
 
-    def _encode_chat(
+    def _chat_of(
         self, row: Row, messages: list[Message], tokenizer: PreTrainedTokenizerBase, where: str
-    ) -> list[int]:
+    ) -> Chat:
         where_text = f"{where}, column {self.prompt_column!r}"
         if self.system_prompt:
             if messages[0]["role"] == "system":
@@ -355,13 +382,19 @@ class Prompts:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         # `template` has rendered them.
         tools = [] if TOOLS in self._fields else tools_of(row, where)
-        chat = Chat(messages, tools, variables_of(row, where))
+        if tools and self.tools:
+            raise ConfigError(
+                f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
+                "run those of the row. Leave the column out, or rename it if only the rewards read "
+                "it."
+            )
+        chat = Chat(messages, self.tools or tools, variables_of(row, where))
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
             check_variables(tokenizer, chat, f"{where}, column {VARIABLES!r}")
-            check_whole(tokenizer, chat, where)
+            check_whole(tokenizer, chat, where, tools_of_environment=bool(self.tools))
             self._whole_forms.add(form)
-        return encode_chat(tokenizer, chat, where_text)
+        return chat
 
     def _refuse_lost_columns(self, row: Row, where: str) -> None:
         """Raises a ConfigError if a plain prompt lacks columns that only a chat template renders,

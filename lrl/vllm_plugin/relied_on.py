@@ -346,6 +346,7 @@ ROUTES = (
     "/tokenize",
     "/v1/models",
     "/v1/chat/completions",
+    "/v1/chat/completions/derender",
     "/v1/completions",
 )
 
@@ -383,4 +384,6 @@ FLAGS = (
     "block-size",
     "kv-cache-memory-bytes",
     "middleware",
+    "tool-call-parser",
+    "enable-auto-tool-choice",
 )

@@ -84,7 +84,7 @@ BROKEN = {
     "pair": "environment_error: TypeError: reply returned ('one', False); give (observation, done",
     "word": "environment_error: TypeError: reply returned ('one', False, 'much')",
     "nan": "environment_error: TypeError: the reward is nan; give a finite number",
-    "number": "environment_error: TypeError: the observation is 7; give text or a list of token",
+    "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
 }
 DEADLY = {
     "die": "environment_error: the worker ended with exit code 9",
@@ -148,7 +148,7 @@ def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
         worker.obey({"episode": 7, "prompt": packed})
         await asyncio.wait_for(sent.wait(), 60)
         sent.clear()
-        worker.obey({"episode": 7, "text": "a", "token_ids": []})
+        worker.obey({"episode": 7, "text": "a", "token_ids": [], "calls": []})
         await asyncio.wait_for(sent.wait(), 60)
 
     asyncio.run(play())
@@ -211,7 +211,7 @@ IN_A_TRIAL: dict[type[Environment], str] = {
     broken.TakesNoTurn: "reply() takes 1 positional argument but 2 were given",
     broken.SaysNothing: "reply returned None; give (observation, done, reward)",
     broken.Yields: "reply returned <generator",
-    broken.StartsWithNumber: "the observation is 5; give text or a list of token ids",
+    broken.StartsWithNumber: "the observation is 5; give text, a list of token ids, or a list of chat",
     broken.NeedsTheLoop: "asyncio.run() cannot be called from a running event loop",
     broken.Plain: "rollout is a plain function; define it with `async def`",
     broken.Silent: "the reward is None; give a finite number",
@@ -223,7 +223,7 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
     for kind, named in IN_A_TRIAL.items():
         made = EnvironmentPool(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
         with pytest.raises(ConfigError) as failed:
-            made.start(PROMPT, say("0"), lambda reply: None)
+            made.start(PROMPT, say("0"), lambda reply, answers: None)
         text = str(failed.value)
         assert named in text and text.startswith("data.environment "), text
         assert "\n" not in text and len(text) < 600
@@ -232,13 +232,13 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
     made = processes()
 
-    def refuse(reply: Reply) -> None:
+    def refuse(reply: Reply, answers: bool) -> None:
         raise EpisodeError("environment_error", "no such token")
 
     with pytest.raises(ConfigError, match=r"prompt 3 and the turn 'raise'.*KeyError: 'the key'"):
-        made.start(PROMPT, say("raise"), lambda reply: None)
+        made.start(PROMPT, say("raise"), lambda reply, answers: None)
     with pytest.raises(ConfigError, match="no such token"):
         made.start(PROMPT, say("a"), refuse)
-    made.start(PROMPT, say("a"), lambda reply: None)
+    made.start(PROMPT, say("a"), lambda reply, answers: None)
     made.start(None, say(""), refuse)
     made.close()

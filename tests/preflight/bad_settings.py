@@ -56,7 +56,38 @@ def played(kind: str, *named: str, **settings: object) -> Case:
     return ("--data.environment", f"tests.environments.broken.{kind}", *words), named
 
 
+def tools(functions: str, *named: str, words: tuple[str, ...] = ()) -> Case:
+    """Returns the case of an environment with these tools."""
+    parser = ("--trainer.strategy.server.tool_parser", "hermes")
+    environment = ("--data.environment", "lrl.environments.Tools")
+    return (*parser, *environment, "--data.environment.tools", functions, *words), named
+
+
+ADD = '["tests.environments.tool_functions.add"]'
+
 SETTINGS: dict[str, Case] = {
+    "no such tool": tools(
+        '["tests.environments.tool_functions.ad"]', "tools", "tests.environments.tool_functions.ad"
+    ),
+    "tools without a parser": tools(
+        ADD,
+        "strategy.server.tool_parser is null",
+        "such as hermes",
+        words=("--trainer.strategy.server.tool_parser", "null"),
+    ),
+    "an unknown parser": tools(
+        ADD,
+        "strategy.server.tool_parser is 'hermse'",
+        "Choose from apertus",
+        words=("--trainer.strategy.server.tool_parser", "hermse"),
+    ),
+    "a parser without tools": setting(
+        "trainer.strategy.server.tool_parser", "hermes", "data.environment has no tools"
+    ),
+    "tools for plain text": tools(
+        ADD, "prompts of", "are plain text", words=("--data.prompts.chat", "false")
+    ),
+    "tools without a reward": tools(ADD, "rewards is empty", words=("--data.rewards", "[]")),
     "scorers without srun": scored_elsewhere(
         "Slurm", "data.reward_launcher is Slurm", "no srun on the path"
     ),

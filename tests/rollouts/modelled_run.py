@@ -22,6 +22,7 @@ from lrl.planning.simulator.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import flattened
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
@@ -195,14 +196,14 @@ class ModelledRun:
 
     def episodes(self) -> Episodes:
         """Returns the run's episodes."""
+        tokens: Any = ObservationTokens(tokenizer=None, ends=frozenset())  # type: ignore[arg-type]
         terms = EpisodeTerms(
             max_turns=MAX_TURNS,
             max_turn_tokens=MAX_TOKENS - 1,
             timeout_s=1e9,
             stop_tokens=(),
-            encode=lambda text: [],
+            transcript=lambda prompt: Transcript(tokens, prompt, 2**31),
             decode=str,
-            vocabulary=2**31,
         )
         return Episodes(self.pool.generate, self.environments, terms)
 

@@ -13,6 +13,7 @@ from lrl.environments.turns import Answer
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
+from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling, Turn
 from tests.checkpoints.through_files import through_a_file
@@ -85,15 +86,22 @@ class Script:
         return max(range(len(self.firsts)), key=lambda n: str(self.firsts[n])[1:-1] in written)
 
 
-def terms(**changed: Any) -> EpisodeTerms:
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+def terms(vocabulary: int = 1000, **changed: Any) -> EpisodeTerms:
+    tokens: Any = ObservationTokens(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
     settings: dict[str, Any] = {
         "max_turns": 8,
         "max_turn_tokens": 20,
         "timeout_s": 1000.0,
         "stop_tokens": (STOP,),
-        "encode": lambda text: [ord(letter) for letter in text],
+        "transcript": lambda prompt: Transcript(tokens, prompt, vocabulary),
         "decode": str,
-        "vocabulary": 1000,
     }
     return EpisodeTerms(**settings | changed)
 

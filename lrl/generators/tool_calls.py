@@ -1,0 +1,100 @@
+"""Calls of tools in the tokens of a turn, found by vLLM's parser for the policy's family.
+
+A generator's own server parses (`strategy.server.tool_parser`), so that training reads a turn as a
+server of the exported policy will.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lrl.environments import ToolCall
+from lrl.errors import EpisodeError, GeneratorError, RequestRejected
+from lrl.generators.pool import GeneratorPool
+
+ROUTE = "/v1/chat/completions/derender"
+DEADLINE_S = 60.0
+"""Seconds for a parse; it takes milliseconds when nothing is wrong."""
+_REGISTRY = "_TOOL_PARSERS_TO_REGISTER"
+
+
+class ToolCallParser:
+    """Asks the generators of a pool.
+
+    Args:
+        pool: Any of its generators parses, paused ones too.
+        tools: JSON schemas of the tools.
+        ends: Tokens that end a response.
+    """
+
+    def __init__(
+        self, pool: GeneratorPool, tools: Sequence[dict[str, Any]], ends: Collection[int]
+    ) -> None:
+        self._pool = pool
+        self._ends = ends
+        # vLLM wants a message, and reads none.
+        messages = [{"role": "user", "content": ""}]
+        self._request = {"messages": messages, "tools": list(tools), "tool_choice": "auto"}
+
+    async def __call__(self, token_ids: list[int], turn: int) -> list[ToolCall]:
+        """Returns the calls of a turn, in order.
+
+        Args:
+            token_ids: The turn's.
+            turn: Its number in the episode, for the ids of the calls.
+
+        Raises:
+            EpisodeError: No generator has parsed it.
+        """
+        # The end of the turn would stand in the text that is parsed.
+        text = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
+        if not text:  # the route refuses it
+            return []
+        choice = {"index": 0, "token_ids": text, "finish_reason": "stop"}
+        body = {
+            "generate_response": {"request_id": "turn", "choices": [choice]},
+            "chat_request": self._request,
+        }
+        try:
+            answer = await self._pool.ask(ROUTE, body, deadline_s=DEADLINE_S)
+            found = answer["choices"][0]["message"].get("tool_calls") or []
+            functions = [call["function"] for call in found]
+            return [
+                ToolCall(function["name"], function["arguments"], call_id(turn, number))
+                for number, function in enumerate(functions)
+            ]
+        except RequestRejected as error:
+            raise EpisodeError("environment_error", f"the turn is not parsed: {error}") from error
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise EpisodeError(
+                "environment_error", f"{ROUTE} answered no message: {str(answer)[:200]}"
+            ) from error
+        except GeneratorError as error:
+            raise EpisodeError("environment_error", f"no generator parses: {error}") from error
+
+
+def call_id(turn: int, number: int) -> str:
+    """Returns the id of a call: the same at each play, and nine letters and digits, as Mistral's
+    template asks."""
+    return f"t{turn % 10_000:04d}c{number % 1_000:03d}"
+
+
+def known_parsers() -> list[str]:
+    """Returns the names of vLLM's parsers, read from its source, whose import takes 16 s; empty if
+    there is no vLLM here, or it names them elsewhere."""
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return []
+    file = Path(spec.origin).parent / "tool_parsers" / "__init__.py"
+    if not file.is_file():
+        return []
+    for node in ast.parse(file.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(one, ast.Name) and one.id == _REGISTRY for one in targets):
+            assert isinstance(node, ast.Assign)
+            return sorted(ast.literal_eval(node.value))
+    return []

@@ -1,0 +1,200 @@
+"""Tokens of what an environment writes, in the order of an episode.
+
+Text is tokenised alone. Chat messages are rendered by the policy's chat template with all that stands
+before them, once a turn (`lrl.environments.chat_splice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any
+
+from lrl.environments import Message, ToolCall, Written
+from lrl.environments.chat_splice import Behind, behind_stand_in, stand_in, unused_word
+from lrl.environments.play import Reply
+from lrl.errors import ConfigError, EpisodeError
+from lrl.rollouts.chat_template import encode_chat
+from lrl.types import Chat, Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NO_CHAT = (
+    "the observation is chat messages, and the prompt is plain text. Take a policy whose tokenizer "
+    "has a chat template, and leave data.prompts.chat out; or reply with text"
+)
+NOT_OPEN = (
+    "the observation before the first turn is chat messages, and the prompt ends with the header of "
+    "the policy's message: set `opens = True` in the class of the environment"
+)
+OPEN = (
+    "`opens` is true, so the prompt ends before the header of the policy's message: give the "
+    "observation before the first turn as chat messages"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservationTokens:
+    """Makes tokens of observations.
+
+    Args:
+        tokenizer: The policy's.
+        ends: Tokens that end a response.
+        opens: See `Environment`.
+        one_call: Whether the chat template shows one call of a tool a turn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    opens: bool = False
+    one_call: bool = False
+
+    def text(self, text: str) -> list[int]:
+        """Returns the tokens of a text, without special tokens of its own."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # tokenizers raise this class itself
+            raise EpisodeError(
+                "environment_error",
+                f"the tokenizer cannot read the observation {shortened(text)}: {error}",
+            ) from error
+
+    def chat(self, chat: Chat) -> list[int]:
+        """Returns the tokens of a chat, up to the beginning of the policy's message."""
+        try:
+            return encode_chat(self.tokenizer, chat, "the observation")
+        except ConfigError as error:
+            raise EpisodeError("environment_error", str(error)) from error
+
+    def behind(self, chat: Chat, word: str) -> Behind:
+        """Returns what the rendering of a chat has behind its last stand-in."""
+        found = behind_stand_in(self.chat(chat), word, self.ends, self.tokenizer.decode)
+        if found is None:
+            ends = sorted(self.tokenizer.decode([end]) for end in self.ends)
+            raise EpisodeError(
+                "environment_error",
+                "the chat template puts no token that ends a response "
+                f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
+                "correct eos_token_id in generation_config.json, or the template",
+            )
+        return found
+
+
+class Transcript:
+    """The observations of one episode, each with all that stands before it.
+
+    Args:
+        tokens: Makes tokens.
+        prompt: Begins the episode.
+        vocabulary: Number of tokens of the policy.
+    """
+
+    def __init__(self, tokens: ObservationTokens, prompt: Prompt, vocabulary: int) -> None:
+        self._tokens = tokens
+        self._prompt = prompt
+        self._vocabulary = vocabulary
+        self._chat = prompt.chat
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        """Returns the tokens of an observation.
+
+        Args:
+            reply: The environment's.
+            turn: The turn to which it replies; None at the beginning.
+
+        Raises:
+            EpisodeError: The policy cannot read it.
+        """
+        if reply.done:
+            return []
+        ids = self._ids(reply.observation, turn)
+        if unknown := [token for token in ids if not 0 <= token < self._vocabulary]:
+            raise EpisodeError(
+                "environment_error",
+                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}",
+            )
+        return ids
+
+    def _ids(self, observation: str | list[int] | list[Message], turn: Written | None) -> list[int]:
+        if isinstance(observation, list) and observation and isinstance(observation[0], dict):
+            messages: Any = observation
+            return self._opening(messages) if turn is None else self._after(turn, messages)
+        if turn is None and self._tokens.opens:
+            raise EpisodeError("environment_error", OPEN)
+        if isinstance(observation, str):
+            return self._tokens.text(observation)
+        token_ids: Any = observation
+        return list(token_ids)
+
+    def _opening(self, messages: list[Message]) -> list[int]:
+        if not self._tokens.opens:
+            raise EpisodeError("environment_error", NOT_OPEN if self._prompt.chat else NO_CHAT)
+        rendered = self._tokens.chat(self._grown(messages))
+        begun = self._prompt.token_ids
+        if rendered[: len(begun)] != begun:
+            raise EpisodeError(
+                "environment_error",
+                "the chat template renders the prompt otherwise with messages behind it: give those "
+                "in the prompt",
+            )
+        return rendered[len(begun) :]
+
+    def _after(self, turn: Written, messages: list[Message]) -> list[int]:
+        calls = list(turn.calls)
+        if self._tokens.one_call and len(calls) > 1:
+            calls, messages = calls[:1], _joined(messages)
+        word = unused_word(messages)
+        chat = self._grown([stand_in(word, calls), *messages])
+        return self._tokens.behind(chat, word).after(turn.token_ids, self._tokens.ends)
+
+    def _grown(self, messages: list[Message]) -> Chat:
+        """Returns the chat with more messages, and keeps it."""
+        if self._chat is None:
+            raise EpisodeError("environment_error", NO_CHAT)
+        self._chat = self._chat._replace(messages=[*self._chat.messages, *messages])
+        return self._chat
+
+
+def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> bool:
+    """Whether the chat template refuses two calls in one turn, and takes one.
+
+    Args:
+        tokens: Makes tokens.
+        tools: JSON schemas of the tools.
+
+    Raises:
+        EpisodeError: It refuses one, too.
+    """
+    name = tools[0]["function"]["name"]
+    calls = [ToolCall(name, "", f"t0000c{number:03d}") for number in range(2)]
+    try:
+        _try_calls(tokens, tools, calls)
+        return False
+    except EpisodeError:
+        _try_calls(tokens, tools, calls[:1])
+        return True
+
+
+def _try_calls(
+    tokens: ObservationTokens, tools: Sequence[dict[str, Any]], calls: Sequence[ToolCall]
+) -> None:
+    chat = Chat([{"role": "user", "content": "go"}], tools)
+    prompt = Prompt(id=0, token_ids=[], text="", chat=chat)
+    results = [
+        {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "done"}
+        for call in calls
+    ]
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    transcript.ids(Reply(results), Written("", [], calls))
+
+
+def _joined(messages: list[Message]) -> list[Message]:
+    """Puts the results of all calls into the message of the first one."""
+    results = [message for message in messages if message["role"] == "tool"]
+    if not results:
+        return messages
+    content = "\n".join(message["content"] for message in results)
+    others = [message for message in messages if message["role"] != "tool"]
+    return [results[0] | {"content": content}, *others]

@@ -1,0 +1,233 @@
+"""Tools: what the policy does wrong it can read, and what the machine does is a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from lrl.environments import ToolCall, Tools, Written
+from lrl.environments.play import Play, Reply
+from lrl.environments.processes import EnvironmentProcesses
+from lrl.environments.tool_function import schema_of
+from lrl.errors import ConfigError
+from lrl.types import Prompt
+from tests.environments import tool_functions as made
+from tests.environments.test_processes import ending
+
+ALL = Tools([made.add, made.slow, made.page, made.divide, made.odd], max_result_characters=60)
+
+
+def call(name: str, arguments: str | dict[str, Any] = "", number: int = 0) -> ToolCall:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return ToolCall(name, text, f"t0000c{number:03d}")
+
+
+def replies(*turns: list[ToolCall], tools: Tools = ALL) -> list[Reply]:
+    """The replies to these turns and to a last one without a call."""
+    found: list[Reply] = []
+
+    async def played() -> None:
+        play = Play(tools, found.append)
+        work = asyncio.ensure_future(play.run("go", {"answer": 5}))
+        for turn in (*turns, []):
+            play.wrote(Written("", [], turn))
+        await work
+
+    asyncio.run(played())
+    opening, *results, last = found
+    assert opening == Reply() and last == Reply("", True, 0.0)
+    return results
+
+
+def result(name: str, arguments: str | dict[str, Any] = "") -> str:
+    """What the policy reads of a call."""
+    (reply,) = replies([call(name, arguments)])
+    (message,) = reply.observation
+    assert isinstance(message, dict)
+    assert message | {"content": ""} == {
+        "role": "tool",
+        "name": name,
+        "tool_call_id": "t0000c000",
+        "content": "",
+    }
+    content = message["content"]
+    assert isinstance(content, str) and len(content) <= 500
+    content.encode()
+    return content
+
+
+def test_a_turn_without_a_call_ends_the_episode_and_each_call_has_its_result() -> None:
+    assert replies() == []
+    assert result("add", {"a": 2, "b": 3}) == "5"
+    assert result("odd", {"what": "else"}) == '{"what": ["else", 1.5]}'
+    assert result("odd", {"what": "none"}) == "null"
+    assert result("page", {"words": 2, "case": "upper"}) == "WORD WORD "
+    assert result("divide", {"a": 1, "b": 4}) == "0.25", "a number may be an integer"
+    first, second = replies([call("add", {"a": 1, "b": 1})], [call("page", {"words": 1})])
+    assert [first.observation[0]["content"], second.observation[0]["content"]] == ["2", "word "]  # type: ignore[index]
+
+
+def test_all_calls_of_a_turn_run_the_async_ones_at_the_same_time() -> None:
+    made.STARTED.clear()
+    names = ("x", "y", "z")
+    calls = [call("slow", {"name": name}, number) for number, name in enumerate(names)]
+    (reply,) = replies([*calls, call("add", {"a": 1, "b": 2}, 3)])
+    messages: Any = reply.observation
+    assert [message["content"] for message in messages] == ["x", "y", "z", "3"]
+    assert [message["tool_call_id"][-1] for message in messages] == list("0123")
+    assert [line.endswith("begins") for line in made.STARTED] == [True] * 3 + [False] * 3
+
+
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "an unknown tool": (
+        "ad",
+        {},
+        "error: there is no tool 'ad'; there are add, slow, page, divide",
+    ),
+    "a tool with a long name": ("x" * 999, {}, "error: there is no tool 'xxx"),
+    "no JSON": ("add", '{"a": 2, "b"', "error: the arguments are no JSON (Expecting ':'"),
+    "no object": ("add", "[2, 3]", "error: the arguments are no JSON object"),
+    "nothing": ("add", "", "error: missing a required argument: 'a'"),
+    "an argument too few": ("add", {"a": 2}, "error: missing a required argument: 'b'"),
+    "an argument too many": (
+        "add",
+        {"a": 2, "b": 3, "c": 4},
+        "error: got an unexpected keyword argument 'c'",
+    ),
+    "a word for a number": (
+        "add",
+        {"a": 2, "b": "3"},
+        "error: b should be of type integer, and is",
+    ),
+    "a truth for a number": ("add", {"a": True, "b": 3}, "error: a should be of type integer"),
+    "a fraction": ("add", {"a": 2.5, "b": 3}, "error: a should be of type integer, and is 2.5"),
+    "none of the choices": (
+        "page",
+        {"words": 1, "case": "odd"},
+        'error: case should be one of ["upper", "lower"]',
+    ),
+    "an exception": ("divide", {"a": 1, "b": 0}, "error: ZeroDivisionError: "),
+    "a long exception": ("odd", {"what": "long"}, "error: ValueError: xxx"),
+    "an exit": ("odd", {"what": "exit"}, "error: SystemExit: 3"),
+    "a long result": ("page", {"words": 999}, "word word "),
+    "half a character": ("odd", {"what": "surrogate"}, "?"),
+    "a result that is no JSON": ("odd", {"what": "object"}, '"<object object at'),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_the_policy_does_wrong_it_can_read(kind: str) -> None:
+    name, arguments, begin = WRONG[kind]
+    assert result(name, arguments).startswith(begin)
+
+
+def test_a_long_result_is_cut_and_says_so() -> None:
+    text = result("page", {"words": 999})
+    assert text == f"{'word ' * 12}\n[cut: the first 60 of 4995 characters]"
+
+
+FAILURES = {
+    "memory": "environment_error: MemoryError",
+    "die": "environment_error: the worker ended with exit code 9",
+    "hang": "tool_timeout: no reply after 2 s",
+}
+
+
+def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={})
+    processes = EnvironmentProcesses(ALL, workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+
+    async def play() -> dict[str, str]:
+        found = {}
+        for what in FAILURES:
+            episode = processes.open(prompt)
+            await episode.begin()
+            found[what] = await ending(
+                episode.reply(Written("", [], [call("odd", {"what": what})]))
+            )
+            episode.close()
+        return found
+
+    try:
+        found = asyncio.run(play())
+    finally:
+        processes.close()
+    assert {what: found[what][: len(text)] for what, text in FAILURES.items()} == FAILURES
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "no list": ("tests.environments.tool_functions.add", "give a list of functions"),
+    "none": ([], "give a list of functions"),
+    "no function": ([made.NUMBER], "a int: give a function"),
+    "a class": ([Tools], "Tools.tools has Tools, a ABCMeta: give a function"),
+    "a part of a function": (
+        [functools.partial(made.add, 1)],
+        "Tools.tools has partial, a partial: give a function",
+    ),
+    "no such name": (["tests.environments.tool_functions.ad"], "Did you mean add?"),
+    "no such module": (["no_such_tools.add"], "there is no module 'no_such_tools'"),
+    "a name of no function": (
+        ["tests.environments.tool_functions.NUMBER"],
+        "is a int, not a function",
+    ),
+    "no type": ([made.untyped], "Argument a is missing a type hint"),
+    "no line for a parameter": ([made.undocumented], "no description for the argument 'a'"),
+    "no docstring": ([made.silent], "has no docstring"),
+    "parameters without a name": (
+        [made.packed],
+        "cannot fill its parameter *numbers: 'int': name each parameter",
+    ),
+    "two of a name": ([made.add, made.add], "two functions named add: rename one"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_tool_is_named_in_one_line(kind: str) -> None:
+    tools, named = BROKEN[kind]
+    with pytest.raises(ConfigError) as failed:
+        Tools(tools)
+    text = str(failed.value)
+    assert text.startswith("Tools.tools ") and named in text, text
+    assert "\n" not in text and len(text) < 500
+
+
+def test_a_function_that_no_process_could_import_is_refused() -> None:
+    def inner(a: int) -> int:
+        """Doubles.
+
+        Args:
+            a: A number.
+        """
+        return 2 * a
+
+    with pytest.raises(ConfigError, match="data.environment is Tools.*top level of a module"):
+        EnvironmentProcesses(Tools([inner]), workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+
+
+def test_the_schema_is_that_of_the_type_hints_and_the_docstring() -> None:
+    assert schema_of(made.page) == {
+        "type": "function",
+        "function": {
+            "name": "page",
+            "description": "Writes a page.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "words": {"type": "integer", "description": "Its length in words."},
+                    "case": {
+                        "type": "string",
+                        "enum": ["upper", "lower"],
+                        "description": "Its letters.",
+                    },
+                },
+                "required": ["words"],
+            },
+            "return": {"type": "string"},
+        },
+    }
+    assert pickle.loads(pickle.dumps(ALL)).tools == ALL.tools

@@ -1,0 +1,111 @@
+"""Tools for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any, Literal
+
+STARTED: list[str] = []
+"""The calls of `slow` in this process, as they begin and end."""
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first one.
+        b: The second one.
+    """
+    return a + b
+
+
+async def slow(name: str) -> str:
+    """Waits a while.
+
+    Args:
+        name: The name of the wait.
+    """
+    STARTED.append(f"{name} begins")
+    await asyncio.sleep(0.05)
+    STARTED.append(f"{name} ends")
+    return name
+
+
+def page(words: int, case: Literal["upper", "lower"] = "lower") -> str:
+    """Writes a page.
+
+    Args:
+        words: Its length in words.
+        case: Its letters.
+    """
+    return "word " * words if case == "lower" else "WORD " * words
+
+
+def divide(a: float, b: float) -> float:
+    """Divides.
+
+    Args:
+        a: The number.
+        b: The divisor.
+    """
+    return a / b
+
+
+def odd(what: str) -> Any:
+    """Does something odd.
+
+    Args:
+        what: What it does.
+    """
+    match what:
+        case "object":
+            return object()
+        case "none":
+            return None
+        case "surrogate":
+            return "\ud800"
+        case "long":
+            raise ValueError("x" * 5000)
+        case "exit":
+            raise SystemExit(3)
+        case "memory":
+            raise MemoryError
+        case "die":
+            os._exit(9)
+        case "hang":
+            time.sleep(60)
+    return {"what": [what, 1.5]}
+
+
+def untyped(a, b: int) -> int:  # type: ignore[no-untyped-def]
+    """Adds.
+
+    Args:
+        a: One.
+        b: Two.
+    """
+    return int(a) + b
+
+
+def undocumented(a: int) -> int:
+    """Doubles a number."""
+    return 2 * a
+
+
+def silent(a: int) -> int:
+    return 2 * a
+
+
+def packed(*numbers: int) -> int:
+    """Adds.
+
+    Args:
+        numbers: Them.
+    """
+    return sum(numbers)
+
+
+NUMBER = 7
+"""No function."""

@@ -1,0 +1,89 @@
+"""The parse of calls of tools: its request, and generators that fail at it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from lrl.environments import ToolCall
+from lrl.errors import EpisodeError, GeneratorError, GeneratorTimeout, RequestRejected
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.tool_calls import ROUTE, ToolCallParser, known_parsers
+from tests.rollouts.modelled_generators import make_generator
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+CALL = {"id": "random", "function": {"name": "add", "arguments": "{}"}}
+ANSWER = {"choices": [{"message": {"content": None, "tool_calls": [CALL]}}]}
+
+
+class Client:
+    """Answers, or fails."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.bodies: list[Any] = []
+
+    async def post(self, route: str, body: Any, *, deadline_s: float) -> Any:
+        assert route == ROUTE and deadline_s > 0
+        self.bodies.append(body)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    last_token_at = 0.0
+
+
+def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
+    clients = [Client(answer) for answer in answers]
+    generators = [make_generator() for _ in clients]
+    for generator, client in zip(generators, clients, strict=True):
+        generator.client = client  # type: ignore[assignment]
+    return GeneratorPool(generators), clients
+
+
+def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
+    return asyncio.run(ToolCallParser(pool, TOOLS, {2})(token_ids, 3))
+
+
+def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_each_play() -> None:
+    pool, (client,) = pool_of(ANSWER)
+    assert find(pool, [7, 8, 2]) == [ToolCall("add", "{}", "t0003c000")]
+    assert client.bodies[0]["generate_response"]["choices"][0]["token_ids"] == [7, 8]
+    assert client.bodies[0]["chat_request"]["tools"] == TOOLS
+    assert find(pool, [2]) == find(pool, []) == [] and len(client.bodies) == 1
+    assert find(pool, [2, 7]) and client.bodies[1]["generate_response"]["choices"][0][
+        "token_ids"
+    ] == [2, 7]
+
+
+def test_a_second_generator_parses_if_the_first_one_fails() -> None:
+    pool, (lost, other) = pool_of(GeneratorError("it is gone"), ANSWER)
+    evicted = pool.generators[0]
+    assert len(find(pool, [7])) == 1
+    assert len(lost.bodies) == len(other.bodies) == 1
+    assert evicted.eviction == "it is gone" and evicted not in pool.generators
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (RequestRejected("answered 400"), "the turn is not parsed: answered 400"),
+        (GeneratorTimeout("no answer within 60 s"), "no generator parses: no answer within 60 s"),
+        ({"choices": []}, "answered no message: {'choices': []}"),
+        ({"choices": [{"message": {"tool_calls": [{}]}}]}, "answered no message"),
+        ([], "answered no message"),
+    ],
+)
+def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(
+    answer: Any, named: str
+) -> None:
+    pool, _ = pool_of(answer, ANSWER)
+    with pytest.raises(EpisodeError, match="environment_error: ") as failed:
+        find(pool, [7])
+    assert named in str(failed.value) and len(pool.generators) == 2
+
+
+def test_the_names_of_the_parsers_are_vllms() -> None:
+    assert {"hermes", "llama3_json", "mistral", "qwen3_coder"} <= set(known_parsers())

@@ -1,0 +1,172 @@
+"""Observations in the policy's tokens: what it sampled stays, and the rest is the template's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lrl.environments import Message, ToolCall, Written
+from lrl.environments.play import Reply
+from lrl.errors import EpisodeError
+from lrl.rollouts.observations import ObservationTokens, Transcript, shows_one_call
+from lrl.rollouts.prompts import Prompts
+from lrl.types import Prompt
+from tests.chat_templates import FAMILIES, LLAMA, Family, merging_tokenizer
+
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+}
+HIGHER = [{"role": "user", "content": "higher"}]
+
+
+def opened(family: Family, **settings: Any) -> tuple[ObservationTokens, Prompt]:
+    """What makes tokens for a family, and a prompt in its tokens."""
+    tokenizer = merging_tokenizer(family.template)
+    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
+    prompts = Prompts([{"prompt": "Guess my number."}])
+    prompts.load(tokenizer, 1000, header=not settings.get("opens"))
+    return ObservationTokens(tokenizer=tokenizer, ends=ends, **settings), prompts[0]
+
+
+def tool_results(*calls: ToolCall) -> list[Message]:
+    return [
+        {"role": "tool", "name": call.name, "tool_call_id": call.id, "content": "5"}
+        for call in calls
+    ]
+
+
+TURNS = {
+    "plain": "50?",
+    "empty": "",
+    "line": "\nassistant\n\n",
+    "thinks": "<think>\nlow\n</think>\n\n50",
+    "quotes the stand-in": "standin standinx",
+    "call": '<tool_call>{"name": "add"}</tool_call>',
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_follows_a_turn_is_what_the_template_puts_there_whatever_was_sampled(
+    name: str,
+) -> None:
+    family = FAMILIES[name]
+    tokens, prompt = opened(family)
+    tokenizer = tokens.tokenizer
+    end, *other_ends = (tokenizer.convert_tokens_to_ids(end) for end in family.ends)
+    user = tokenizer.encode(family.user, add_special_tokens=False)
+    # Letters of special tokens, each a token of its own, as a policy can write them.
+    spelt = [token for letter in "".join(family.ends) * 2 for token in tokenizer.encode(letter)]
+    assert tokenizer.decode(spelt) == "".join(family.ends) * 2 and not tokens.ends & {*spelt}
+    turns = [*(tokenizer.encode(text) for text in TURNS.values()), spelt]
+    transcript = Transcript(tokens, prompt, len(tokenizer))
+    for turn in turns:
+        written = Written(tokenizer.decode(turn), [*turn, end])
+        assert transcript.ids(Reply(HIGHER), written) == user
+        # A turn that ends at a token of the environment gets the end from it.
+        written = Written(tokenizer.decode(turn), turn)
+        assert transcript.ids(Reply(HIGHER), written) == [end, *user]
+        for other in other_ends:
+            assert transcript.ids(Reply(HIGHER), Written("", [*turn, other])) == user
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_results_of_calls_follow_them_and_a_strange_name_of_a_tool_changes_nothing(
+    name: str,
+) -> None:
+    family = FAMILIES[name]
+    tokens, prompt = opened(family)
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    tool = tokens.tokenizer.encode(family.tool, add_special_tokens=False)
+    (end,) = tokens.tokenizer.convert_tokens_to_ids([family.ends[0]])
+    for tool_name in ("add", "".join(family.ends), ""):
+        call = ToolCall(tool_name, '{"a": 2', "t0001c000")
+        written = Written("the call", [5, end], [call])
+        assert transcript.ids(Reply(tool_results(call)), written) == tool
+    user = tokens.tokenizer.encode(family.user, add_special_tokens=False)
+    assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_results_of_several_calls_are_one_message_where_the_template_takes_one_call(
+    name: str,
+) -> None:
+    tokens, prompt = opened(FAMILIES[name])
+    one_call = shows_one_call(tokens, [ADD])
+    assert one_call == (FAMILIES[name] is LLAMA)
+    tokens = ObservationTokens(tokenizer=tokens.tokenizer, ends=tokens.ends, one_call=one_call)
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    calls = [ToolCall("add", "{}", f"t0001c00{number}") for number in range(2)]
+    reply = Reply([*tool_results(*calls), *HIGHER])
+    text = tokens.tokenizer.decode(transcript.ids(reply, Written("", [5], calls)))
+    assert text.count("5") == 2 and text.count("higher") == 1
+    assert text.count("ipython") == (1 if one_call else 0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) -> None:
+    family = FAMILIES[name]
+    tokens, prompt = opened(family, opens=True)
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    opening: Any = [{"role": "user", "content": "It is below 100."}]
+    observation = transcript.ids(Reply(opening), None)
+    assert prompt.chat is not None
+    whole = tokens.tokenizer.apply_chat_template(
+        [*prompt.chat.messages, *opening], add_generation_prompt=True, return_dict=False
+    )
+    assert prompt.token_ids + observation == whole
+    user = tokens.tokenizer.encode(family.user, add_special_tokens=False)
+    (end,) = tokens.tokenizer.convert_tokens_to_ids([family.ends[0]])
+    assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
+
+
+def test_text_continues_the_turn_and_tokens_are_taken_as_they_are() -> None:
+    tokens, prompt = opened(LLAMA)
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    assert transcript.ids(Reply("5"), Written("", [7])) == tokens.tokenizer.encode("5")
+    assert transcript.ids(Reply([5, 6]), Written("", [7])) == [5, 6]
+    assert transcript.ids(Reply([]), Written("", [7])) == []
+    assert transcript.ids(Reply(HIGHER, done=True), Written("", [7])) == []
+
+
+WITHOUT_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+REFUSING = (
+    "{% for m in messages if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endfor %}"
+    "{{ messages[0].content }}"
+)
+
+
+def refusal(
+    observation: Any, template: str = LLAMA.template, *, first: bool = False, **settings: Any
+) -> str:
+    """The error of an observation."""
+    tokens, prompt = opened(Family(template, LLAMA.ends, "", ""), **settings)
+    if settings.pop("plain", False):
+        prompt.chat = None
+    with pytest.raises(EpisodeError) as failed:
+        Transcript(tokens, prompt, len(tokens.tokenizer)).ids(
+            Reply(observation), None if first else Written("", [7])
+        )
+    text = str(failed.value)
+    assert "\n" not in text and len(text) < 400
+    return text
+
+
+def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
+    assert "set `opens = True` in the class" in refusal(HIGHER, first=True)
+    assert "give the observation before the first turn as chat" in refusal(
+        "a", first=True, opens=True
+    )
+    text = refusal(HIGHER, WITHOUT_END)
+    assert "puts no token that ends a response ('<|eom|>', '<|eot|>') behind" in text
+    assert "correct eos_token_id in generation_config.json" in text
+    assert "refuses messages with the roles user, assistant, tool: no tools" in refusal(
+        tool_results(ToolCall("add", "", "1")), REFUSING
+    )
+    assert "half of a surrogate pair" in refusal([{"role": "user", "content": "\ud800"}])
+    assert "the observation has the token 9999" in refusal([9999])
+    tokens, prompt = opened(LLAMA)
+    prompt.chat = None
+    with pytest.raises(EpisodeError, match="chat messages, and the prompt is plain text"):
+        Transcript(tokens, prompt, 1000).ids(Reply(HIGHER), Written("", [7]))

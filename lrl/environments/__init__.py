@@ -1,19 +1,27 @@
 """Environments: what answers the turns of a policy. It hides where they run.
 
-A worker imports this room, so it imports no torch.
+A worker imports this room, so it imports no torch; `Tools` is imported at its first use.
 """
+# ruff: noqa: F401 (type checkers and editors read the imports)
+
+from typing import TYPE_CHECKING
 
 from lrl.environments.base import Environment, Message, Observation, Policy, ToolCall, Written
-from lrl.environments.tools import Tools
 from lrl.environments.turns import Turns
+from lrl.system.lazy_names import lazy_names
 
+if TYPE_CHECKING:
+    from lrl.environments.tools import Tools
+
+_HOMES = {"Tools": "tools"}
 __all__ = [
     "Environment",
     "Message",
     "Observation",
     "Policy",
     "ToolCall",
-    "Tools",
     "Turns",
     "Written",
+    *_HOMES,
 ]
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

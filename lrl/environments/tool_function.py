@@ -27,7 +27,7 @@ JSON_TYPES: dict[str, tuple[type, ...]] = {
 """The values that Python reads from JSON of these types."""
 
 
-class BadCall(ValueError):
+class BadCallError(ValueError):
     """A call that the tool does not take; the message is for the policy."""
 
 
@@ -85,18 +85,18 @@ def arguments_of(text: str, tool: Tool, schema: dict[str, Any]) -> dict[str, Any
         schema: Of `schema_of`.
 
     Raises:
-        BadCall: They are no JSON, or do not fit the tool.
+        BadCallError: They are no JSON, or do not fit the tool.
     """
     try:
         arguments = json.loads(text) if text.strip() else {}
     except ValueError as error:
-        raise BadCall(f"the arguments are no JSON ({error})") from error
+        raise BadCallError(f"the arguments are no JSON ({error})") from error
     if not isinstance(arguments, dict):
-        raise BadCall("the arguments are no JSON object")
+        raise BadCallError("the arguments are no JSON object")
     try:
         inspect.signature(tool).bind(**arguments)
     except TypeError as error:
-        raise BadCall(str(error)) from error
+        raise BadCallError(str(error)) from error
     properties = schema["function"]["parameters"].get("properties", {})
     for name, value in arguments.items():
         _check_type(name, value, properties.get(name, {}))
@@ -104,7 +104,7 @@ def arguments_of(text: str, tool: Tool, schema: dict[str, Any]) -> dict[str, Any
 
 
 def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
-    """Raises BadCall for a value of another type than the schema's; what is within a list or an
+    """Raises BadCallError for a value of another type than the schema's; what is within a list or an
     object is the tool's own affair."""
     types = schema.get("type", [])
     types = [types] if isinstance(types, str) else types
@@ -112,11 +112,11 @@ def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
         return
     of_bool = isinstance(value, bool) and "boolean" not in types
     if of_bool or not any(isinstance(value, JSON_TYPES.get(one, object)) for one in types):
-        raise BadCall(
+        raise BadCallError(
             f"{name} should be of type {' or '.join(types)}, and is {json.dumps(value):.80}"
         )
     if "enum" in schema and value not in schema["enum"]:
-        raise BadCall(f"{name} should be one of {json.dumps(schema['enum'])}")
+        raise BadCallError(f"{name} should be one of {json.dumps(schema['enum'])}")
 
 
 def text_of(result: Any) -> str:

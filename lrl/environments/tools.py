@@ -10,7 +10,7 @@ from typing import Any
 from lrl.environments.base import Environment, Message, Policy, ToolCall
 from lrl.environments.tool_function import (
     LONGEST_ERROR,
-    BadCall,
+    BadCallError,
     Tool,
     arguments_of,
     error_text,
@@ -100,7 +100,7 @@ class Tools(Environment):
         try:
             result = tool(**arguments_of(call.arguments, tool, schema))
             return result if inspect.isawaitable(result) else self._cut(text_of(result))
-        except BadCall as error:
+        except BadCallError as error:
             return f"error: {error}"[:LONGEST_ERROR]
         except MemoryError:  # the machine's fault, and not the policy's
             raise

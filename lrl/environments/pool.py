@@ -147,7 +147,7 @@ class EnvironmentPool:
         )
 
     def start(
-        self, prompt: Prompt | None, turn: Written, check: Callable[[Reply, bool], Any]
+        self, prompt: Prompt | None, turn: Written, check: Callable[[Reply, Reply], Any]
     ) -> None:
         """Allows episodes. Plays the beginning of one in a process of this machine, if it has any,
         and on each member before it gets episodes.
@@ -155,8 +155,8 @@ class EnvironmentPool:
         Args:
             prompt: Its prompt; None to start the process alone.
             turn: Its first turn.
-            check: Raises EpisodeError for a reply that the policy cannot read; is told whether it
-                answers the turn.
+            check: Raises EpisodeError for an opening, or a reply to the turn, that the policy cannot
+                read.
 
         Raises:
             ConfigError: The environment cannot be loaded, or the episode has failed.
@@ -184,14 +184,13 @@ class EnvironmentPool:
                 thread.submit(lambda: asyncio.run(try_here())).result()
 
     async def _try_out(
-        self, prompt: Prompt, turn: Written, check: Callable[[Reply, bool], Any], player: Player
+        self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], player: Player
     ) -> None:
         number = next(self._numbers)
         try:
             opening = await player.ask(number, prompt=_packed(prompt))
             check_opening(opening)
-            check(opening, False)
-            check(await player.ask(number, **turn._asdict()), True)
+            check(opening, await player.ask(number, **turn._asdict()))
         except EpisodeError as error:
             raise ConfigError(
                 f"data.environment was tried with prompt {prompt.id} and the turn "

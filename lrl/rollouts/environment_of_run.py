@@ -127,11 +127,12 @@ class EnvironmentOfRun:
             text = ""
             ids = []
         turn = Written(text, ids)
-        transcript = None if first is None else terms.transcript(first)
 
-        def check(reply: Reply, answers: bool) -> None:
-            assert transcript is not None, "without a prompt no episode is tried"
-            transcript.ids(reply, turn if answers else None)
+        def check(opening: Reply, reply: Reply) -> None:
+            assert first is not None, "without a prompt no episode is tried"
+            transcript = terms.transcript(first)
+            transcript.ids(opening, None)
+            transcript.ids(reply, turn)
 
         self.pool.start(first, turn, check)
 

@@ -223,7 +223,7 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
     for kind, named in IN_A_TRIAL.items():
         made = EnvironmentPool(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
         with pytest.raises(ConfigError) as failed:
-            made.start(PROMPT, say("0"), lambda reply, answers: None)
+            made.start(PROMPT, say("0"), lambda *replies: None)
         text = str(failed.value)
         assert named in text and text.startswith("data.environment "), text
         assert "\n" not in text and len(text) < 600
@@ -232,13 +232,13 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
     made = processes()
 
-    def refuse(reply: Reply, answers: bool) -> None:
+    def refuse(opening: Reply, reply: Reply) -> None:
         raise EpisodeError("environment_error", "no such token")
 
     with pytest.raises(ConfigError, match=r"prompt 3 and the turn 'raise'.*KeyError: 'the key'"):
-        made.start(PROMPT, say("raise"), lambda reply, answers: None)
+        made.start(PROMPT, say("raise"), lambda *replies: None)
     with pytest.raises(ConfigError, match="no such token"):
         made.start(PROMPT, say("a"), refuse)
-    made.start(PROMPT, say("a"), lambda reply, answers: None)
+    made.start(PROMPT, say("a"), lambda *replies: None)
     made.start(None, say(""), refuse)
     made.close()

@@ -12,7 +12,7 @@ import pytest
 
 from lrl.environments import ToolCall, Tools, Written
 from lrl.environments.play import Play, Reply
-from lrl.environments.processes import EnvironmentProcesses
+from lrl.environments.pool import EnvironmentPool
 from lrl.environments.tool_function import schema_of
 from lrl.errors import ConfigError
 from lrl.types import Prompt
@@ -140,7 +140,7 @@ FAILURES = {
 
 def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={})
-    processes = EnvironmentProcesses(ALL, workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+    processes = EnvironmentPool(ALL, workers=1, turn_timeout_s=2.0, memory_gib=1.0)
 
     async def play() -> dict[str, str]:
         found = {}
@@ -206,7 +206,7 @@ def test_a_function_that_no_process_could_import_is_refused() -> None:
         return 2 * a
 
     with pytest.raises(ConfigError, match="data.environment is Tools.*top level of a module"):
-        EnvironmentProcesses(Tools([inner]), workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+        EnvironmentPool(Tools([inner]), workers=1, turn_timeout_s=2.0, memory_gib=1.0)
 
 
 def test_the_schema_is_that_of_the_type_hints_and_the_docstring() -> None:

@@ -18,6 +18,7 @@ from lrl.environments.play import Reply
 from lrl.planning.simulator import run_lengths
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.observations import Transcript
 from lrl.types import Prompt, Rollout, Sampling
 
 APART = 2**40
@@ -148,6 +149,18 @@ class ModelConversation:
         """See `Conversation.close`."""
 
 
+class TokenTranscript(Transcript):
+    """The observations of an episode, which are token ids already."""
+
+    def __init__(self) -> None:
+        """Needs no tokenizer."""
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        """See `Transcript.ids`."""
+        token_ids: Any = reply.observation
+        return list(token_ids)
+
+
 class ModelEpisodes(Episodes):
     """The real loop of episodes, with compact rollouts."""
 
@@ -163,9 +176,8 @@ class ModelEpisodes(Episodes):
             max_turn_tokens=unlimited,
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
             stop_tokens=(),
-            encode=lambda text: [],
+            transcript=lambda prompt: TokenTranscript(),
             decode=lambda tokens: "",
-            vocabulary=unlimited,
         )
         super().__init__(write, ModelEnvironments(shapes, lengths), terms)
 

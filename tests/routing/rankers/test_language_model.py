@@ -93,9 +93,11 @@ def correlation(ranker: LanguageModelRanker, first: int = 10_000) -> float:
 
 
 def test_lengths_that_only_the_text_shows_are_learned_beside_the_run_and_again_after_a_resume(
-    rankers: Callable[[], LanguageModelRanker],
+    rankers: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What the process may suffer is in the same run: a start takes a core ten seconds."""
     ranker, resumed = rankers(), rankers()
+    before = processes_of(os.getpid())
     ranker.start()
     assert correlation(ranker) == 0 and not ranker.metrics()
     live(ranker, 0, steps=6)
@@ -106,53 +108,51 @@ def test_lengths_that_only_the_text_shows_are_learned_beside_the_run_and_again_a
         > ranker.metrics()["length_predictor/ngrams_correlation"]
     )
     state = through_a_file(ranker.state_dict())
+    (process,) = processes_of(os.getpid()) - before
+    a_stopped_process_blocks_nothing(ranker, process)
     ranker.close()
-    ranker.start()  # another run of the same data module
-    ranker.wait(DEADLINE_S)
-    assert correlation(ranker, 20_000) > 0.9
-    ranker.close()
+    assert processes_of(os.getpid()) <= before, "it ends with the run"
+
     resumed.start()
     resumed.load_state_dict(state)
     resumed.wait(DEADLINE_S)
     assert correlation(resumed) > 0.9
+    resumed.close()
 
-
-def test_a_stopped_process_blocks_nothing_and_ends_with_the_run(
-    rankers: Callable[[], LanguageModelRanker],
-) -> None:
-    before, ranker = processes_of(os.getpid()), rankers()
-    ranker.start()
-    live(ranker, 0, steps=1)
+    ranker.start()  # another run of the same data module
+    ranker.wait(DEADLINE_S)
+    assert correlation(ranker, 20_000) > 0.9
     (process,) = processes_of(os.getpid()) - before
-    os.kill(process, signal.SIGSTOP)
-    for start in range(40, 400, 40):
-        ranker.learn(*step(start))
-        ranker.look_ahead(step(start + 40)[0])
-        assert ranker.guess(told(start)[0]) == pytest.approx(ranker._ngrams.guess(told(start)[0]))
-    assert len(ranker._to_learn) == 320  # all but what it was given first
-    ranker.close()
+    without_its_process_the_n_grams_continue_and_one_warning_is_logged(ranker, process, caplog)
     assert processes_of(os.getpid()) <= before
 
 
-def test_without_its_process_the_n_grams_continue_and_one_warning_is_logged(
-    rankers: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
+def a_stopped_process_blocks_nothing(ranker: LanguageModelRanker, process: int) -> None:
+    os.kill(process, signal.SIGSTOP)
+    guesses = dict(ranker._guesses)
+    for start in range(240, 360, 40):
+        ranker.learn(*step(start))
+        ranker.look_ahead(step(start + 40)[0])
+    assert ranker._guesses == guesses
+    fresh = told(390)[0]
+    assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
+    assert len(ranker._to_learn) == 80  # all but what it was given first
+
+
+def without_its_process_the_n_grams_continue_and_one_warning_is_logged(
+    ranker: LanguageModelRanker, process: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, ranker = processes_of(os.getpid()), rankers()
-    ranker.start()
-    live(ranker, 0, steps=1)
-    (process,) = processes_of(os.getpid()) - before
-    ranker.learn(*step(40))
+    ranker.learn(*step(400))
     os.kill(process, signal.SIGKILL)
     ranker.wait(DEADLINE_S)
+    caplog.clear()
     with caplog.at_level(logging.WARNING, "lrl"):
-        for start in range(80, 200, 40):
+        for start in range(440, 560, 40):
             ranker.learn(*step(start))
             ranker.look_ahead(step(start + 40)[0])
     assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
-    fresh = told(500)[0]
-    assert (
-        ranker.guess(fresh) == ranker._ngrams.guess(fresh) and processes_of(os.getpid()) <= before
-    )
+    fresh = told(900)[0]
+    assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")

@@ -32,10 +32,12 @@ from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_policy import make_group
 
 TEXT = [1, 2, 3, 4, 5]
-EXPERTS = ("mixtral", "qwen3_moe")
-"""Policies that are refused with tensor parallelism."""
+MIXTURE = "qwen3_moe"
+"""A policy with experts, which is refused with tensor parallelism."""
 ADAPTED, LORA = "llama_lora", lrl.LoRA(rank=4)
 """A policy whose adapters are trained, which is refused with tensor parallelism, too."""
+UNDIVIDED = (MIXTURE, ADAPTED, "llama3_rope")
+"""Policies that are not tried with tensor parallelism: it leaves positions as they are."""
 CRITICS = {"llama_tied": None, "llama3_rope": "qwen3"}
 """Policies with a critic, by the folder of its own model, which is refused with tensor parallelism;
 None puts it on the policy."""
@@ -98,7 +100,7 @@ def main(models: Path, folder: Path, tensor: int) -> None:
     """Trains a step of each policy of a folder; `tensor` ranks compute a micro-batch together."""
     them = meet(folder)
     for model in sorted(models.iterdir()):
-        if tensor > 1 and model.name in (*EXPERTS, ADAPTED):
+        if tensor > 1 and model.name in UNDIVIDED:
             continue
         policy = Sharded(
             str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import tomllib
 from configparser import ConfigParser
+from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from lrl.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -87,11 +90,14 @@ def test_the_package_says_its_version_and_its_names() -> None:
 @pytest.mark.parametrize(
     "words", [["fit", "--help"], ["fit", "--help", "all"], ["plan", "--help"], []]
 )
-def test_no_help_names_a_page_that_a_wheel_does_not_have(words: list[str]) -> None:
-    code = f"from lrl.cli.main import main; import sys; sys.argv = ['lrl']; main({words!r})"
-    help_text = subprocess.check_output(
-        [sys.executable, "-c", code], text=True, stderr=subprocess.STDOUT
-    )
+def test_no_help_names_a_page_that_a_wheel_does_not_have(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lrl"])
+    with suppress(SystemExit):
+        main(words)
+    printed = capfd.readouterr()
+    help_text = printed.out + printed.err
     assert "usage: lrl" in help_text and not re.findall(r"(?<!/)docs/\w+\.md", help_text)
 
 
@@ -230,7 +236,7 @@ def test_lrl_is_found_from_the_folder_that_has_the_clone(tmp_path: Path) -> None
     package."""
     (tmp_path / "lrl").mkdir()
     script = tmp_path / "train.py"
-    script.write_text("import lrl\nprint(lrl.PolicyModule)\n")
+    script.write_text("import lrl\nprint(lrl.__version__)\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for words in (["-c", script.read_text()], [str(script)]):
         done = subprocess.run(

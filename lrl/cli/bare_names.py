@@ -4,6 +4,7 @@ jsonargparse knows the classes that are imported, and a room of lrl imports a cl
 use. So all are imported where a bare name is to be found, or the choices are to be listed.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -27,8 +28,13 @@ def install() -> None:
 
 
 def _all_of_lrl(*kinds: Any, **how: Any) -> list[str]:
+    _import_all()
+    found: list[str] = _known(*kinds, **how)
+    return found
+
+
+@cache  # a command looks for a bare name thirty times
+def _import_all() -> None:
     for room in map(import_module, ROOMS):
         for name in room.__all__:
             getattr(room, name, None)  # lrl has no version where it is not installed
-    found: list[str] = _known(*kinds, **how)
-    return found

@@ -19,6 +19,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["PYTHONPATH"] = (
     f"{os.path.dirname(__file__)}/collector:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
 )
+# Each program that a test starts would compile the library again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["CXX"] = (
     "/no/compiler"  # a generator on a CPU needs none: without TORCH_COMPILE_DISABLE every request fails
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -49,11 +48,11 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified
     act = {"a sync": lambda: model_run.step(2), "a checkpoint": model_run.data.state_dict}[what]
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
-    time.sleep(0.1)
+    until(lambda: model_run.data.stopwatch.state == "probe")
     assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
-    assert done and model_run.data.stopwatch.seconds("probe") > 0.05
+    assert done and model_run.data.stopwatch.seconds("probe") > 0
     until(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 
 

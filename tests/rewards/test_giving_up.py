@@ -87,15 +87,15 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
         scored(pool, *boxed("2+2"), columns={"answer": "4"})  # the first call loads the parser
         start_afresh(pool)
         others = [subprocess.Popen([sys.executable, "-c", compute]) for _ in range(6)]
-        rollouts = scored(pool, *boxed(*LONG[:2], "2+2"), columns={"answer": "4"})
+        rollouts = scored(pool, *boxed(LONG[0], "2+2"), columns={"answer": "4"})
     finally:
         os.sched_setaffinity(0, cores)
         for other in others:
             other.kill()
             other.wait()
         pool.close()
-    assert [rollout.reward for rollout in rollouts] == [0.0, 0.0, 1.0]
-    assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["replaced"] == 0
+    assert [rollout.reward for rollout in rollouts] == [0.0, 1.0]
+    assert counted(pool) == {"scored": 2, "zero": 1} and pool.counts["replaced"] == 0
 
 
 NUMBERS = st.one_of(

@@ -39,7 +39,7 @@ def test_every_gold_answer_is_right_and_another_wrong():
 
 
 def test_a_withdrawn_answer_does_not_count():
-    for row in all_rows():
+    for row in rows():
         right = row["answer"]
         wrong = "7" if right != "7" else "8"
         for form in (r"\boxed{%s}", r"$\boxed{%s}$", r"\fbox{%s}", "<answer>%s</answer>"):

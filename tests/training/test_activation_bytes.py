@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import Gemma2Config, LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen3Config

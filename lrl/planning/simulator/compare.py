@@ -133,7 +133,8 @@ def _simulation(
         prompt_tokens=round(sum(group.prompt_tokens for group in groups) / len(groups)),
         placement=strategy.get("placement", "split"),
         episodes=_episodes(groups, tool_ms),
-        keys_and_values=_keys_and_values(config["trainer"]),
+        # A timeline counts the whole prompt of a turn as read, so its fitted costs are for that.
+        prefix_cache=False,
         **{name: data[name] for name in SETTINGS if name in data},
     )
 
@@ -165,13 +166,6 @@ def _episodes(groups: Sequence[GroupRecord], tool_ms: LengthSampler | None) -> E
         for turns in group.turns
     ]
     return ReplayedEpisodes(played, tool_ms)
-
-
-def _keys_and_values(trainer: Mapping[str, Any]) -> Any:
-    for callback in trainer.get("callbacks") or []:
-        if "keys_and_values" in (settings := callback.get("init_args") or {}):
-            return settings["keys_and_values"]
-    return Simulation.keys_and_values
 
 
 def _trainer_ranks(trainer: Mapping[str, Any]) -> int:

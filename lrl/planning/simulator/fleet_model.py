@@ -23,7 +23,8 @@ class ModelFleet:
     """ResponseWriter responses for the controller (`lrl.rollouts.controller.ResponseWriter`).
 
     Each generator writes at most `capacity` at once; `record` is called with each interval of its
-    work. With `keeps_cache` its prefix cache outlives a sync.
+    work. Without `prefix_cache` a later turn reads its whole episode; with `keeps_cache` the cache
+    outlives a sync.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class ModelFleet:
         dispatch: DispatchPolicy,
         record: Callable[[GeneratorRecord], None] = lambda record: None,
         *,
+        prefix_cache: bool = True,
         keeps_cache: bool = False,
     ) -> None:
         self.generators = [ModelGenerator(one, capacity, record) for one in costs]
@@ -43,6 +45,7 @@ class ModelFleet:
             dispatch, lambda: [one for one in self.generators if one.serving]
         )
         self.lengths = lengths
+        self.prefix_cache = prefix_cache
         self.later_turns = 0
         """Requests for a later turn of an episode."""
         self.reused = 0
@@ -119,7 +122,9 @@ class ModelFleet:
         the observation, or none."""
         *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
         self.later_turns += 1
-        if generator is not request.home or not generator.holds(-1 - token):
+        if not self.prefix_cache or generator is not request.home:
+            return 0
+        if not generator.holds(-1 - token):
             return 0
         self.reused += 1
         return len(request.prompt.token_ids) - observation

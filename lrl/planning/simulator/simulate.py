@@ -55,6 +55,9 @@ class Simulation:
         placement: `split` gives trainer and generators separate devices. `shared` alternates on the
             same ones: no micro-batch begins while responses are being written, and max_lag must be
             0; both sides then have the costs of all devices.
+        episodes: How episodes go on after their first turns; None for responses of a single turn.
+        prefix_cache: Whether a later turn reads only what is new; else the whole episode.
+        keys_and_values: What a generator does with that cache at a sync; see `WeightSync`.
 
     Raises:
         ValueError: A setting is outside its range, or max_lag is not 0 on shared devices.
@@ -76,6 +79,7 @@ class Simulation:
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
     episodes: EpisodeShapes | None = None
+    prefix_cache: bool = True
     keys_and_values: Literal["recompute", "keep"] = "recompute"
 
     def __post_init__(self) -> None:
@@ -107,6 +111,7 @@ class Simulation:
             lengths=self.lengths,
             dispatch=self.dispatch(),
             record=record,
+            prefix_cache=self.prefix_cache,
             keeps_cache=self.keys_and_values == "keep",
         )
         writer: ResponseWriter = fleet

@@ -77,7 +77,9 @@ def test_the_forecast_of_a_run_with_an_environment_plays_its_episodes(
 ) -> None:
     tool_ms = ObservedLengths([900])
     shapes = DrawnEpisodes(ObservedLengths([1, 3]), observation_tokens=20, tool_ms=tool_ms)
-    write(tmp_path / "timeline.jsonl", simulated(2, 16, episodes=shapes, **DATA))
+    write(
+        tmp_path / "timeline.jsonl", simulated(2, 16, episodes=shapes, prefix_cache=False, **DATA)
+    )
     asked = config(generator_devices=2, server={"max_num_seqs": 16})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
     found = read_run(tmp_path, tool_ms)

@@ -38,8 +38,8 @@ from typing import Any
 import transformers
 
 from benchmarks import arguments, records
+from benchmarks.slow_calculator import SlowCalculator
 from lrl.environments import Environment
-from lrl.environments.turns import Answer
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
@@ -58,22 +58,6 @@ DEADLINE_S = 600.0
 SLOTS = 512
 """Responses that the server writes at once."""
 WAYS = ("episodes", "requests", "responses")
-
-
-class SlowCalculator(Calculator):
-    """Answers after some seconds; the last turn, too.
-
-    Args:
-        seconds: How many.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    async def reply(self, turn: str) -> Answer:  # type: ignore[override]
-        """See `Turns.reply`."""
-        await asyncio.sleep(self.seconds)
-        return super().reply(turn)
 
 
 @dataclass(frozen=True)

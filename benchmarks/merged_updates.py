@@ -28,9 +28,10 @@ from torch.nn.functional import cosine_similarity
 
 import lrl
 from benchmarks import records
-from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.collate import fill_rows
 from lrl.training.merging import rounded
 from lrl.training.model import label_logprobs, open_network
+from lrl.training.prefix_tree import PrefixTree, text_sequence
 from lrl.weights.adapters import merged
 
 RESULTS = Path(__file__).parent / "results" / "merged_updates.jsonl"
@@ -66,13 +67,15 @@ def weights_of(policy: lrl.PolicyModule, files: dict[str, Tensor]) -> Iterator[t
 @torch.no_grad()
 def logprobs(network: Any, texts: list[list[int]]) -> Tensor:
     """Returns the log-probs of all tokens but the first of each text, float32, in nats."""
-    micro = fill_rows([[text_sequence(text)] for text in texts], temperature=1.0)
+    micro = fill_rows([[PrefixTree([text_sequence(text)])] for text in texts], temperature=1.0)
     return label_logprobs(network, micro, chunk_tokens=512)[micro.mask]
 
 
 def step(network: Any, optimizer: torch.optim.Optimizer, texts: list[list[int]]) -> None:
     """Makes one step of AdamW, for or against eight texts at random."""
-    micro = fill_rows([[text_sequence(text)] for text in random.sample(texts, 8)], temperature=1.0)
+    micro = fill_rows(
+        [[PrefixTree([text_sequence(text)])] for text in random.sample(texts, 8)], temperature=1.0
+    )
     signs = torch.tensor([random.choice([-1.0, 1.0]) for _ in micro.input_ids])
     optimizer.zero_grad()
     (signs @ label_logprobs(network, micro, chunk_tokens=512).sum(1) / micro.mask.sum()).backward()

@@ -20,14 +20,15 @@ from transformers import PreTrainedModel
 from benchmarks.tiny_families import FAMILIES, save_tiny
 from lrl.errors import ConfigError
 from lrl.training.adapter_trial import check_adapters
-from lrl.training.isolation import may_share_rows
+from lrl.training.isolation import may_share_prefixes, may_share_rows
 from lrl.training.lora import LoRA
 from lrl.training.model import open_network
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
 SCALE = 4.0
-PACKED, ALONE, REFUSED, NOT_TRIED = "share rows", "one a row", "refused", "not tried"
+TREES, PACKED, ALONE = "share prompts", "share rows", "one a row"
+REFUSED, NOT_TRIED = "refused", "not tried"
 ALL, NONE = "all", "none"
 ROW = re.compile(
     r"^\| `(?P<family>[^`]+)` \| (?P<responses>[^|]+) \| (?P<lora>[^|]*) \| (?P<why>[^|]*) \|$",
@@ -39,7 +40,7 @@ class Outcome(NamedTuple):
     """The outcome for a family."""
 
     responses: str
-    """`PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
+    """`TREES` (and rows), `PACKED`, `ALONE`, `REFUSED` or `NOT_TRIED`."""
     lora: str = ""
     """Of those that can be trained: `ALL` linear layers can have an adapter, all but some, or
     `NONE`."""
@@ -63,10 +64,17 @@ def try_family(
         return Outcome(NOT_TRIED, why=f"cannot be built tiny: {_short(error)}"), None
     try:
         network = open_network(str(folder), "float32", None, False)
-        responses = PACKED if may_share_rows(network) else ALONE
+        responses = layout_of(network)
     except ValueError as error:
         return Outcome(REFUSED, why=_reason(str(error))), None
     return Outcome(responses, adapted_layers_of(folder)), network
+
+
+def layout_of(network: PreTrainedModel) -> str:
+    """Returns what the responses of a model may share, for `Outcome.responses`."""
+    if not may_share_rows(network):
+        return ALONE
+    return TREES if may_share_prefixes(network) else PACKED
 
 
 def adapted_layers_of(folder: Path) -> str:
@@ -134,11 +142,12 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
     counts them."""
     counts = [
         sum(outcome.responses == responses for outcome in outcomes.values())
-        for responses in (PACKED, ALONE, REFUSED)
+        for responses in (TREES, PACKED, ALONE, REFUSED)
     ]
     summary = (
         f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} "
-        f"responses share rows, in {counts[1]} each has its own,\n{counts[2]} are refused.\n\n"
+        f"responses share rows and their prompt, in {counts[1]} rows alone,\nin {counts[2]} each "
+        f"has its own, {counts[3]} are refused.\n\n"
     )
     rows = "".join(
         f"| `{family}` | {found.responses} | {found.lora} | {found.why} |\n"
@@ -160,7 +169,7 @@ def main() -> None:
         with TemporaryDirectory() as folder:
             outcomes[family], _ = try_family(family, Path(folder))
         responses, lora, why = outcomes[family]
-        print(f"{family:28} {responses:12} {lora:12} {why}", flush=True)
+        print(f"{family:28} {responses:14} {lora:12} {why}", flush=True)
     write_table(outcomes)
 
 

@@ -86,6 +86,7 @@ class RolloutLog(OnRankZero):
             metrics
             | scalars_by_lag(rollouts, stream.step)
             | {"rollouts/padding": stream.packer.padding}
+            | {"rollouts/shared": stream.packer.shared}
             | self._counts.to_log(
                 {
                     "rollouts/discarded": stream.packer.discarded_rollouts,

@@ -71,6 +71,8 @@ class RolloutDataModule(L.LightningDataModule):
         temperature: Sampling temperature, also of the policy's logits; at least 0.01, vLLM's
             lowest.
         micro_batch_tokens: Most tokens (padding included) in one forward pass.
+        share_prefixes: Whether the responses to a prompt read it once in training, where the model
+            can (`lrl.training.prefix_tree`); no result depends on it.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
         max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped
             and replaced by fresh prompts; 0 trains them all. With skipping, the steps of an epoch
@@ -122,6 +124,7 @@ class RolloutDataModule(L.LightningDataModule):
         max_response_tokens: int = 512,
         temperature: float = 1.0,
         micro_batch_tokens: int = 8192,
+        share_prefixes: bool = True,
         advantages: Advantages | None = None,
         max_skipped_per_step: int = 0,
         mask_truncated: bool = False,
@@ -175,6 +178,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.stragglers = stragglers
         self.max_prompt_tokens = max_prompt_tokens
         self.micro_batch_tokens = micro_batch_tokens
+        self.share_prefixes = share_prefixes
         self.advantages = advantages or GroupMean()
         self.max_skipped_per_step = max_skipped_per_step
         self.mask_truncated = mask_truncated
@@ -396,6 +400,8 @@ class RolloutDataModule(L.LightningDataModule):
     def next_step(self) -> StepStream:
         """Makes the stream of the next optimizer step, on the rank that has the generators."""
         step, policy = self._trainer.global_step, self._policy
+        may_share = policy.responses_share_rows and policy.responses_share_prefixes
+        shares = self.share_prefixes and may_share
         packer = Packer(
             self.micro_batch_tokens,
             self.advantages,
@@ -406,6 +412,7 @@ class RolloutDataModule(L.LightningDataModule):
             data_parallel_size=policy.data_parallel_size,
             share_rows=policy.responses_share_rows,
             blanks=policy.sharding is not None,
+            attention_tokens=policy.attention_tokens if shares else 0,
         )
         self.step_stream = StepStream(
             step,

@@ -41,7 +41,7 @@ from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
 from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
-from lrl.training.isolation import may_share_rows
+from lrl.training.isolation import may_share_prefixes, may_share_rows
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
@@ -158,6 +158,8 @@ class PolicyModule(L.LightningModule):
         self._sampled_proof = SampledProof()
         self.responses_share_rows = False
         """Whether several responses may share a row; `configure_model` tries it on the model."""
+        self.responses_share_prefixes = False
+        """Whether responses may also share their first tokens, likewise."""
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -228,34 +230,42 @@ class PolicyModule(L.LightningModule):
         settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
         if self.sharding is None:
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
-            self.responses_share_rows = may_share_rows(self.network)
+            self._try_layouts(self.network)
             self._add_adapters(self.network)
             self._check_adapters(self.network)
             if self.critic is not None:
                 self.critic.open(self.network, *settings[1:], self.device_of_use, self.ranks)
-                self.responses_share_rows &= self.critic.shares_rows
+                self._heed_critic(self.critic)
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
             whole = open_network(*settings)
-            self.responses_share_rows = ranks.scatter([may_share_rows(whole)] * ranks.size)
+            self._try_layouts(whole)
             self._add_adapters(whole)
             self._check_adapters(whole)
-        else:
-            self.responses_share_rows = ranks.receive()
+        self.responses_share_rows = ranks.share(self.responses_share_rows)
+        self.responses_share_prefixes = ranks.share(self.responses_share_prefixes)
         with model_files(self.policy_folder, ranks) as files:
             self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
             wholes.append(self.critic.open_sharded(self.network, *settings[1:], ranks))
-            self.responses_share_rows &= self.critic.shares_rows
+            self._heed_critic(self.critic)
             networks += [] if self.critic.trunk is None else [self.critic.trunk]
         self.sharding.divide(self, *networks)
         for network, its_whole in zip(networks, wholes, strict=False):
             self.sharding.fill(network, its_whole, self.device_of_use)
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+
+    def _try_layouts(self, network: PreTrainedModel) -> None:
+        self.responses_share_rows = may_share_rows(network)
+        self.responses_share_prefixes = self.responses_share_rows and may_share_prefixes(network)
+
+    def _heed_critic(self, critic: Critic) -> None:
+        self.responses_share_rows &= critic.shares_rows
+        self.responses_share_prefixes &= critic.shares_prefixes
 
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
@@ -288,6 +298,12 @@ class PolicyModule(L.LightningModule):
             if self.sharding is not None and self.sharding.compute_dtype
             else self.dtype_name
         )
+
+    @property
+    def attention_tokens(self) -> int:
+        """Length of a row at which attention takes as long as all other layers: counted in
+        products, 4 x length x hidden for the table of a token against 24 x hidden^2."""
+        return 6 * int(self.network.config.get_text_config().hidden_size)
 
     @property
     def training_dtype(self) -> str:
@@ -350,13 +366,33 @@ class PolicyModule(L.LightningModule):
 
     # ---- a step
 
-    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
+    def prepare(
+        self,
+        group: Group,
+        temperature: float,
+        micro_batch_tokens: int,
+        attention_tokens: int = 0,
+    ) -> None:
         """Adds the log-probs of the reference and the values of the critic, if there are such, to a
-        finished group."""
+        finished group. The arguments are those of `lrl.training.collate.each_rollout`."""
         if self.reference is not None:
-            self.reference.fill(group, temperature, micro_batch_tokens, self.reference_logprobs)
+            # One of another family has not been tried with shared tokens.
+            shares = attention_tokens if self.reference.model is None else 0
+            self.reference.fill(
+                group,
+                temperature,
+                micro_batch_tokens,
+                self.reference_logprobs,
+                attention_tokens=shares,
+            )
         if self.critic is not None:
-            self.critic.fill(group, temperature, micro_batch_tokens, self.critic_values)
+            self.critic.fill(
+                group,
+                temperature,
+                micro_batch_tokens,
+                self.critic_values,
+                attention_tokens=attention_tokens,
+            )
 
     @property
     def reference_is_base(self) -> bool:

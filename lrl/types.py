@@ -204,7 +204,9 @@ class MicroBatch:
 
     R rows of L tokens. Several rollouts may share a row, if the policy keeps them apart
     (`lrl.training.isolation`); `position_ids` start again at 0 with each of them, and attention
-    builds its block-diagonal mask from that. All per-token fields are aligned with the position
+    builds its block-diagonal mask from that. Rollouts of a group may also share their first tokens
+    (`lrl.training.prefix_tree`); `readers_end` then says who reads what. All per-token fields are
+    aligned with the position
     that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
     """
 
@@ -224,12 +226,17 @@ class MicroBatch:
     versions: Tensor
     """int64 [R, L]: policy version of the label; -1 where `mask` is false."""
     sequence_ids: Tensor
-    """int64 [R, L]: number of the rollout within this micro-batch, from 0; -1 for padding."""
+    """int64 [R, L]: number of the rollout within this micro-batch, from 0; -1 for padding. Shared
+    tokens count as those of the first one."""
     group_ids: Tensor
     """int64 [R, L]: number of the rollout's group within this micro-batch, from 0; -1 for
     padding."""
     temperature: float
     """Sampling temperature of the run: the policy divides its logits by it."""
+    readers_end: Tensor | None = None
+    """int64 [R, L]: a token is read by those from its own place to before this one, and by no
+    other. None where every rollout has its own copy of all of its tokens, so that `position_ids`
+    tell them apart."""
     reference_logprobs: Tensor | None = None
     """float32 [R, L], nats: log-prob of the label under the reference policy, 0 where `mask` is
     false; or None."""

@@ -137,8 +137,15 @@ def pack(
     temperature: float = 1.0,
     whole_groups: bool = False,
     advantages: Advantages | None = None,
+    attention_tokens: int = 0,
 ) -> list[MicroBatch]:
-    packer = Packer(budget, advantages or GroupMean(), temperature, whole_groups=whole_groups)
+    packer = Packer(
+        budget,
+        advantages or GroupMean(),
+        temperature,
+        whole_groups=whole_groups,
+        attention_tokens=attention_tokens,
+    )
     rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
     return [batch for each in rounds for batch in each if batch is not None]
 
@@ -360,16 +367,25 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_order(
         policy.prepare(group, 1.0, 10_000)
     whole = gradient(policy, pack(groups, 10_000, whole_groups=objective.whole_groups))
     assert whole.norm() > 0
-    counts = set()
-    for budget, order in (
-        (10_000, [3, 1, 0, 2]),
-        (80, [0, 1, 2, 3]),
-        (32, [2, 3, 1, 0]),
-        (1, [1, 0, 3, 2]),
+    counts, trees = set(), 0
+    for budget, order, attention_tokens in (
+        (10_000, [3, 1, 0, 2], 0),
+        (10_000, [3, 1, 0, 2], 10_000),
+        (80, [0, 1, 2, 3], 0),
+        (80, [0, 1, 2, 3], 10_000),
+        (32, [2, 3, 1, 0], 0),
+        (1, [1, 0, 3, 2], 0),
     ):
-        batches = pack([groups[i] for i in order], budget, whole_groups=objective.whole_groups)
+        batches = pack(
+            [groups[i] for i in order],
+            budget,
+            whole_groups=objective.whole_groups,
+            attention_tokens=attention_tokens,
+        )
         counts.add(len(batches))
+        trees += sum(batch.readers_end is not None for batch in batches)
         assert (gradient(policy, batches) - whole).norm() / whole.norm() < 1e-5
+    assert trees >= 2
     assert len(counts) >= 3 and max(counts) >= (4 if objective.whole_groups else 7)
     # Of two ranks.
     parts = [

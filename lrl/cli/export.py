@@ -149,7 +149,7 @@ def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> i
         decoder = decoder_of(network)
         names = {id(module): name for name, module in network.named_modules()}
         trunk = _named(whole, f"{names[id(decoder)]}.")
-    save_critic(decoder, trunk, head, open_tokenizer(base), folder)
+    save_critic(decoder, trunk, head, tokenizer=open_tokenizer(base), folder=folder)
     return int(state["global_step"])
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
-from lrl.training.collate import TrainingSample, blank, fill_rows
+from lrl.training.collate import blank, fill_rows
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
@@ -39,6 +40,8 @@ class Packer:
         share_rows: Whether several responses may lie in one row; not with a model in which they
             would see each other.
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
+        attention_tokens: For samples of a group that share their first tokens
+            (`lrl.training.prefix_tree.prefix_trees`); 0 gives each its own copy.
 
     Raises:
         ValueError: micro_batch_tokens or temperature is not above 0.
@@ -55,6 +58,7 @@ class Packer:
         data_parallel_size: int = 1,
         share_rows: bool = True,
         blanks: bool = False,
+        attention_tokens: int = 0,
     ) -> None:
         if not temperature > 0:
             raise ValueError(
@@ -67,6 +71,7 @@ class Packer:
         self.oldest_version = oldest_version
         self.mask_truncated = mask_truncated
         self._blanks = blanks
+        self.attention_tokens = attention_tokens
         self.tokens = 0
         """Response tokens in the loss so far: the step's denominator once every group is in."""
         self.sequences = 0
@@ -83,7 +88,8 @@ class Packer:
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
         self._slots = self._padded = 0
-        self._bins = BinPacker[TrainingSample](
+        self._copied = self._saved = 0
+        self._bins = BinPacker[PrefixTree](
             micro_batch_tokens, whole_groups, data_parallel_size, share_rows
         )
 
@@ -97,6 +103,12 @@ class Packer:
         """Share of the tokens in all micro-batches so far that is padding."""
         return self._padded / max(1, self._slots)
 
+    @property
+    def shared(self) -> float:
+        """Share of the tokens of prompts and responses that were not read, because another response
+        had them in common."""
+        return self._saved / max(1, self._copied)
+
     def add(self, group: Group, replayed: bool = False) -> Iterator[Round]:
         """Adds a finished group, and returns an iterator over the rounds that are full by now.
 
@@ -109,13 +121,14 @@ class Packer:
             self.discarded_rollouts += len(scored)
             self.discarded_groups.append(group.index)
             return iter(())
+        samples = []
         for rollout, advantages in zip(scored, self.advantages.of(scored), strict=True):
             trained = self._trained(rollout, None if replayed else self.oldest_version)
             self.tokens += sum(trained)
             self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
                 self.sequences += 1
-                self._bins.add(
+                samples.append(
                     TrainingSample(
                         group.index,
                         group.prompt.token_ids,
@@ -128,6 +141,11 @@ class Packer:
                 self.cut_rollouts += 1
             elif any(rollout.mask):
                 self.old_rollouts += 1
+        for tree in prefix_trees(samples, self.micro_batch_tokens, self.attention_tokens):
+            copied = sum(map(len, tree.samples))
+            self._copied += copied
+            self._saved += copied - len(tree)
+            self._bins.add(tree)
         return map(self._filled, self._bins.full())
 
     def flush(self) -> Iterator[Round]:
@@ -148,7 +166,7 @@ class Packer:
     def _is_cut(self, rollout: Rollout) -> bool:
         return self.mask_truncated and rollout.cut
 
-    def _filled(self, each: list[Rows[TrainingSample]]) -> Round:
+    def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
         for micro in filled:
             if micro is not None:

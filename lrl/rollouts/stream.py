@@ -48,7 +48,9 @@ class StepPolicy(HasRanks, Protocol):
     def data_parallel_size(self) -> int:
         """Micro-batches that are trained at the same time."""
 
-    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
+    def prepare(
+        self, group: Group, temperature: float, micro_batch_tokens: int, attention_tokens: int
+    ) -> None:
         """Adds to a group what the loss needs of its responses."""
 
 
@@ -137,7 +139,12 @@ class StepStream:
 
     def _prepare(self, group: Group) -> None:
         with self._stopwatch.within("reference"):
-            self._policy.prepare(group, self.packer.temperature, self.packer.micro_batch_tokens)
+            self._policy.prepare(
+                group,
+                self.packer.temperature,
+                self.packer.micro_batch_tokens,
+                self.packer.attention_tokens,
+            )
 
     def finish(self) -> None:
         """Reports the trained groups, see `Step`."""

@@ -1,53 +1,20 @@
 """Collation of rollouts into the tensors of a micro-batch; all index calculations are here."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
 from lrl.types import Group, MicroBatch, Rollout
-
-
-@dataclass(slots=True)
-class TrainingSample:
-    """One rollout after its prompt, with the inputs of its loss."""
-
-    group: int
-    """`Group.index`."""
-    prompt: list[int]
-    rollout: Rollout
-    advantages: Tensor
-    """float32 [response tokens], or [] for all of them."""
-    trained: list[bool]
-
-    @property
-    def partial(self) -> bool:
-        """Whether only some of the policy's own tokens are trained."""
-        return any(self.trained) and sum(self.trained) < sum(self.rollout.mask)
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.rollout.token_ids)
-
-
-def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
-    """Returns a text as a rollout after a prompt of one token: every token but the first is a
-    label."""
-    first, *rest = token_ids
-    rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
-    return TrainingSample(
-        group, [first], rollout=rollout, advantages=torch.zeros(()), trained=[True] * len(rest)
-    )
 
 
 def blank() -> MicroBatch:
     """Returns a micro-batch without a token in the mask, for a rank that must take part in a
     pass."""
     nothing = Rollout(token_ids=[0], logprobs=[0.0], versions=[0])
-    return fill_rows(
-        [[TrainingSample(0, [0], rollout=nothing, advantages=torch.zeros(()), trained=[False])]],
-        temperature=1.0,
-    )
+    sample = TrainingSample(0, [0], rollout=nothing, advantages=torch.zeros(()), trained=[False])
+    return fill_rows([[PrefixTree([sample])]], temperature=1.0)
 
 
 def each_rollout(
@@ -55,6 +22,7 @@ def each_rollout(
     temperature: float,
     micro_batch_tokens: int,
     compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
+    attention_tokens: int = 0,
 ) -> Iterator[tuple[Rollout, Tensor]]:
     """Yields each rollout of a group that has a token, with one number for each of its tokens.
 
@@ -63,53 +31,46 @@ def each_rollout(
         temperature: Sampling temperature of the run.
         micro_batch_tokens: Most tokens of a pass, padding included; a longer rollout gets its own.
         compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out.
+        attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
-    batches = list(_batches(group, micro_batch_tokens))
-    micros = [unpacked(group, rollouts, temperature) for rollouts in batches]
-    for rollouts, micro, found in zip(batches, micros, compute(micros), strict=True):
-        for rollout, row, mask in zip(rollouts, found, micro.mask, strict=True):
-            yield rollout, row[mask]
+    samples = [_sample(group, rollout) for rollout in group.rollouts if rollout.token_ids]
+    trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
+    batches = list(_batches(trees, micro_batch_tokens))
+    micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
+    for batch, micro, found in zip(batches, micros, compute(micros), strict=True):
+        numbers, owners = found[micro.mask], micro.sequence_ids[micro.mask]
+        for number, sample in enumerate(sample for tree in batch for sample in tree.samples):
+            yield sample.rollout, numbers[owners == number]
 
 
-def _batches(group: Group, micro_batch_tokens: int) -> Iterator[list[Rollout]]:
-    """Splits the rollouts with a token into parts of at most `micro_batch_tokens`, padding
-    included."""
-    prompt = len(group.prompt.token_ids)
-    # The longest first: rollouts of similar length need little padding.
-    left = sorted(
-        (one for one in group.rollouts if one.token_ids), key=lambda one: -len(one.token_ids)
+def _sample(group: Group, rollout: Rollout) -> TrainingSample:
+    """Returns a rollout with at least one token, with every token in the mask."""
+    return TrainingSample(
+        group.index,
+        group.prompt.token_ids,
+        rollout=rollout,
+        advantages=torch.zeros(()),
+        trained=[True] * len(rollout.token_ids),
     )
+
+
+def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[PrefixTree]]:
+    """Splits trees into parts of at most `micro_batch_tokens`, a row each, padding included."""
+    # The longest first: rows of similar length need little padding.
+    left = sorted(trees, key=len, reverse=True)
     while left:
-        rows = max(1, micro_batch_tokens // (prompt + len(left[0].token_ids)))
+        rows = max(1, micro_batch_tokens // len(left[0]))
         yield left[:rows]
         left = left[rows:]
 
 
-def unpacked(group: Group, rollouts: list[Rollout], temperature: float) -> MicroBatch:
-    """Returns rollouts of a group, each with at least one token and in its own row, with every
-    token in the mask."""
-    zero = torch.zeros(())
-    rows = [
-        [
-            TrainingSample(
-                group.index,
-                group.prompt.token_ids,
-                rollout=r,
-                advantages=zero,
-                trained=[True] * len(r.token_ids),
-            )
-        ]
-        for r in rollouts
-    ]
-    return fill_rows(rows, temperature)
-
-
-def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatch:
+def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
     """Returns the micro-batch of these rows, padded to the longest."""
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
-    sequences = [sequence for row in rows for sequence in row]
-    referenced = all(sequence.rollout.reference_logprobs is not None for sequence in sequences)
-    valued = all(sequence.rollout.returns is not None for sequence in sequences)
+    samples = [sample for row in rows for tree in row for sample in tree.samples]
+    referenced = all(sample.rollout.reference_logprobs is not None for sample in samples)
+    valued = all(sample.rollout.returns is not None for sample in samples)
+    shares = any(tree.shared for row in rows for tree in row)
     batch = MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
         position_ids=torch.zeros(shape, dtype=torch.int64),
@@ -121,25 +82,24 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
         sequence_ids=torch.full(shape, -1, dtype=torch.int64),
         group_ids=torch.full(shape, -1, dtype=torch.int64),
         temperature=temperature,
+        readers_end=torch.full(shape, shape[1], dtype=torch.int64) if shares else None,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
-        partial=any(sequence.partial for sequence in sequences),
+        partial=any(sample.partial for sample in samples),
     )
     groups = {
         group: number
-        for number, group in enumerate(dict.fromkeys(sequence.group for sequence in sequences))
+        for number, group in enumerate(dict.fromkeys(sample.group for sample in samples))
     }
     number = 0
-    for row, members in enumerate(rows):
+    for row, trees in enumerate(rows):
         start = 0
-        for sequence in members:
-            whole = slice(start, start + len(sequence))
-            batch.sequence_ids[row, whole] = number
-            batch.group_ids[row, whole] = groups[sequence.group]
-            _write(batch, row, whole, sequence)
+        for tree in trees:
+            whole = slice(start, start + len(tree))
+            batch.group_ids[row, whole] = groups[tree.group]
+            number = _write_tree(batch, row, whole, tree, number=number)
             start = whole.stop
-            number += 1
         # Any token pads in most models. But an embedding of zeros, usual for a padding token, has
         # no finite gradient in Gemma 3n.
         batch.input_ids[row, start:] = batch.input_ids[row, start - 1]
@@ -147,19 +107,41 @@ def fill_rows(rows: list[list[TrainingSample]], temperature: float) -> MicroBatc
     return batch
 
 
-def _write(batch: MicroBatch, row: int, whole: slice, sequence: TrainingSample) -> None:
-    rollout, prompt = sequence.rollout, sequence.prompt
-    token_ids = batch.labels.new_tensor(rollout.token_ids)
-    batch.input_ids[row, whole] = torch.cat([batch.labels.new_tensor(prompt), token_ids])
-    batch.position_ids[row, whole] = torch.arange(len(sequence))
+def _write_tree(batch: MicroBatch, row: int, whole: slice, tree: PrefixTree, number: int) -> int:
+    """Writes a tree into a part of a row; its samples are numbered from `number`. Returns the next
+    number."""
+    start = whole.start + tree.shared
+    shared = slice(whole.start, start)
+    first = tree.samples[0]
+    batch.input_ids[row, shared] = batch.labels.new_tensor(first.token_ids[: tree.shared])
+    batch.position_ids[row, shared] = torch.arange(tree.shared)
+    batch.sequence_ids[row, shared] = number
+    if batch.readers_end is not None:
+        batch.readers_end[row, shared] = whole.stop
+    for sample in tree.samples:
+        branch = slice(start, start + len(sample) - tree.shared)
+        batch.sequence_ids[row, branch] = number
+        if batch.readers_end is not None:
+            batch.readers_end[row, branch] = branch.stop
+        _write(batch, row, branch, sample, shared=tree.shared)
+        start = branch.stop
+        number += 1
+    return number
+
+
+def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, shared: int) -> None:
+    """Writes a sample without its first `shared` tokens."""
+    rollout = sample.rollout
+    batch.input_ids[row, branch] = batch.labels.new_tensor(sample.token_ids[shared:])
+    batch.position_ids[row, branch] = torch.arange(shared, len(sample))
     # A response token is the label of the position before it, so the first one belongs to the end
-    # of the prompt.
-    first = whole.start + len(prompt) - 1
-    trained = batch.mask.new_tensor(sequence.trained)
+    # of the prompt. That position may be in the shared tokens, if its label is not trained.
+    first = branch.start - shared + len(sample.prompt) - 1
+    trained = batch.mask.new_tensor(sample.trained)
     columns = torch.arange(first, first + len(trained))[trained]
     batch.mask[row, columns] = True
-    batch.labels[row, columns] = token_ids[trained]
-    batch.advantages[row, columns] = sequence.advantages.expand(len(trained))[trained]
+    batch.labels[row, columns] = batch.labels.new_tensor(rollout.token_ids)[trained]
+    batch.advantages[row, columns] = sample.advantages.expand(len(trained))[trained]
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[trained]
     for field, numbers in (
         (batch.behaviour_logprobs, rollout.logprobs),

@@ -20,7 +20,7 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import each_rollout
-from lrl.training.isolation import may_share_rows
+from lrl.training.isolation import may_share_prefixes, may_share_rows
 from lrl.training.model import Dtype, decoder_of, last_hidden, open_empty_network, open_network
 from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.types import Group, MicroBatch
@@ -58,6 +58,8 @@ class Critic(nn.Module):
 
     shares_rows = True
     """Whether that model keeps several responses of a row apart."""
+    shares_prefixes = True
+    """Whether it may also read their first tokens once."""
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class Critic(nn.Module):
                 device=device,
                 ranks=ranks,
             )
-            self.shares_rows = may_share_rows(network)
+            self._try_layouts(network)
             self.trunk = decoder_of(network)
         self._add_head(network)
 
@@ -138,13 +140,18 @@ class Critic(nn.Module):
         settings, whole = (dtype, attention, gradient_checkpointing), None
         if ranks.rank == 0:
             whole = open_network(self.model, *settings)
-            self.shares_rows = may_share_rows(whole)
+            self._try_layouts(whole)
         with model_files(self.model, ranks) as files:
             network = open_empty_network(files.folder, *settings)
         self.shares_rows = ranks.share(self.shares_rows)
+        self.shares_prefixes = ranks.share(self.shares_prefixes)
         self.trunk = decoder_of(network)
         self._add_head(network)
         return None if whole is None else decoder_of(whole)
+
+    def _try_layouts(self, network: PreTrainedModel) -> None:
+        self.shares_rows = may_share_rows(network)
+        self.shares_prefixes = self.shares_rows and may_share_prefixes(network)
 
     def _add_head(self, network: PreTrainedModel) -> None:
         """Makes the head for the hidden state of `network`."""
@@ -185,18 +192,30 @@ class Critic(nn.Module):
         return limited
 
     def fill(
-        self, group: Group, temperature: float, micro_batch_tokens: int, values: Values
+        self,
+        group: Group,
+        temperature: float,
+        micro_batch_tokens: int,
+        values: Values,
+        attention_tokens: int = 0,
     ) -> None:
         """Sets `values` and `returns` of every scored rollout of a group that has a token.
 
         A replayed group keeps its values, which are those of an earlier step. A forward pass has at
         most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
         `values` has all ranks compute them (`lrl.PolicyModule.critic_values`).
+        `attention_tokens` is that of `each_rollout`.
         The rewards must be there, less their KL penalty if there is one.
         """
         written = [rollout for rollout in group.rollouts if rollout.token_ids]
         if any(rollout.values is None for rollout in written):
-            for rollout, found in each_rollout(group, temperature, micro_batch_tokens, values):
+            for rollout, found in each_rollout(
+                group,
+                temperature,
+                micro_batch_tokens,
+                values,
+                attention_tokens=attention_tokens,
+            ):
                 rollout.values = found.tolist()
         for rollout in written:
             if rollout.reward is not None:

@@ -8,6 +8,10 @@ and no config says so. So a few sequences go through the model three times:
     unpacked   each in its own row, padded
     packed     two in a row, in rows of the same length
 
+Responses that share their first tokens in one row (`lrl.training.prefix_tree`) go through it twice:
+unpacked, and as a tree of three beside another response. If these differ, or the model takes no
+mask, each response carries its own prompt.
+
 Unpacked may differ from alone by rounding, since the shapes differ; if it differs by more, the
 model is refused. Packed may differ from unpacked by no more than that; else each response gets its
 own row. Log-probs and the gradient of the first layer are compared. Of the log-probs not the
@@ -20,6 +24,7 @@ A leak smaller than rounding is not found, nor one that begins beyond the length
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -29,14 +34,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
-from lrl.training.collate import TrainingSample, fill_rows, text_sequence
+from lrl.training.collate import fill_rows
 from lrl.training.model import decoder_of, label_logprobs, named_model_errors
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
 from lrl.training.rounding import rounding_errors
+from lrl.training.tree_mask import WITH_MASKS
 
 log = logging.getLogger(__name__)
 
 LENGTHS = (33, 13, 17, 9, 7)
 """Tokens of each sequence. The first one is as long as every row."""
+PREFIX, BRANCHES = 9, (12, 5, 7)
+"""Tokens that the branches of the tree share, and of each branch."""
 ROUNDING_MULTIPLE = 2
 """Two layouts of equal row length may differ by so many times the rounding between layouts of
 different length."""
@@ -91,7 +100,7 @@ ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
 def check_rows(network: PreTrainedModel) -> None:
     """Raises ValueError unless padded responses in rows of their own are computed as if each were
     alone."""
-    _Trial(network).check_rows()
+    _Trial(network, _sequences).check_rows()
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
@@ -100,9 +109,9 @@ def may_share_rows(network: PreTrainedModel) -> bool:
 
     Raises ValueError if not even responses in rows of their own are.
     """
-    trial = _Trial(network)
+    trial = _Trial(network, _sequences)
     rounding = trial.check_rows()
-    packed = _gap(trial.run(_PACKED), trial.unpacked)
+    packed = _gap(trial.packed(), trial.unpacked)
     if packed.within(rounding.at_least(ALWAYS_ALLOWED_GAP, times=ROUNDING_MULTIPLE)):
         return True
     rank_zero_only(log.warning)(
@@ -113,38 +122,89 @@ def may_share_rows(network: PreTrainedModel) -> bool:
     return False
 
 
+def may_share_prefixes(network: PreTrainedModel) -> bool:
+    """Returns whether responses that share their first tokens in a row are computed as if each were
+    alone; else logs a warning. Call it for a network whose responses may share rows."""
+    attention = network.config._attn_implementation
+    if attention not in WITH_MASKS:
+        _warn_of_copies(network, f"its attention {attention!r} takes no mask")
+        return False
+    trial = _Trial(network, _branches)
+    tree = PrefixTree(trial.samples[:-1], PREFIX - 1)
+    try:
+        found = trial.run([[[tree, PrefixTree(trial.samples[-1:])]]])
+    except ConfigError as error:
+        _warn_of_copies(network, str(error))
+        return False
+    gap = _gap(found, trial.unpacked)
+    if gap.within(trial.rounding().at_least(ALWAYS_ALLOWED_GAP, times=ROUNDING_MULTIPLE)):
+        return True
+    _warn_of_copies(network, f"responses that share their first tokens differ by {gap}")
+    return False
+
+
+@rank_zero_only
+def _warn_of_copies(network: PreTrainedModel, why: str) -> None:
+    log.warning(
+        "model=%r: each response carries its own copy of the prompt through training, because in "
+        "%s %s. With long prompts a step takes several times as long.",
+        *(network.name_or_path, type(network).__name__, why),
+    )
+
+
 class _Result(NamedTuple):
-    """Results of one layout; sequences always come in the same order."""
+    """Results of one layout; samples always come in the same order."""
 
     logprobs: Tensor  # float32 [labels]
     gradient: Tensor  # float32 [numbers in the first layer]
 
 
-_Layout = list[list[list[int]]]
-"""Micro-batches of rows of sequence numbers."""
-_ALONE: _Layout = [[[0]], [[1]], [[2]], [[3]], [[4]]]
-_UNPACKED: _Layout = [[[0], [1], [2], [3], [4]]]
-_PACKED: _Layout = [[[0], [1, 2], [3, 4]]]
+_Layout = list[list[list[PrefixTree]]]
+"""Micro-batches of rows of trees."""
 
 
 class _Trial:
-    """One network and the sequences of its trial."""
+    """One network and the samples of its trial.
 
-    def __init__(self, network: PreTrainedModel) -> None:
+    Args:
+        network: The network.
+        samples: Makes the samples from a source of random tokens.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        samples: Callable[[Callable[[int], list[int]]], list[TrainingSample]],
+    ) -> None:
         self._network = network
         self._layer = _first_layer(network)
         ends = network.get_input_embeddings(), network.get_output_embeddings()
         # Some models have tokens that they only read.
         vocabulary = min(len(end.weight) for end in ends)
-        self._sequences = _sequences(
-            vocabulary, getattr(network.config.get_text_config(), "pad_token_id", None)
+        padding = getattr(network.config.get_text_config(), "pad_token_id", None)
+        self.samples = samples(_random_tokens(vocabulary, padding))
+        for sample in self.samples:
+            sample.advantages = torch.linspace(-1, 1, len(sample.trained))
+        self._alone = [PrefixTree([sample]) for sample in self.samples]
+        self.unpacked = self.run([[[tree] for tree in self._alone]])
+
+    def packed(self) -> _Result:
+        """Returns the result of rows as long as the first sample, with two of the others in
+        each."""
+        first, *others = self._alone
+        return self.run(
+            [
+                [
+                    [first],
+                    *([one, other] for one, other in zip(others[::2], others[1::2], strict=True)),
+                ]
+            ]
         )
-        self.unpacked = self.run(_UNPACKED)
 
     def check_rows(self) -> Gap:
         """Returns the effect of rounding. See the function `check_rows`."""
-        gap = _gap(self.unpacked, self.run(_ALONE))
-        if gap.within(self._rounding()):
+        gap = _gap(self.unpacked, self.run([[[tree]] for tree in self._alone]))
+        if gap.within(self.rounding()):
             return gap
         attention = self._network.config._attn_implementation
         raise ConfigError(
@@ -154,14 +214,13 @@ class _Trial:
             f"{f', or another attention than {attention!r}' if attention else ''}."
         )
 
-    def _rounding(self) -> Gap:
+    def rounding(self) -> Gap:
         """Returns the largest gap between layouts of different shapes that rounding explains."""
         if self._network.dtype == torch.float32:
             return MAX_GAP_FLOAT32
         with rounding_errors(self._network, "bfloat16"):
-            return _gap(self.run(_UNPACKED), self.unpacked).at_least(
-                MIN_GAP_16_BITS, times=ROUNDING_MULTIPLE
-            )
+            again = self.run([[[tree] for tree in self._alone]])
+        return _gap(again, self.unpacked).at_least(MIN_GAP_16_BITS, times=ROUNDING_MULTIPLE)
 
     def run(self, layout: _Layout) -> _Result:
         """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
@@ -169,9 +228,7 @@ class _Trial:
         device = self._network.device
         logprobs, gradient = list[Tensor](), torch.zeros((), device=device)
         for rows in layout:
-            micro = fill_rows(
-                [[self._sequences[number] for number in row] for row in rows], temperature=1.0
-            ).to(device)
+            micro = fill_rows(rows, temperature=1.0).to(device)
             seeded = [device] if device.type == "cuda" else []
             with (
                 named_model_errors(self._network),
@@ -206,16 +263,30 @@ def _first_layer(network: PreTrainedModel) -> list[nn.Parameter]:
     )
 
 
-def _sequences(vocabulary: int, padding: int | None) -> list[TrainingSample]:
-    """Returns sequences of random tokens, always the same, with a weight for each label as its
-    advantage."""
+def _random_tokens(vocabulary: int, padding: int | None) -> Callable[[int], list[int]]:
+    """Returns a source of random tokens, always the same."""
     draw = torch.Generator().manual_seed(0)
     # Many models embed the padding token as zeros. An attention to the best few tokens finds all
     # equally good for it.
     tokens = [token for token in range(vocabulary) if token != padding]
+
+    def drawn(length: int) -> list[int]:
+        return [tokens[at] for at in torch.randint(len(tokens), (length,), generator=draw)]
+
+    return drawn
+
+
+def _sequences(drawn: Callable[[int], list[int]]) -> list[TrainingSample]:
+    """Returns sequences of `LENGTHS`; every token but the first is a label."""
+    return [text_sequence(drawn(length), group=number) for number, length in enumerate(LENGTHS)]
+
+
+def _branches(drawn: Callable[[int], list[int]]) -> list[TrainingSample]:
+    """Returns three responses after one prompt, and a sequence of its own."""
+    prompt = drawn(PREFIX)
     found = []
-    for number, length in enumerate(LENGTHS):
-        drawn = [tokens[at] for at in torch.randint(len(tokens), (length,), generator=draw)]
-        found.append(text_sequence(drawn, group=number))
-        found[-1].advantages = torch.linspace(-1, 1, length - 1)
-    return found
+    for length in BRANCHES:
+        sample = text_sequence([prompt[-1], *drawn(length)])
+        sample.prompt = prompt
+        found.append(sample)
+    return [*found, text_sequence(drawn(PREFIX), group=1)]

@@ -28,10 +28,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from lrl.errors import ConfigError
 from lrl.system import hub, import_by_name
 from lrl.training import lora
-from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
+from lrl.training.prefix_tree import PrefixTree, text_sequence
 from lrl.training.quantisation import check_whole
 from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
+from lrl.training.tree_mask import tree_mask
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
@@ -165,10 +167,13 @@ def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
     # one row.
     flat = "flash" in (decoder.config._attn_implementation or "")
     shape = (1, -1) if flat else micro.input_ids.shape
+    # Without `readers_end` the model builds its mask from the positions.
+    masked = {} if micro.readers_end is None else {"attention_mask": tree_mask(decoder, micro)}
     outputs = decoder(
         input_ids=micro.input_ids.view(shape),
         position_ids=micro.position_ids.view(shape),
         use_cache=False,
+        **masked,
     )
     hidden: Tensor = outputs.last_hidden_state
     return hidden.view(*micro.input_ids.shape, -1)
@@ -227,7 +232,7 @@ def decoder_of(network: PreTrainedModel) -> PreTrainedModel:
 
 def text_as_micro_batch(token_ids: list[int], device: torch.device) -> MicroBatch:
     """Returns one row in which every token but the first is a label, at temperature 1."""
-    return fill_rows([[text_sequence(token_ids)]], temperature=1.0).to(device)
+    return fill_rows([[PrefixTree([text_sequence(token_ids)])]], temperature=1.0).to(device)
 
 
 def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -157,19 +157,30 @@ class Reference:
         return found.cpu()
 
     def fill(
-        self, group: Group, temperature: float, micro_batch_tokens: int, logprobs: Logprobs
+        self,
+        group: Group,
+        temperature: float,
+        micro_batch_tokens: int,
+        logprobs: Logprobs,
+        attention_tokens: int = 0,
     ) -> None:
         """Sets `reference_logprobs` and, if the penalty is in the reward, `kl_penalty` of every
         rollout of a group.
 
         A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
         gets its own pass. `logprobs` has all ranks compute them
-        (`lrl.PolicyModule.reference_logprobs`).
+        (`lrl.PolicyModule.reference_logprobs`). `attention_tokens` is that of `each_rollout`.
         """
         # From a replay, and the reference is still the same.
         if group.reference_version == self.version:
             return
-        for rollout, found in each_rollout(group, temperature, micro_batch_tokens, logprobs):
+        for rollout, found in each_rollout(
+            group,
+            temperature,
+            micro_batch_tokens,
+            logprobs,
+            attention_tokens=attention_tokens,
+        ):
             rollout.reference_logprobs = found.tolist()
             if self.penalty_in == "reward":
                 kl = self._kl(torch.tensor(rollout.logprobs), found)

@@ -112,7 +112,7 @@ class Steps(L.LightningDataModule):
         )
         self.reward_pool.counts["crash"] += self.failures[step]
         packer = SimpleNamespace(
-            discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0
+            discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0, shared=0.0
         )
         self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])
 

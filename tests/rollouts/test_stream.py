@@ -56,8 +56,8 @@ class Scene(GroupSource, Learners):
         self.events.append(f"group {group.index}")
         return group
 
-    def prepare(self, group: Group, temperature: float, micro_batch_tokens: int) -> None:
-        assert (temperature, micro_batch_tokens) == (1.0, 64), "those of the packer"
+    def prepare(self, group: Group, *layout: float) -> None:
+        assert layout == (1.0, 64, 0), "those of the packer"
         self.now += 0.5
         self.prepared.append(group)
 

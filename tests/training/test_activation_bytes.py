@@ -10,9 +10,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import Gemma2Config, LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen3Config
 
 from lrl.training.activation_bytes import activation_bytes
-from lrl.training.collate import fill_rows, text_sequence
+from lrl.training.collate import fill_rows
 from lrl.training.lora import LoRA
 from lrl.training.model import decoder_of, last_hidden, open_meta_model, open_network
+from lrl.training.prefix_tree import PrefixTree, text_sequence
 from tests.test_policy import SIZES, save_model
 
 WIDE = SIZES | {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3}
@@ -39,7 +40,10 @@ def kept(folder: str, lora: LoRA | None) -> int:
 
     half = text_sequence([5] * (TOKENS // 2))
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        last_hidden(decoder_of(network), fill_rows([[half, half]], temperature=1.0))
+        last_hidden(
+            decoder_of(network),
+            fill_rows([[PrefixTree([half]), PrefixTree([half])]], temperature=1.0),
+        )
     storages = [found[one].untyped_storage().nbytes() for one in found.keys() - weights]
     return sum(storages)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lrl.advantages import GAE
+from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
@@ -24,6 +25,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
+from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
@@ -266,6 +268,24 @@ def test_a_replayed_group_keeps_its_values_also_through_a_checkpoint(folder: str
         policy.prepare(group, 1.0, 10_000)
         assert [rollout.values for rollout in group.rollouts] == before
     assert [one.returns for one in again.rollouts] == [one.returns for one in given.rollouts]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
+    folder: str, own: bool
+) -> None:
+    policy = with_critic(folder, model=folder if own else None, trunk_gradient=0.0)
+    policy.reference = Reference(0.1)
+    policy.reference.open(policy.policy_folder, "float32", None, policy.device, Ranks())
+    assert policy.responses_share_prefixes
+    for copies, once in zip(groups(), groups(), strict=True):
+        policy.prepare(copies, 1.0, 10_000)
+        policy.prepare(once, 1.0, 10_000, attention_tokens=10_000)
+        for one, other in zip(copies.rollouts, once.rollouts, strict=True):
+            for name in ("values", "returns", "reference_logprobs"):
+                torch.testing.assert_close(
+                    *(torch.tensor(getattr(each, name) or []) for each in (one, other))
+                )
 
 
 def test_a_value_learns_no_further_than_the_clip_from_where_it_was(folder: str) -> None:

@@ -18,7 +18,7 @@ from lrl.datamodule import RolloutDataModule
 from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
-from lrl.training.isolation import check_rows, may_share_rows
+from lrl.training.isolation import check_rows, may_share_prefixes, may_share_rows
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
 from lrl.types import MicroBatch
@@ -173,6 +173,39 @@ def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None
     packer.add(make_group(0, responses=8))
     ((micro,),) = packer.flush()
     assert (len(micro.input_ids) == micro.num_sequences) is not shares
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "attention"),
+    [
+        ("llama", "bfloat16", "sdpa"),
+        ("gemma2", "float32", "eager"),
+        ("mistral", "float32", "eager"),
+        ("qwen3_moe", "bfloat16", "eager"),
+    ],
+)
+def test_responses_of_a_model_that_takes_masks_share_their_prompt(
+    family: str, dtype: Any, attention: str, tmp_path: Path
+) -> None:
+    saved = str(save_tiny(family, tmp_path, 4.0))
+    assert may_share_prefixes(open_network(saved, dtype, attention, gradient_checkpointing=True))
+
+
+def test_a_model_that_makes_its_own_mask_gets_copies_of_the_prompt(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = open_tiny("gpt_neo", tmp_path, 4.0)
+    assert may_share_rows(network) and not may_share_prefixes(network)
+    assert "each response carries its own copy of the prompt" in caplog.text
+
+
+def test_attention_without_masks_gets_copies_of_the_prompt(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+    network.config._attn_implementation = "flash_attention_2"
+    assert not may_share_prefixes(network)
+    assert "'flash_attention_2' takes no mask" in caplog.text
 
 
 def test_a_policy_is_tried_on_the_device_that_will_train(

@@ -1,0 +1,171 @@
+"""What a step's forward and backward passes cost with the prompt read once, beside a copy of it for
+each response.
+
+    python -m benchmarks.shared_prefixes MODEL                 measure and print
+    python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
+
+MODEL is a folder in Hugging Face format. Groups of random tokens, with responses of 0.5 to 1.5
+times the mean length, are packed as in a run, with and without shared prompts, and go through
+forward and backward in turns, in float32. The medians of the seconds are compared. So are the
+gradients: no result may depend on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import lrl
+from benchmarks import records
+from lrl.advantages import GroupMean
+from lrl.rollouts.packing import Packer
+from lrl.types import Group, MicroBatch, Prompt, Rollout
+
+RESULTS = Path(__file__).parent / "results" / "shared_prefixes.jsonl"
+HEAD = (
+    "| model | groups x responses | prompt | response | tokens with copies | read once | seconds "
+    "with copies | read once | faster | gradient differs by |\n" + "|---" * 10 + "|"
+)
+MICRO_BATCH_TOKENS = 2048
+
+
+class Shape(NamedTuple):
+    """Lengths of a step."""
+
+    prompt: int
+    response: int
+    """Mean."""
+
+
+SHAPES = (Shape(6, 4), Shape(75, 30), Shape(100, 150), Shape(300, 30))
+
+
+def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> list[Group]:
+    """Returns groups of random tokens, always the same."""
+    draw = random.Random(0)
+
+    def tokens(number: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(number)]
+
+    found = []
+    for index in range(groups):
+        prompt = Prompt(id=index, token_ids=tokens(shape.prompt), text="")
+        group = Group(index=index, prompt=prompt)
+        for number in range(responses):
+            length = max(1, round(shape.response * draw.uniform(0.5, 1.5)))
+            group.rollouts.append(
+                Rollout(
+                    token_ids=tokens(length),
+                    logprobs=[-1.0] * length,
+                    versions=[0] * length,
+                    finish_reason="stop",
+                    reward=float(number % 2),
+                )
+            )
+        found.append(group)
+    return found
+
+
+def packed(groups: Sequence[Group], attention_tokens: int) -> list[MicroBatch]:
+    """Returns the micro-batches of a step."""
+    packer = Packer(MICRO_BATCH_TOKENS, GroupMean(), 1.0, attention_tokens=attention_tokens)
+    rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
+    return [micro for each in rounds for micro in each if micro is not None]
+
+
+def passes(policy: lrl.PolicyModule, micros: Sequence[MicroBatch]) -> tuple[float, Tensor]:
+    """Returns the seconds of all passes, and the gradient."""
+    policy.zero_grad()
+    start = time.perf_counter()
+    for micro in micros:
+        policy.compute_loss(micro).backward()
+    seconds = time.perf_counter() - start
+    weights = [weight.grad for weight in policy.parameters() if weight.grad is not None]
+    return seconds, torch.cat([one.flatten() for one in weights])
+
+
+def measure(folder: str, shape: Shape, groups: int, responses: int, repeats: int) -> dict[str, Any]:
+    """Times both ways in turns."""
+    policy = lrl.PolicyModule(folder, objective=lrl.objectives.REINFORCE())
+    policy.configure_model()
+    vocabulary = policy.network.get_input_embeddings().num_embeddings
+    made = groups_of(shape, groups, responses, vocabulary)
+    ways = {"copies": packed(made, 0), "once": packed(made, policy.attention_tokens)}
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    gradients = {}
+    for _ in range(repeats):
+        for way, micros in ways.items():
+            taken, gradients[way] = passes(policy, micros)
+            seconds[way].append(taken)
+    gap = (gradients["once"] - gradients["copies"]).norm() / gradients["copies"].norm()
+    return {
+        "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
+        "seconds": {way: records.rounded(median(seconds[way])) for way in ways},
+        "gradient_gap": records.rounded(gap.item()),
+    }
+
+
+def row(record: dict[str, Any]) -> str:
+    """Returns a line of the table."""
+    tokens, seconds = record["tokens"], record["seconds"]
+    cells = (
+        record["model"],
+        f"{record['groups']} x {record['responses']}",
+        record["prompt"],
+        record["response"],
+        f"{tokens['copies']:,}",
+        f"{tokens['once']:,}",
+        f"{seconds['copies']:.3g}",
+        f"{seconds['once']:.3g}",
+        f"{seconds['copies'] / seconds['once']:.2f} times",
+        f"{record['gradient_gap']:.1g}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shared_prefixes", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("model", help="a folder in Hugging Face format")
+    parser.add_argument("--groups", type=int, default=2, help="(%(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="of each group (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of each way (%(default)s)")
+    parser.add_argument("--print-only", action="store_true", help="print what was measured")
+    args = parser.parse_args()
+    wanted = [
+        {
+            "model": Path(args.model).name,
+            "groups": args.groups,
+            "responses": args.responses,
+            "prompt": shape.prompt,
+            "response": shape.response,
+        }
+        for shape in SHAPES
+    ]
+    print(HEAD)
+    for shape, settings in zip(SHAPES, wanted, strict=True):
+        if args.print_only:
+            (record,) = records.all_found(RESULTS, [settings])
+        else:
+            record = records.measured(
+                RESULTS,
+                settings,
+                lambda shape=shape: measure(  # type: ignore[misc]
+                    args.model, shape, args.groups, args.responses, args.repeats
+                ),
+            )
+        print(row(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""What is trained: samples, and the trees in which samples of a group share their beginning.
+
+The responses of a group begin with the same prompt, and episodes often with the same observation.
+In a tree these tokens stand once, and each sample continues behind them:
+
+    prompt of 75 tokens, without its last one | its last token, response 1 | its last token, response 2 | ...
+
+A token attends to the shared tokens and to its own branch. The last shared token stands in every
+branch, because it predicts another first token in each. Nothing that is trained is shared, so
+advantages, versions and log-probs stay with their sample. AReaL trains such trees of agents'
+histories; 2511.18871 calls the mask of a shared prompt shared-prompt attention.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import torch
+from torch import Tensor
+
+from lrl.types import Rollout
+
+
+@dataclass(slots=True)
+class TrainingSample:
+    """One rollout after its prompt, with the inputs of its loss."""
+
+    group: int
+    """`Group.index`."""
+    prompt: list[int]
+    rollout: Rollout
+    advantages: Tensor
+    """float32 [response tokens], or [] for all of them."""
+    trained: list[bool]
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some of the policy's own tokens are trained."""
+        return any(self.trained) and sum(self.trained) < sum(self.rollout.mask)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt + self.rollout.token_ids
+
+    @property
+    def untrained(self) -> int:
+        """Tokens before the one that predicts the first trained token."""
+        return len(self.prompt) - 1 + sum(1 for _ in takewhile(lambda one: not one, self.trained))
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.rollout.token_ids)
+
+
+def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:
+    """Returns a text as a rollout after a prompt of one token: every token but the first is a
+    label."""
+    first, *rest = token_ids
+    rollout = Rollout(token_ids=rest, logprobs=[0.0] * len(rest), versions=[0] * len(rest))
+    return TrainingSample(
+        group, [first], rollout=rollout, advantages=torch.zeros(()), trained=[True] * len(rest)
+    )
+
+
+@dataclass(slots=True)
+class PrefixTree:
+    """Samples of one group that share their first tokens; often a single one, which shares none."""
+
+    samples: list[TrainingSample]
+    shared: int = 0
+    """First tokens of every sample that stand once."""
+
+    @property
+    def group(self) -> int:
+        """`Group.index`."""
+        return self.samples[0].group
+
+    def __len__(self) -> int:
+        branches = sum(len(sample) - self.shared for sample in self.samples)
+        return self.shared + branches
+
+
+def prefix_trees(
+    samples: Sequence[TrainingSample], longest: int, attention_tokens: int
+) -> list[PrefixTree]:
+    """Returns trees of the samples of a group; one for each sample if they have nothing to share.
+
+    Every tree that is added reads the shared tokens once more, and every tree that is longer costs
+    more attention, which grows with its square. The number of trees with the least cost wins.
+
+    Args:
+        samples: Samples of one group.
+        longest: Most tokens of a tree with several samples.
+        attention_tokens: Length of a row at which attention takes as long as all other layers; 0
+            for one tree a sample.
+    """
+    shared = _shared(samples) if attention_tokens else 0
+    if not shared:
+        return [PrefixTree([sample]) for sample in samples]
+    branches = sum(map(len, samples)) - len(samples) * shared
+
+    def cost(trees: int) -> float:
+        length = shared + branches / trees
+        return trees * length * (1 + length / attention_tokens)
+
+    number = min(range(1, len(samples) + 1), key=cost)
+    while True:
+        trees = _dealt(samples, shared, number)
+        if number == len(samples) or max(map(len, trees)) <= longest:
+            return trees
+        number += 1
+
+
+def _shared(samples: Sequence[TrainingSample]) -> int:
+    """Returns how many first tokens all samples have in common, before the one that predicts the
+    first trained token of any."""
+    if len(samples) < 2:
+        return 0
+    most = min(sample.untrained for sample in samples)
+    columns = zip(*(sample.token_ids[:most] for sample in samples), strict=True)
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+
+
+def _dealt(samples: Sequence[TrainingSample], shared: int, number: int) -> list[PrefixTree]:
+    """Returns `number` trees of about the same length: the longest sample first, to the shortest
+    tree."""
+    trees = [PrefixTree([], shared) for _ in range(number)]
+    for sample in sorted(samples, key=len, reverse=True):
+        min(trees, key=len).samples.append(sample)
+    for tree in trees:
+        if len(tree.samples) == 1:
+            tree.shared = 0
+    return trees

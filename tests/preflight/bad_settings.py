@@ -98,6 +98,17 @@ SETTINGS: dict[str, Case] = {
         address="127.0.0.1:1",
     ),
     "no scorers": scored_elsewhere("Given", "Given.jobs is 0", "at least 1", jobs=0),
+    "environments without srun": (
+        (
+            *("--data.environment", "tests.environments.worlds.Echo"),
+            *("--data.environment_launcher", "Slurm", "--data.environment_launcher.jobs", "1"),
+        ),
+        ("data.environment_launcher is Slurm", "no srun on the path"),
+    ),
+    "a launcher of no environment": (
+        ("--data.environment_launcher", "Given", "--data.environment_launcher.jobs", "1"),
+        ("data.environment_launcher is Given", "there is no data.environment"),
+    ),
     "a port that does not exist": setting(
         "trainer.strategy.join_port", 70000, "between 1 and 65535"
     ),
@@ -413,7 +424,10 @@ SETTINGS: dict[str, Case] = {
         "SaysNothing", "data.turn_timeout_s is 0.0", "above 0", turn_timeout_s=0.0
     ),
     "no process of an environment": played(
-        "SaysNothing", "data.environment_workers is 0", "at least 1", environment_workers=0
+        "SaysNothing",
+        "data.environment_workers is 0",
+        "no data.environment_launcher",
+        environment_workers=0,
     ),
     "turns without an environment": setting(
         "data.max_turns", 4, "data.max_turns is 4", "there is no data.environment"

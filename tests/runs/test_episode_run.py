@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from lrl.callbacks import Evaluation
+from lrl.members.launchers import Slurm
+from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.types import ENVIRONMENT
 from tests.environments.worlds import Echo, Moody
+from tests.leftovers import wait_for, words
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import GROUPS, PROMPTS, STEPS, TEMPERATURE, Witness, fit
+from tests.runs.test_launched_run import SRUN
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
+
+KIND = {"join", "--kind", "environment"}
+"""Words of the command of a member."""
 
 
 def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_context(
@@ -140,3 +149,56 @@ def test_a_resumed_run_continues_its_open_episodes_or_begins_them_anew(
     assert counts.found == Counter({"replayed" if deterministic else "restarted": len(begun)})
     trained = [group.index for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == list(range(STEPS * GROUPS))
+
+
+class KillsItsMember(L.Callback):
+    """Kills the member that plays, once, in the middle of its episodes."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.killed or trainer.global_step < CUT_AT:
+            return
+        remote = trainer.datamodule.environment.pool.remote  # type: ignore[attr-defined]
+        busy = lambda: any(member.episodes for member in remote.ready)  # noqa: E731
+        wait_for(busy, DEADLINE_S, "an episode of the member")
+        (member,) = [one for one in psutil.Process().children() if set(words(one)) >= KIND]
+        member.kill()
+        self.killed.append(member.pid)
+
+    def on_train_end(self, trainer: L.Trainer, *args: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self.answered_by = dict(data.environment.pool.answered_by)
+        self.counts = data.reward_pool.counts
+
+
+def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    kills = KillsItsMember()
+    run = fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        environment=Echo(),
+        environment_workers=0,
+        environment_launcher=Slurm(1),
+        rewards=[],
+        max_turn_tokens=20,
+        max_lag=1,
+        callbacks=[kills],
+    )
+    assert sorted(group.index for _, group in run.groups) == list(range(STEPS * GROUPS))
+    for _, group in run.groups:
+        for rollout in group.rollouts:
+            assert rollout.reward == sum(rollout.turn_rewards) and rollout.failure == ""
+    assert kills.killed and not any(kills.counts[kind] for kind in EPISODE_KINDS)
+    played = sorted(kills.answered_by)
+    assert [name.partition(" on ")[0] for name in played] == ["environment 0", "environment 1"]
+    said = [(tmp_path / f"srun-environment-{number}.log").read_text() for number in (0, 1)]
+    assert "serves with" in said[0] and "the run has ended, and so does it" in said[1]

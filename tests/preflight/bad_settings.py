@@ -60,7 +60,9 @@ def tools(functions: str, *named: str, words: tuple[str, ...] = ()) -> Case:
     """Returns the case of an environment with these tools."""
     parser = ("--trainer.strategy.server.tool_parser", "hermes")
     environment = ("--data.environment", "lrl.environments.Tools")
-    return (*parser, *environment, "--data.environment.tools", functions, *words), named
+    model = ("--model.model", "{in}/models/tools")
+    given = (*model, *parser, *environment, "--data.environment.tools", functions)
+    return (*given, *words), named
 
 
 ADD = '["tests.environments.tool_functions.add"]'
@@ -83,6 +85,12 @@ SETTINGS: dict[str, Case] = {
     ),
     "a parser without tools": setting(
         "trainer.strategy.server.tool_parser", "hermes", "data.environment has no tools"
+    ),
+    "a template without tools": tools(
+        ADD,
+        "chat template leaves out the tools of data.environment",
+        "Take a model whose chat template knows tools",
+        words=("--model.model", "{in}/models/whole"),
     ),
     "tools for plain text": tools(
         ADD, "prompts of", "are plain text", words=("--data.prompts.chat", "false")

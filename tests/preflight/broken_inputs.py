@@ -16,6 +16,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig
 
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
+from tests.taught_policy import TEMPLATE
 from tests.tiny_policies import byte_tokenizer, tiny_llama, tiny_qwen2
 
 ROWS = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8)]
@@ -180,6 +181,10 @@ def without_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink(missing_ok=True)
 
 
+def with_tools(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+
+
 def with_a_strict_template(folder: Path) -> None:
     rule = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system here') "
@@ -258,6 +263,7 @@ MODELS: dict[str, Change] = {
     ),
     "capped": as_gemma2,
     "quantised": config(quantization_config={"quant_method": "mxfp4"}),
+    "tools": with_tools,
     "no-template": without_template,
     "strict-template": with_a_strict_template,
     # Right all the same:

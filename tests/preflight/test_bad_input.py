@@ -154,6 +154,11 @@ HEALTHY = {
     "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
     "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
     "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
+    "tools for a template that shows them": (
+        *("--model.model", "{in}/models/tools", "--data.environment", "lrl.environments.Tools"),
+        *("--data.environment.tools", '["tests.environments.tool_functions.add"]'),
+        *("--trainer.strategy.server.tool_parser", "hermes"),
+    ),
     "plain text for one without": ("--model.model", "{in}/models/no-template"),
     "a language model that ranks prompts": (
         *RANKER,

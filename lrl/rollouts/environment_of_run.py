@@ -130,7 +130,7 @@ class EnvironmentOfRun:
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
-            transcript = terms.transcript(first)
+            transcript = terms.observations(first)
             transcript.ids(opening, None)
             transcript.ids(reply, turn)
 
@@ -154,7 +154,7 @@ class EnvironmentOfRun:
             max_turn_tokens=self._max_turn_tokens,
             timeout_s=self.timeout_s,
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
-            transcript=lambda prompt: Transcript(tokens, prompt, vocabulary),
+            observations=lambda prompt: Transcript(tokens, prompt, vocabulary),
             decode=policy.decode,
         )
 

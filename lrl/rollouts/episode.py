@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from lrl.environments import ToolCall, Written
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
-from lrl.rollouts.observations import Transcript
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
@@ -64,6 +63,18 @@ class Environments(Protocol):
         """Opens an episode."""
 
 
+class Observations(Protocol):
+    """Makes tokens of the observations of one episode (`lrl.rollouts.observations.Transcript`)."""
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it.
+
+        Args:
+            reply: The environment's.
+            turn: The turn to which it replies; None at the beginning.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeTerms:
     """The limits of episodes, and their text.
@@ -73,7 +84,7 @@ class EpisodeTerms:
         max_turn_tokens: Most tokens of a turn.
         timeout_s: Most seconds from the end of the first turn to the end of the episode.
         stop_tokens: Tokens that end a turn, besides those that end a response.
-        transcript: Makes tokens of an episode's observations.
+        observations: Begins to make tokens of an episode's observations, after a prompt.
         decode: Returns the text of a turn.
     """
 
@@ -81,7 +92,7 @@ class EpisodeTerms:
     max_turn_tokens: int
     timeout_s: float
     stop_tokens: tuple[int, ...]
-    transcript: Callable[[Prompt], Transcript]
+    observations: Callable[[Prompt], Observations]
     decode: Callable[[list[int]], str]
 
 
@@ -168,7 +179,7 @@ class Episode:
         self.terms = terms
         self._environments = environments
         self._find_calls = find_calls
-        self._transcript = terms.transcript(prompt)
+        self._observations = terms.observations(prompt)
         self.home = Home()
         self._conversation: Conversation | None = None
         self._losses = 0
@@ -208,7 +219,7 @@ class Episode:
             assert self._conversation is not None, "it has begun"
             written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
             reply = await self._conversation.reply(written)
-            self._record(turn, reply, self._transcript.ids(reply, written))
+            self._record(turn, reply, self._observations.ids(reply, written))
             self._losses = 0
         except EnvironmentLost as error:
             await self.begin(error)
@@ -234,11 +245,11 @@ class Episode:
             self._begin_anew()
         try:
             self._conversation = self._environments.open(self.prompt)
-            self._transcript = self.terms.transcript(self.prompt)
+            self._observations = self.terms.observations(self.prompt)
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
-                self._observe(self._transcript.ids(opening, None))
+                self._observe(self._observations.ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
                 self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
@@ -255,7 +266,7 @@ class Episode:
         rollout, end_of_turn, written = self.rollout, 0, None
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
         for number, (turn, reward) in enumerate(recorded):
-            observation = self._transcript.ids(reply, written)
+            observation = self._observations.ids(reply, written)
             if observation != rollout.token_ids[end_of_turn : turn.start]:
                 return False
             written = await self._written(rollout.token_ids[turn.start : turn.stop], number)
@@ -263,7 +274,7 @@ class Episode:
             if reply.done or reply.reward != reward:
                 return False
             end_of_turn = turn.stop
-        return self._transcript.ids(reply, written) == rollout.token_ids[end_of_turn:]
+        return self._observations.ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
         self._environments.counts["restarted"] += 1

@@ -202,7 +202,7 @@ class ModelledRun:
             max_turn_tokens=MAX_TOKENS - 1,
             timeout_s=1e9,
             stop_tokens=(),
-            transcript=lambda prompt: Transcript(tokens, prompt, 2**31),
+            observations=lambda prompt: Transcript(tokens, prompt, 2**31),
             decode=str,
         )
         return Episodes(self.pool.generate, self.environments, terms)

@@ -100,7 +100,7 @@ def terms(vocabulary: int = 1000, **changed: Any) -> EpisodeTerms:
         "max_turn_tokens": 20,
         "timeout_s": 1000.0,
         "stop_tokens": (STOP,),
-        "transcript": lambda prompt: Transcript(tokens, prompt, vocabulary),
+        "observations": lambda prompt: Transcript(tokens, prompt, vocabulary),
         "decode": str,
     }
     return EpisodeTerms(**settings | changed)

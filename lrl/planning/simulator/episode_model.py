@@ -18,7 +18,6 @@ from lrl.environments.play import Reply
 from lrl.planning.simulator import run_lengths
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.rollouts.episode import Episodes, EpisodeTerms
-from lrl.rollouts.observations import Transcript
 from lrl.types import Prompt, Rollout, Sampling
 
 APART = 2**40
@@ -149,16 +148,13 @@ class ModelConversation:
         """See `Conversation.close`."""
 
 
-class TokenTranscript(Transcript):
-    """The observations of an episode, which are token ids already."""
-
-    def __init__(self) -> None:
-        """Needs no tokenizer."""
+class ModelObservations:
+    """The observations of one episode (`lrl.rollouts.episode.Observations`), tokens already."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """See `Transcript.ids`."""
+        """See `Observations.ids`."""
         token_ids: Any = reply.observation
-        return list(token_ids)
+        return [] if reply.done else token_ids
 
 
 class ModelEpisodes(Episodes):
@@ -176,7 +172,7 @@ class ModelEpisodes(Episodes):
             max_turn_tokens=unlimited,
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
             stop_tokens=(),
-            transcript=lambda prompt: TokenTranscript(),
+            observations=lambda prompt: ModelObservations(),
             decode=lambda tokens: "",
         )
         super().__init__(write, ModelEnvironments(shapes, lengths), terms)

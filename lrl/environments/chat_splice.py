@@ -43,10 +43,15 @@ def stand_in(word: str, calls: Sequence[ToolCall] = ()) -> Message:
         word: It stands for the text.
         calls: The calls of the turn; templates put their names and ids into the results.
     """
-    message: Message = {"role": "assistant", "content": word}
-    if calls:
-        message["tool_calls"] = [_call(call, word) for call in calls]
-    return message
+    if not calls:
+        return {"role": "assistant", "content": word}
+    # Some templates put the results of calls before the content of the message, others show no
+    # content of a message with calls.
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [_call(call, word) for call in calls],
+    }
 
 
 def unused_word(messages: Sequence[Message]) -> str:
@@ -83,7 +88,6 @@ def behind_stand_in(
 
 
 def _call(call: ToolCall, word: str) -> Message:
-    # Some templates leave the content of a message with calls out, and show the arguments alone.
     function = {"name": _plain(call.name), "arguments": {"value": word}}
     return {"type": "function", "id": call.id, "function": function}
 

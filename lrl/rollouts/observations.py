@@ -6,8 +6,8 @@ before them, once a turn (`lrl.environments.chat_splice`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,10 @@ OPEN = (
     "`opens` is true, so the prompt ends before the header of the policy's message: give the "
     "observation before the first turn as chat messages"
 )
+CHANGES_PROMPT = (
+    "the chat template renders the prompt otherwise with messages behind it: give those in the "
+    "prompt"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +48,14 @@ class ObservationTokens:
         ends: Tokens that end a response.
         opens: See `Environment`.
         one_call: Whether the chat template shows one call of a tool a turn.
+        shown: Forms of observations that the chat template shows whole.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
     opens: bool = False
     one_call: bool = False
+    shown: set[tuple[Any, ...]] = field(default_factory=set)
 
     def text(self, text: str) -> list[int]:
         """Returns the tokens of a text, without special tokens of its own."""
@@ -129,32 +135,49 @@ class Transcript:
         return list(token_ids)
 
     def _opening(self, messages: list[Message]) -> list[int]:
+        begun = self._prompt.token_ids
         if not self._tokens.opens:
             raise EpisodeError("environment_error", NOT_OPEN if self._prompt.chat else NO_CHAT)
-        rendered = self._tokens.chat(self._grown(messages))
-        begun = self._prompt.token_ids
-        if rendered[: len(begun)] != begun:
-            raise EpisodeError(
-                "environment_error",
-                "the chat template renders the prompt otherwise with messages behind it: give those "
-                "in the prompt",
-            )
-        return rendered[len(begun) :]
+
+        def after_prompt(chat: Chat) -> list[int]:
+            rendered = self._tokens.chat(chat)
+            if rendered[: len(begun)] != begun:
+                raise EpisodeError("environment_error", CHANGES_PROMPT)
+            return rendered[len(begun) :]
+
+        return self._add([], messages, after_prompt)
 
     def _after(self, turn: Written, messages: list[Message]) -> list[int]:
         calls = list(turn.calls)
         if self._tokens.one_call and len(calls) > 1:
             calls, messages = calls[:1], _joined(messages)
         word = unused_word(messages)
-        chat = self._grown([stand_in(word, calls), *messages])
-        return self._tokens.behind(chat, word).after(turn.token_ids, self._tokens.ends)
 
-    def _grown(self, messages: list[Message]) -> Chat:
-        """Returns the chat with more messages, and keeps it."""
+        def after_turn(chat: Chat) -> list[int]:
+            return self._tokens.behind(chat, word).after(turn.token_ids, self._tokens.ends)
+
+        return self._add([stand_in(word, calls)], messages, after_turn)
+
+    def _add(
+        self, turn: list[Message], messages: list[Message], tokens_of: Callable[[Chat], list[int]]
+    ) -> list[int]:
+        """Adds a turn's stand-in, if there is one, and messages to the chat; returns the messages'
+        tokens."""
         if self._chat is None:
             raise EpisodeError("environment_error", NO_CHAT)
-        self._chat = self._chat._replace(messages=[*self._chat.messages, *messages])
-        return self._chat
+        form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
+        if form not in self._tokens.shown:
+            words = [one | {"content": f"word{number}"} for number, one in enumerate(messages)]
+            text = self._tokens.tokenizer.decode(tokens_of(_grown(self._chat, turn + words)))
+            if lacking := [one["role"] for one in words if one["content"] not in text]:
+                raise EpisodeError(
+                    "environment_error",
+                    f"the chat template leaves out the content of the {lacking[0]} message, or puts "
+                    "it before the end of the policy's. Take a model with another template",
+                )
+            self._tokens.shown.add(form)
+        self._chat = _grown(self._chat, turn + messages)
+        return tokens_of(self._chat)
 
 
 def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> bool:
@@ -188,6 +211,10 @@ def _try_calls(
     ]
     transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
     transcript.ids(Reply(results), Written("", [], calls))
+
+
+def _grown(chat: Chat, messages: list[Message]) -> Chat:
+    return chat._replace(messages=[*chat.messages, *messages])
 
 
 def _joined(messages: list[Message]) -> list[Message]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from lrl.environments import Observation, Turns
+from lrl.environments import Observation, Policy, ToolCall, Turns
 from lrl.environments.turns import Answer
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
 from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
-from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling, Turn
+from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
+from tests.chat_templates import MISTRAL, merging_tokenizer
 from tests.checkpoints.through_files import through_a_file
 from tests.environments.here import Here
 
@@ -253,6 +256,74 @@ def recorded() -> Rollout:
         turn_rewards=[3.0, 8.0],
         open_turn=Rollout(token_ids=[5], logprobs=[-0.625], versions=[4]),
     )
+
+
+class Asks(Turns):
+    """Replies to each call with a message, and to text with the end."""
+
+    deterministic = True
+
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        turn = await policy.turn()
+        while turn.calls:
+            await asyncio.sleep(2.5)
+            result = {"role": "tool", "tool_call_id": turn.calls[0].id, "content": turn.text}
+            turn = await policy.turn([result, {"role": "user", "content": "on"}])
+        return 1.0
+
+    def reply(self, turn: str) -> Any: ...
+
+
+@pytest.mark.parametrize("seconds", [1, 4, 6, 9])
+def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(seconds: int) -> None:
+    tokenizer = merging_tokenizer(MISTRAL.template)
+    end = tokenizer.convert_tokens_to_ids("</s>")
+    chat = Chat([{"role": "user", "content": "go"}])
+    prompt = replace(PROMPT, token_ids=tokenizer.encode("[INST] go[/INST]"), chat=chat)
+    tokens = ObservationTokens(tokenizer=tokenizer, ends=frozenset({end}))
+    settings: Any = {
+        "observations": lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        "decode": tokenizer.decode,
+        "stop_tokens": (2, STOP),
+    }
+
+    async def find_calls(token_ids: list[int], turn: int) -> list[ToolCall]:
+        await asyncio.sleep(0.5)
+        return [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids)
+
+    def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
+        host, pool = Here(Asks()), Script(script)
+        episodes = Episodes(pool.generate, host, terms(**settings), find_calls)
+        sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2,))
+
+        async def work() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await episodes.generate(prompt, [rollout], sampling, priority=3)
+
+        run(work())
+        return host
+
+    script = [[100, 101], [100, end], [102, end]]
+    whole, rollout = Rollout(), Rollout()
+    played(whole, script, 1e6)
+    assert whole.finish_reason == "stop" and [len(turn) for turn in script] == [
+        turn.stop - turn.start for turn in whole.turns
+    ]
+    text = tokenizer.decode(whole.token_ids)
+    assert '"id": "t0000c000"}[/TOOL_RESULTS][INST] on[/INST]' in text, "rendered by the template"
+    assert whole.token_ids[2] == end, "a turn that ends otherwise gets its end"
+    played(rollout, script, seconds)
+    assert not rollout.finished
+    written = len(rollout.turn_ends)
+    left = [list(turn) for turn in script[written:]]
+    assert rollout.open_turn is not None
+    if rollout.open_turn.finished:
+        del left[0]
+    else:
+        del left[0][: len(rollout.open_turn.token_ids)]
+    host = played(rollout, left, 1e6)
+    assert rollout == whole and host.counts["replayed"] == bool(written)
 
 
 def test_a_reply_that_is_not_the_recorded_one_begins_the_episode_anew() -> None:

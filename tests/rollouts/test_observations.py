@@ -142,8 +142,6 @@ def refusal(
 ) -> str:
     """The error of an observation."""
     tokens, prompt = opened(Family(template, LLAMA.ends, "", ""), **settings)
-    if settings.pop("plain", False):
-        prompt.chat = None
     with pytest.raises(EpisodeError) as failed:
         Transcript(tokens, prompt, len(tokens.tokenizer)).ids(
             Reply(observation), None if first else Written("", [7])
@@ -163,6 +161,14 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
     assert "correct eos_token_id in generation_config.json" in text
     assert "refuses messages with the roles user, assistant, tool: no tools" in refusal(
         tool_results(ToolCall("add", "", "1")), REFUSING
+    )
+    left_out = LLAMA.template.replace("m.content | trim", "'' if m.role == 'tool' else m.content")
+    assert "leaves out the content of the tool message, or puts it before the end" in refusal(
+        tool_results(ToolCall("add", "", "1")), left_out
+    )
+    prompt_last = "{% for m in messages | reverse %}{{ m.content }}<|eot|>{% endfor %}"
+    assert "renders the prompt otherwise with messages behind it" in refusal(
+        HIGHER, prompt_last, first=True, opens=True
     )
     assert "half of a surrogate pair" in refusal([{"role": "user", "content": "\ud800"}])
     assert "the observation has the token 9999" in refusal([9999])

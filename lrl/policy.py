@@ -64,6 +64,7 @@ from lrl.training.rounding import Rounded, rounding_errors
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.shared_passes import shared_passes
+from lrl.training.tree_cost import attention_tokens_of
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.adapters import named
 from lrl.weights.sampled_proof import SampledProof
@@ -301,9 +302,8 @@ class PolicyModule(L.LightningModule):
 
     @property
     def attention_tokens(self) -> int:
-        """Length of a row at which attention takes as long as all other layers: counted in
-        products, 4 x length x hidden for the table of a token against 24 x hidden^2."""
-        return 6 * int(self.network.config.get_text_config().hidden_size)
+        """Length of a row at which attention takes as long as all other layers."""
+        return attention_tokens_of(self.network.config.get_text_config().hidden_size)
 
     @property
     def training_dtype(self) -> str:

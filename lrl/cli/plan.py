@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from rich.console import Console
@@ -34,6 +35,7 @@ from lrl.planning.planner.report import (
 from lrl.planning.planner.runnable_today import plans_today, runs_today, why_none
 from lrl.planning.planner.search import Plan, across, asynchronous, best, synchronous
 from lrl.planning.planner.workload import Workload
+from lrl.training.tree_cost import attention_tokens_of
 
 GIGABIT = 1e9 / 8
 OBSERVATION_TOKENS = 64
@@ -177,6 +179,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     base = base_recipe(args.base)
     cluster = parse_cluster(args.cluster, devices_per_node=args.devices_per_node)
     lengths = parse_lengths(args.lengths)
+    shape = read_shape(args.model)
     episodes = episodes_of(args, base, lengths)
     workload = Workload(
         prompts=args.prompts,
@@ -184,8 +187,11 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         prompt_tokens=args.prompt_tokens,
         lengths=lengths if episodes is None else episodes.lengths,
         episodes=episodes,
+        attention_tokens=attention_tokens_of(shape.hidden)
+        if data_of(base).get("share_prefixes", True)
+        else 0,
     )
-    layouts = Layouts(read_shape(args.model), workload, PRECISIONS[args.precision])
+    layouts = Layouts(shape, workload, PRECISIONS[args.precision])
     today = list(plans_today(layouts, cluster, args.max_lag)) if args.generators is None else []
     later = [plan for plan in search(args, layouts, cluster) if not runs_today(plan, cluster)]
     plans = today_first(today, later, args.top)
@@ -216,13 +222,18 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         )
 
 
+def data_of(base: Path) -> dict[str, Any]:
+    """Returns the settings of the data in a recipe."""
+    return yaml.safe_load(base.read_text())["data"].get("init_args") or {}
+
+
 def episodes_of(args: argparse.Namespace, base: Path, lengths: Quantiles) -> Episodes | None:
     """Returns the episodes of a plan, with turns of these lengths; None for single turns.
 
     Raises:
         ValueError: The number of turns is missing, or a setting of episodes has no meaning.
     """
-    data = yaml.safe_load(base.read_text())["data"].get("init_args") or {}
+    data = data_of(base)
     turns, setting = args.turns, "--turns"
     if turns is None and data.get("environment"):
         if "max_turns" not in data:

@@ -20,11 +20,12 @@ import torch
 
 from lrl.errors import ConfigError
 from lrl.generators import cpu_backend
-from lrl.preflight.activations import REMEDY, micro_batch_bytes
 from lrl.preflight.folders import check_disk
 from lrl.preflight.model_folder import Shape
 from lrl.system.byte_counts import GIB, in_gib
 from lrl.system.config_errors import fault
+from lrl.training.activation_bytes import activation_bytes
+from lrl.training.model import open_meta_model
 from lrl.weights.staged_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_REMEDY = (
+    "lower data.micro_batch_tokens, on which no result depends, or set model.gradient_checkpointing"
+)
 STATES_PER_WEIGHT = 3
 """Numbers besides each trained one: its gradient and AdamW's two moments."""
 
@@ -118,6 +122,26 @@ def check_resources(
         check_disk(trainer, saved + critic_weights)
 
 
+def micro_batch_bytes(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> int:
+    """Returns the bytes of activations and logits of a rank's largest micro-batch; 0 if they are
+    not known: for a mixture of experts, and for layers that ranks divide."""
+    if getattr(trainer.strategy, "tensor_parallel_size", 1) > 1:
+        return 0
+    network = open_meta_model(policy.policy_folder, policy.attention).train()
+    if policy.lora is not None:
+        policy.lora.add_to(network)
+    network = network.to(getattr(torch, policy.training_dtype))
+    of_a_token = activation_bytes(network, policy.gradient_checkpointing)
+    if of_a_token is None:
+        return 0
+    responses = data.groups_per_step * data.sampling.n
+    longest = responses * data.max_model_tokens
+    tokens = min(data.micro_batch_tokens, longest)
+    rows = network.get_output_embeddings().weight.shape[0]
+    logits = min(policy.head_chunk_tokens, tokens) * rows * network.dtype.itemsize
+    return int(tokens * of_a_token) + logits
+
+
 def has_own_reference(policy: Policy) -> bool:
     """Returns whether the reference needs weights of its own: it is not the policy without its
     adapters."""
@@ -179,7 +203,7 @@ def _check_memory(
         log.warning(
             "Memory: a full micro-batch takes about %s GiB besides the %s that are needed at least "
             "(%s), and %s are free. A process that is out of memory is killed: %s.",
-            *(in_gib(activations)[0], needs, breakdown, left, REMEDY),
+            *(in_gib(activations)[0], needs, breakdown, left, _REMEDY),
         )
 
 
@@ -241,7 +265,7 @@ def check_gpus(
             log.warning(
                 "GPU memory: a full micro-batch takes about %s GiB besides the %s that are needed "
                 "at least, and %s has %s: %s.",
-                *(*in_gib(activations, needed), device, in_gib(total)[0], REMEDY),
+                *(*in_gib(activations, needed), device, in_gib(total)[0], _REMEDY),
             )
         if needed > total:
             takes, has, share = in_gib(trainer, total, generator)

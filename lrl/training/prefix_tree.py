@@ -18,6 +18,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from lrl.training.tree_cost import cheapest_trees
 from lrl.types import Rollout
 
 
@@ -83,10 +84,8 @@ class PrefixTree:
 def prefix_trees(
     samples: Sequence[TrainingSample], longest: int, attention_tokens: int
 ) -> list[PrefixTree]:
-    """Returns trees of the samples of a group; one for each sample if they have nothing to share.
-
-    Every tree that is added reads the shared tokens once more, and every tree that is longer costs
-    more attention, which grows with its square. The number of trees with the least cost wins.
+    """Returns trees of the samples of a group, as many as cost least (`tree_cost`); one for each
+    sample if they have nothing to share.
 
     Args:
         samples: Samples of one group.
@@ -98,12 +97,7 @@ def prefix_trees(
     if not shared:
         return [PrefixTree([sample]) for sample in samples]
     branches = sum(map(len, samples)) - len(samples) * shared
-
-    def cost(trees: int) -> float:
-        length = shared + branches / trees
-        return trees * length * (1 + length / attention_tokens)
-
-    number = min(range(1, len(samples) + 1), key=cost)
+    number = cheapest_trees(len(samples), shared, branches, attention_tokens)
     while True:
         trees = _dealt(samples, shared, number)
         if number == len(samples) or max(map(len, trees)) <= longest:

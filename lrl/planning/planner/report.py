@@ -38,11 +38,16 @@ def assumed(
         f"Assumed for a step: {work.prompts:,} prompts {of('prompts')} of {work.prompt_tokens:,} "
         f"tokens each {of('prompt_tokens')}, {work.responses} responses to each {of('responses')}, "
         f"of {lengths} (--lengths {settings['lengths']}{each}). That is {work.samples:,} responses and "
-        f"{work.tokens:,.0f} tokens to train.{played}\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
+        f"{work.tokens:,.0f} tokens to train, with each prompt read "
+        f"{_times(work.trees)}.{played}\nPolicy of {layouts.shape.parameters / 1e9:.3g} "
         f"billion parameters on {cluster}, {cluster.devices_per_node} to a node "
         f"{of('devices_per_node')}; lag up to {settings['max_lag']} {of('max_lag')}; precision "
         f"{settings['precision']} {of('precision')}."
     )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _played(episodes: Episodes, settings: Mapping[str, Any], of: Callable[[str], str]) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lrl.planning.planner.episodes import Episodes
 from lrl.planning.planner.quantiles import Quantiles
+from lrl.training.tree_cost import cheapest_trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,8 @@ class Workload:
     """Tokens of the responses; of whole episodes, if there are `episodes`."""
     episodes: Episodes | None = None
     """None for responses of a single turn."""
+    attention_tokens: int = 0
+    """See `lrl.training.tree_cost`; 0 if each response carries its own prompt through training."""
 
     def __post_init__(self) -> None:
         for name in ("prompts", "responses", "prompt_tokens"):
@@ -39,14 +42,33 @@ class Workload:
         return self.prompt_tokens + int(self.lengths.longest)
 
     @property
+    def trees(self) -> int:
+        """Trees of a prompt in training, each of which reads the prompt once."""
+        if not self.attention_tokens or self.prompt_tokens < 2:
+            return self.responses
+        return cheapest_trees(
+            self.responses, self.prompt_tokens - 1, self._branches, self.attention_tokens
+        )
+
+    @property
+    def _branches(self) -> float:
+        """Tokens of all responses to a prompt, each with the prompt's last token."""
+        return self.responses * (1 + self.lengths.mean)
+
+    @property
     def tokens(self) -> float:
-        """Tokens to train, prompts included: every response is a sequence with its prompt."""
+        """Tokens to train, prompts included."""
+        if self.trees < self.responses:
+            return self.prompts * (self.trees * (self.prompt_tokens - 1) + self._branches)
         return self.samples * (self.prompt_tokens + self.lengths.mean)
 
     @property
     def tokens_squared(self) -> float:
-        """Sum of the squared lengths of these sequences."""
+        """Sum of the squared lengths of the rows to train, without padding."""
         prompt = self.prompt_tokens
+        if self.trees < self.responses:
+            length = prompt - 1 + self._branches / self.trees
+            return self.prompts * self.trees * length**2
         return self.samples * (
             prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square
         )

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from lrl.planning.planner.batching import drained, slots_of, steady
 from lrl.planning.planner.quantiles import Quantiles, parse_lengths
 from lrl.planning.planner.workload import Workload
+from lrl.training.prefix_tree import prefix_trees
+from tests.training.test_prefix_tree import drawn
 
 LOGNORMAL = "lognormal:mean=2000,max=8000"
 
@@ -125,6 +127,27 @@ def test_training_ends_after_its_work_and_after_its_last_group() -> None:
     of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, responses=1), 2)
     # A group waits for the longest of its four.
     assert writing.group_ends_s[16] > of_one.group_ends_s[16]
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 75, 600])
+@pytest.mark.parametrize("attention_tokens", [0, 3456])
+def test_the_tokens_to_train_are_those_that_are_packed(
+    prompt_tokens: int, attention_tokens: int
+) -> None:
+    work = Workload(
+        prompts=3,
+        responses=8,
+        prompt_tokens=prompt_tokens,
+        lengths=parse_lengths("fixed:40"),
+        attention_tokens=attention_tokens,
+    )
+    samples = drawn(0, prompt_tokens, 0, [40] * 8)
+    trees = prefix_trees(samples, longest=100_000, attention_tokens=attention_tokens)
+    assert (len(trees) < 8) == (attention_tokens > 0 and prompt_tokens > 1)
+    assert work.trees == len(trees)
+    assert work.tokens == 3 * sum(map(len, trees))
+    squared = 3 * sum(len(tree) ** 2 for tree in trees)
+    assert work.tokens_squared == pytest.approx(squared, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["prompts", "responses", "prompt_tokens"])

@@ -140,7 +140,9 @@ def in_flight(plan: Plan, workload: Workload) -> str:
     return (
         f"At most {(plan.lag + 1) * workload.samples:,} episodes are in flight (max_lag + 1 = "
         f"{plan.lag + 1} times {workload.prompts:,} prompts times {workload.responses} responses)"
-        f"{f', and {waiting}' if plan.lag else ''}. A generator writes {busy:.0%} of the step."
+        f"{f', and {waiting}' if plan.lag else ''}. In "
+        f"batches as full as that allows, a step's turns take {busy:.0%} of the step; --simulate shows "
+        "how long a generator writes at all."
     )
 
 

@@ -26,8 +26,8 @@ from lrl.members.run_file import url_elsewhere
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
-STEPS, GROUPS = 10, 4
-JOINS_AT, LEAVES_AT = 2, 6
+STEPS, GROUPS = 6, 4
+JOINS_AT, LEAVES_AT = 1, 3
 LRL = [sys.executable, "-c", "from lrl.cli.main import main; raise SystemExit(main())"]
 START_S = 300.0
 

@@ -152,9 +152,6 @@ SETTINGS: dict[str, Case] = {
     ),
     "a copy on one rank": fsdp(("strategy.replicas is 4", "lrl.AsyncDDP"), replicas=4),
     "no copy": fsdp(("strategy.replicas is 0",), replicas=0),
-    "gradients averaged at another time": fsdp(
-        ("reduce_gradients", "always", "each", "once"), reduce_gradients="always"
-    ),
     "weights away from the GPU, on a CPU": fsdp(
         ("strategy.cpu_offload", "on the CPU already"), cpu_offload=True
     ),
@@ -208,6 +205,212 @@ SETTINGS: dict[str, Case] = {
             *("--model.reference", "lrl.Reference", "--model.reference.refresh_every_n_steps", "2"),
         ),
         ("model.reference.refresh_every_n_steps is 2", "model.lora"),
+    ),
+    "devices in words": (
+        ("--trainer.devices", "two"),
+        ("trainer.devices is 'two'", "a list of indices"),
+    ),
+    "devices that a CPU has not": (
+        ("--trainer.devices", "[0, 1]"),
+        ("`devices`", "trainer.devices is [0, 1]"),
+    ),
+    "an accelerator that is not installed": (
+        ("--trainer.accelerator", "tpu"),
+        ("trainer.accelerator is 'tpu'", "xla"),
+    ),
+    "a time that is none": setting("trainer.max_time", "long", "trainer.max_time is 'long'"),
+    "a strategy of Lightning's by its word": (
+        ("--trainer.strategy", "fsdp"),
+        ("trainer.strategy is fsdp, which has no generators", "lrl.AsyncFSDP"),
+    ),
+    "a negative lag": setting("data.max_lag", -1, "data.max_lag", "at least 0"),
+    "no group in a step": setting("data.groups_per_step", 0, "data.groups_per_step", "at least 1"),
+    "a group of one": setting("data.rollouts_per_group", 1, "at least 2"),
+    "no place for a prompt": setting("data.max_prompt_tokens", 0, "at least 1"),
+    "no place for an answer": setting("data.max_response_tokens", 0, "at least 1"),
+    "greedy rollouts": setting("data.temperature", "0.0", "Use 1.0"),
+    "a temperature at which vLLM does not sample": setting(
+        "data.temperature", "0.005", "would sample at 0.01"
+    ),
+    "a temperature that is no number": (
+        ("--data.temperature", ".nan"),
+        ("data.temperature is nan", "Use 1.0"),
+    ),
+    "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
+    "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
+    "the stop of a turn as one text": played("TextStop", "TextStop.stop is the text '='", "('=',)"),
+    "the stop of a turn in many tokens": played("LongStop", "LongStop.stop has 'stop'", "4 tokens"),
+    "the stop of a turn in no token": played("EmptyStop", "EmptyStop.stop has ''", "0 tokens"),
+    "no turns": played("SaysNothing", "data.max_turns is 0", "at least 1", max_turns=0),
+    "no time for a reply": played(
+        "SaysNothing", "data.turn_timeout_s is 0.0", "above 0", turn_timeout_s=0.0
+    ),
+    "no process of an environment": played(
+        "SaysNothing",
+        "data.environment_workers is 0",
+        "no data.environment_launcher",
+        environment_workers=0,
+    ),
+    "turns without an environment": setting(
+        "data.max_turns", 4, "data.max_turns is 4", "there is no data.environment"
+    ),
+    "no reward worker": setting("data.reward_workers", 0, "data.reward_workers", "at least 1"),
+    "no time for a reward": setting(
+        "data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"
+    ),
+    "no time for an answer": setting("data.rollout_timeout_s", "-5.0", "above 0"),
+    "a step larger than the data set": setting("data.groups_per_step", 9, "8 prompts", "at most 8"),
+    "a replay of nothing": (
+        (
+            "--data.replay",
+            "lrl.Replay",
+            "--data.replay.groups_per_step",
+            "0",
+            "--data.replay.max_lag",
+            "2",
+        ),
+        ("data.replay", "groups_per_step is 0", "null"),
+    ),
+    "a ranker's model that is not there": (
+        (*RANKER, "--data.length_predictor.ranker.model", "no/such_model"),
+        ("data.length_predictor.ranker", "no/such_model", "folder in Hugging Face format"),
+    ),
+    "a ranker on a device that is not there": (
+        (
+            *RANKER,
+            "--data.length_predictor.ranker.model",
+            "{in}/models/whole",
+            "--data.length_predictor.ranker.device",
+            "cuda:99",
+        ),
+        ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
+    ),
+    "a critic whose values nobody uses": (
+        (
+            "--model.critic",
+            "lrl.Critic",
+            "--model.critic.value_only_steps",
+            "0",
+            # The opposite of the next case's.
+            "--data.advantages",
+            "lrl.advantages.GroupMean",
+        ),
+        ("model.critic is set", "data.advantages GroupMean", "lrl.advantages.GAE"),
+    ),
+    "advantages of values without a critic": (
+        ("--data.advantages", "lrl.advantages.GAE"),
+        ("data.advantages GAE needs the values of a critic", "model.critic to lrl.Critic"),
+    ),
+    "a critic beside an objective of the group": critic(
+        ("--model.objective", "TBA", "--model.reference", "lrl.Reference"),
+        ("model.objective TBA", "data.advantages is GAE"),
+    ),
+    "equal groups skipped beside a critic": critic(
+        ("--data.max_skipped_per_step", "4"),
+        ("data.max_skipped_per_step is 4", "GAE", "leave it out"),
+    ),
+    "a critic that learns alone to the end": critic(
+        ("--model.critic.value_only_steps", "50", "--trainer.max_steps", "50"),
+        ("model.critic.value_only_steps is 50", "trainer.max_steps 50"),
+    ),
+    "a critic's model of its own in divided layers": critic(
+        (
+            *fsdp((), tensor_parallel_size=2)[0],
+            *("--model.critic.model", "{in}/models/qwen2"),
+        ),
+        ("strategy.tensor_parallel_size is 2", "model.critic.model"),
+    ),
+    "a critic that is not there": critic(
+        ("--model.critic.model", "no/such_model"),
+        ("model.critic.model='no/such_model'", "folder in Hugging Face format"),
+    ),
+    "a critic that clips what does not move": critic(
+        ("--model.critic.clip", "0.2"),
+        ("model.critic.clip is 0.2", "data.replay"),
+    ),
+    "a reference that is not there": (
+        ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
+        ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
+    ),
+    "a reference of another architecture that is to follow the policy": (
+        (
+            *("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/qwen2"),
+            *("--model.reference.refresh_every_n_steps", "5"),
+        ),
+        (
+            "model.reference.refresh_every_n_steps is 5",
+            "models/qwen2",
+            "of another architecture",
+            "Leave",
+        ),
+    ),
+    "a baseline that the objective cannot use": (
+        (
+            "--model.objective",
+            "lrl.objectives.TBA",
+            "--model.reference",
+            "lrl.Reference",
+            "--data.advantages",
+            "lrl.advantages.GRPO",
+        ),
+        ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
+    ),
+    **{
+        f"{name} on responses without their old tokens": (
+            (*("--data.stragglers", "mask", "--model.objective", name), *more),
+            (f"model.objective {name}", "data.stragglers mask", "wait"),
+        )
+        for name, more in {
+            "TOPR": (),
+            "GSPO": (),
+            "TIS": ("--model.objective.level", "sequence"),
+            "TBA": ("--model.reference", "lrl.Reference"),
+        }.items()
+    },
+    "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
+    "a learning rate that is no number": (
+        ("--model.lr", ".nan"),
+        ("model.lr is nan", "at least 0"),
+    ),
+    "a moment that never decays": (
+        ("--model.betas", "[0.9, 1.0]"),
+        ("model.betas is (0.9, 1.0)", "below 1"),
+    ),
+    "negative weight decay": setting("model.weight_decay", "-1.0", "at least 0"),
+    "negative warm-up": setting("model.warmup_steps", -3, "at least 0"),
+    "gradients clipped to nothing": setting("model.max_grad_norm", "0.0", "above 0"),
+    "no head chunk": setting("model.head_chunk_tokens", 0, "at least 1"),
+    "a mismatch that always aborts": setting("model.abort_on_mismatch", "0.0", "above 0"),
+    "a loss divided by nothing": setting("model.normalise_by", 0, "token, sequence"),
+    "a schedule without an end": (
+        ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
+        ("model.schedule='cosine'", "trainer.max_steps"),
+    ),
+    "a rho below one": (
+        ("--model.objective", "AIPO", "--model.objective.rho", "0.5"),
+        ("rho=0.5", "at least 1"),
+    ),
+    "an objective without its reference": (
+        ("--model.objective", "lrl.objectives.TBA"),
+        ("model.objective TBA", "model.reference"),
+    ),
+    "a reference that costs nothing on average": (
+        (
+            "--model.reference",
+            "lrl.Reference",
+            "--model.reference.coefficient",
+            "1",
+            "--model.reference.estimator",
+            "k1",
+        ),
+        ("model.reference.estimator k1", "k2 or k3"),
+    ),
+    "an attention that is not installed": setting("model.attention", "flash_attention_2"),
+}
+
+WORDS: dict[str, Case] = {
+    "gradients averaged at another time": fsdp(
+        ("reduce_gradients", "always", "each", "once"), reduce_gradients="always"
     ),
     "a misspelt key": (("--data.max_lagg", "1"), ("data.max_lagg", "Did you mean data.max_lag?")),
     "a misspelt key of the trainer": (
@@ -328,18 +531,6 @@ SETTINGS: dict[str, Case] = {
         ("--trainer.callbacks+", "Evaluation"),
         ("trainer.callbacks.prompts must be given",),
     ),
-    "devices in words": (
-        ("--trainer.devices", "two"),
-        ("trainer.devices is 'two'", "a list of indices"),
-    ),
-    "devices that a CPU has not": (
-        ("--trainer.devices", "[0, 1]"),
-        ("`devices`", "trainer.devices is [0, 1]"),
-    ),
-    "an accelerator that is not installed": (
-        ("--trainer.accelerator", "tpu"),
-        ("trainer.accelerator is 'tpu'", "xla"),
-    ),
     "a setting of a callback that is no mapping": (
         ("--trainer.callbacks+", "Health", "--trainer.callbacks.ranges", "5"),
         ("trainer.callbacks.ranges is '5'; it must be a mapping",),
@@ -354,7 +545,6 @@ SETTINGS: dict[str, Case] = {
     "neither a choice nor a number": setting(
         "model.normalise_by", "mean", "token, sequence, or a whole number."
     ),
-    "a time that is none": setting("trainer.max_time", "long", "trainer.max_time is 'long'"),
     "null for a number": (("--model.lr", "null"), ("model.lr is null", "its default, 1e-06")),
     "null for a choice": (("--data.stragglers", "null"), ("data.stragglers is null", "'wait'")),
     "null within a group": (
@@ -362,10 +552,6 @@ SETTINGS: dict[str, Case] = {
         ("server.max_num_seqs is null", "256"),
     ),
     "null for what has no default": (("--model.model", "null"), ("model.model must be given",)),
-    "a strategy of Lightning's by its word": (
-        ("--trainer.strategy", "fsdp"),
-        ("trainer.strategy is fsdp, which has no generators", "lrl.AsyncFSDP"),
-    ),
     "a group that is a number": (
         ("--config", "{trainer: 5}"),
         ("trainer is 5; it must be a mapping",),
@@ -398,21 +584,6 @@ SETTINGS: dict[str, Case] = {
         ("trainer.max_steps", "${data.init_args.max_lagg} leads to no setting"),
     ),
     "top-p among the data settings": (("--data.top_p", "0.9"), ("top_p",)),
-    "a negative lag": setting("data.max_lag", -1, "data.max_lag", "at least 0"),
-    "no group in a step": setting("data.groups_per_step", 0, "data.groups_per_step", "at least 1"),
-    "a group of one": setting("data.rollouts_per_group", 1, "at least 2"),
-    "no place for a prompt": setting("data.max_prompt_tokens", 0, "at least 1"),
-    "no place for an answer": setting("data.max_response_tokens", 0, "at least 1"),
-    "greedy rollouts": setting("data.temperature", "0.0", "Use 1.0"),
-    "a temperature at which vLLM does not sample": setting(
-        "data.temperature", "0.005", "would sample at 0.01"
-    ),
-    "a temperature that is no number": (
-        ("--data.temperature", ".nan"),
-        ("data.temperature is nan", "Use 1.0"),
-    ),
-    "an empty micro-batch": setting("data.micro_batch_tokens", 0, "at least 1"),
-    "a negative number of skips": setting("data.max_skipped_per_step", -1, "at least 0"),
     "no such environment": setting(
         "data.environment", "Calculatr", "data.environment", "Calculatr"
     ),
@@ -424,167 +595,8 @@ SETTINGS: dict[str, Case] = {
     "an environment that cannot be sent": played(
         "Lambda", "data.environment is Lambda", "top level of a module"
     ),
-    "the stop of a turn as one text": played("TextStop", "TextStop.stop is the text '='", "('=',)"),
-    "the stop of a turn in many tokens": played("LongStop", "LongStop.stop has 'stop'", "4 tokens"),
-    "the stop of a turn in no token": played("EmptyStop", "EmptyStop.stop has ''", "0 tokens"),
-    "no turns": played("SaysNothing", "data.max_turns is 0", "at least 1", max_turns=0),
-    "no time for a reply": played(
-        "SaysNothing", "data.turn_timeout_s is 0.0", "above 0", turn_timeout_s=0.0
-    ),
-    "no process of an environment": played(
-        "SaysNothing",
-        "data.environment_workers is 0",
-        "no data.environment_launcher",
-        environment_workers=0,
-    ),
-    "turns without an environment": setting(
-        "data.max_turns", 4, "data.max_turns is 4", "there is no data.environment"
-    ),
-    "no reward worker": setting("data.reward_workers", 0, "data.reward_workers", "at least 1"),
-    "no time for a reward": setting(
-        "data.reward_timeout_s", "0.0", "data.reward_timeout_s", "above 0"
-    ),
-    "no time for an answer": setting("data.rollout_timeout_s", "-5.0", "above 0"),
-    "a step larger than the data set": setting("data.groups_per_step", 9, "8 prompts", "at most 8"),
-    "a replay of nothing": (
-        (
-            "--data.replay",
-            "lrl.Replay",
-            "--data.replay.groups_per_step",
-            "0",
-            "--data.replay.max_lag",
-            "2",
-        ),
-        ("data.replay", "groups_per_step is 0", "null"),
-    ),
-    "a ranker's model that is not there": (
-        (*RANKER, "--data.length_predictor.ranker.model", "no/such_model"),
-        ("data.length_predictor.ranker", "no/such_model", "folder in Hugging Face format"),
-    ),
-    "a ranker on a device that is not there": (
-        (
-            *RANKER,
-            "--data.length_predictor.ranker.model",
-            "{in}/models/whole",
-            "--data.length_predictor.ranker.device",
-            "cuda:99",
-        ),
-        ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
-    ),
-    "a critic whose values nobody uses": (
-        ("--model.critic", "lrl.Critic", "--model.critic.value_only_steps", "0"),
-        ("model.critic is set", "data.advantages GroupMean", "lrl.advantages.GAE"),
-    ),
-    "advantages of values without a critic": (
-        ("--data.advantages", "lrl.advantages.GAE"),
-        ("data.advantages GAE needs the values of a critic", "model.critic to lrl.Critic"),
-    ),
-    "a critic beside an objective of the group": critic(
-        ("--model.objective", "TBA", "--model.reference", "lrl.Reference"),
-        ("model.objective TBA", "data.advantages is GAE"),
-    ),
-    "equal groups skipped beside a critic": critic(
-        ("--data.max_skipped_per_step", "4"),
-        ("data.max_skipped_per_step is 4", "GAE", "leave it out"),
-    ),
-    "a critic that learns alone to the end": critic(
-        ("--model.critic.value_only_steps", "50", "--trainer.max_steps", "50"),
-        ("model.critic.value_only_steps is 50", "trainer.max_steps 50"),
-    ),
-    "a critic's model of its own in divided layers": critic(
-        (
-            *fsdp((), tensor_parallel_size=2)[0],
-            *("--model.critic.model", "{in}/models/qwen2"),
-        ),
-        ("strategy.tensor_parallel_size is 2", "model.critic.model"),
-    ),
-    "a critic that is not there": critic(
-        ("--model.critic.model", "no/such_model"),
-        ("model.critic.model='no/such_model'", "folder in Hugging Face format"),
-    ),
-    "a critic that clips what does not move": critic(
-        ("--model.critic.clip", "0.2"),
-        ("model.critic.clip is 0.2", "data.replay"),
-    ),
-    "a reference that is not there": (
-        ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
-        ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
-    ),
-    "a reference of another architecture that is to follow the policy": (
-        (
-            *("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/qwen2"),
-            *("--model.reference.refresh_every_n_steps", "5"),
-        ),
-        (
-            "model.reference.refresh_every_n_steps is 5",
-            "models/qwen2",
-            "of another architecture",
-            "Leave",
-        ),
-    ),
-    "a baseline that the objective cannot use": (
-        (
-            "--model.objective",
-            "lrl.objectives.TBA",
-            "--model.reference",
-            "lrl.Reference",
-            "--data.advantages",
-            "lrl.advantages.GRPO",
-        ),
-        ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
-    ),
-    **{
-        f"{name} on responses without their old tokens": (
-            (*("--data.stragglers", "mask", "--model.objective", name), *more),
-            (f"model.objective {name}", "data.stragglers mask", "wait"),
-        )
-        for name, more in {
-            "TOPR": (),
-            "GSPO": (),
-            "TIS": ("--model.objective.level", "sequence"),
-            "TBA": ("--model.reference", "lrl.Reference"),
-        }.items()
-    },
-    "a negative learning rate": setting("model.lr", "-0.1", "at least 0"),
-    "a learning rate that is no number": (
-        ("--model.lr", ".nan"),
-        ("model.lr is nan", "at least 0"),
-    ),
-    "a moment that never decays": (
-        ("--model.betas", "[0.9, 1.0]"),
-        ("model.betas is (0.9, 1.0)", "below 1"),
-    ),
-    "negative weight decay": setting("model.weight_decay", "-1.0", "at least 0"),
-    "negative warm-up": setting("model.warmup_steps", -3, "at least 0"),
-    "gradients clipped to nothing": setting("model.max_grad_norm", "0.0", "above 0"),
-    "no head chunk": setting("model.head_chunk_tokens", 0, "at least 1"),
-    "a mismatch that always aborts": setting("model.abort_on_mismatch", "0.0", "above 0"),
-    "a loss divided by nothing": setting("model.normalise_by", 0, "token, sequence"),
-    "a schedule without an end": (
-        ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
-        ("model.schedule='cosine'", "trainer.max_steps"),
-    ),
-    "a rho below one": (
-        ("--model.objective", "AIPO", "--model.objective.rho", "0.5"),
-        ("rho=0.5", "at least 1"),
-    ),
-    "an objective without its reference": (
-        ("--model.objective", "lrl.objectives.TBA"),
-        ("model.objective TBA", "model.reference"),
-    ),
-    "a reference that costs nothing on average": (
-        (
-            "--model.reference",
-            "lrl.Reference",
-            "--model.reference.coefficient",
-            "1",
-            "--model.reference.estimator",
-            "k1",
-        ),
-        ("model.reference.estimator k1", "k2 or k3"),
-    ),
-    "an attention that is not installed": setting("model.attention", "flash_attention_2"),
 }
+"""What the command line cannot read: it ends at the first, before it looks for other faults."""
 
 TRAINER: dict[str, Case] = {
     "no device left to train": setting("trainer.devices", 1, "generator_devices", "at least 2"),

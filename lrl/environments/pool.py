@@ -178,9 +178,8 @@ class EnvironmentPool:
                 process.kill()
 
         if self._workers:
-            with ThreadPoolExecutor(
-                1
-            ) as thread:  # this one may have an event loop, as in a notebook
+            # This thread may have an event loop, as in a notebook.
+            with ThreadPoolExecutor(1) as thread:
                 thread.submit(lambda: asyncio.run(try_here())).result()
 
     async def _try_out(

@@ -337,12 +337,21 @@ class RolloutDataModule(L.LightningDataModule):
         its spare slots; None without an environment."""
         if self.environment is None:
             return None
-        tools = self.environment.environment.tools
-        return self.environment.episodes(
-            pool.generate_spare if spare else pool.generate,
-            self.policy_text,
-            ToolCallParser(pool, tools, self._policy.stop_tokens) if tools else None,
-        )
+        write = pool.generate_spare if spare else pool.generate
+        return self.environment.episodes(write, self.policy_text, self._tool_calls(pool))
+
+    def _tool_calls(self, pool: GeneratorPool) -> ToolCallParser | None:
+        """Returns what finds calls in turns; None without tools."""
+        if self.environment is None or not (tools := self.environment.environment.tools):
+            return None
+        return ToolCallParser(pool, tools, self._policy.stop_tokens)
+
+    def _try_tool_parser(self) -> None:
+        """Warns of a parser that is not of the policy's family."""
+        if self.environment is None or (parser := self._tool_calls(self.fleet.rollouts)) is None:
+            return
+        call = self.environment.call_tokens(self.policy_text)
+        self.fleet.call(parser.try_out(call, self.decode(call)), "parsing a call of a tool")
 
     @property
     def judges_last_turn(self) -> bool:
@@ -388,6 +397,7 @@ class RolloutDataModule(L.LightningDataModule):
         return controller
 
     def _make_calls(self) -> ControllerCalls:
+        self._try_tool_parser()
         syncs = self.weight_sync
         after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
         return ControllerCalls(

@@ -7,6 +7,7 @@ server of the exported policy will.
 from __future__ import annotations
 
 import ast
+import logging
 from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 from lrl.environments import ToolCall
 from lrl.errors import EpisodeError, GeneratorError, RequestRejected
 from lrl.generators.pool import GeneratorPool
+
+log = logging.getLogger(__name__)
 
 ROUTE = "/v1/chat/completions/derender"
 DEADLINE_S = 60.0
@@ -39,6 +42,20 @@ class ToolCallParser:
         # vLLM wants a message, and reads none.
         messages = [{"role": "user", "content": ""}]
         self._request = {"messages": messages, "tools": list(tools), "tool_choice": "auto"}
+
+    async def try_out(self, token_ids: list[int], text: str) -> None:
+        """Warns if the parser finds no call in one as the chat template writes it.
+
+        Args:
+            token_ids: The call.
+            text: Its text.
+        """
+        if not await self(token_ids, 0):
+            log.warning(
+                "strategy.server.tool_parser finds no call of a tool in %r, as the policy's chat "
+                "template writes one: is it the parser of the policy's family?",
+                text,
+            )
 
     async def __call__(self, token_ids: list[int], turn: int) -> list[ToolCall]:
         """Returns the calls of a turn, in order.

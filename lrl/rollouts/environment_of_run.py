@@ -12,7 +12,12 @@ from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
 from lrl.rollouts.episode import Episodes, EpisodeTerms, FindCalls, Write
-from lrl.rollouts.observations import ObservationTokens, Transcript, shows_one_call
+from lrl.rollouts.observations import (
+    ObservationTokens,
+    Transcript,
+    call_tokens,
+    shows_one_call,
+)
 from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
@@ -146,6 +151,10 @@ class EnvironmentOfRun:
         """Returns what plays episodes with turns that `write` writes; `find_calls` is needed with
         tools."""
         return Episodes(write, self.pool, self._terms(policy), find_calls)
+
+    def call_tokens(self, policy: PolicyText) -> list[int]:
+        """Returns a call of a tool as the chat template writes it; the environment has tools."""
+        return call_tokens(self._observation_tokens(policy), self.environment.tools)
 
     def _terms(self, policy: PolicyText) -> EpisodeTerms:
         tokens, vocabulary = self._observation_tokens(policy), len(policy.tokenizer)

@@ -12,7 +12,13 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
-from lrl.environments.chat_splice import Behind, behind_stand_in, stand_in, unused_word
+from lrl.environments.chat_splice import (
+    STAND_IN,
+    Behind,
+    behind_stand_in,
+    stand_in,
+    unused_word,
+)
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rollouts.chat_template import encode_chat
@@ -198,6 +204,26 @@ def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -
     except EpisodeError:
         _try_calls(tokens, tools, calls[:1])
         return True
+
+
+def call_tokens(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> list[int]:
+    """Returns a call of the first tool as the chat template writes it, without the end of the
+    turn.
+
+    Args:
+        tokens: Makes tokens.
+        tools: JSON schemas of the tools.
+    """
+    chat = Chat([{"role": "user", "content": "go"}], tools)
+    call = ToolCall(tools[0]["function"]["name"], "", "t0000c000")
+    before = tokens.chat(chat)
+    grown = _grown(chat, [stand_in(STAND_IN, [call])])
+    rendered = encode_chat(tokens.tokenizer, grown, "a call of a tool", header=False)
+    pairs = zip(before, rendered, strict=False)
+    begin = next((place for place, (a, b) in enumerate(pairs) if a != b), len(before))
+    written = rendered[begin:]
+    end = next((place for place, token in enumerate(written) if token in tokens.ends), None)
+    return written[:end]
 
 
 def _try_calls(

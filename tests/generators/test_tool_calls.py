@@ -87,3 +87,13 @@ def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(
 
 def test_the_names_of_the_parsers_are_vllms() -> None:
     assert {"hermes", "llama3_json", "mistral", "qwen3_coder"} <= set(known_parsers())
+
+
+def test_a_parser_that_is_not_of_the_policys_family_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for answer in (ANSWER, {"choices": [{"message": {"content": "a call"}}]}):
+        pool, _ = pool_of(answer)
+        asyncio.run(ToolCallParser(pool, TOOLS, {2}).try_out([7, 8], "[add()]"))
+    (warning,) = caplog.messages
+    assert "strategy.server.tool_parser finds no call of a tool in '[add()]'" in warning

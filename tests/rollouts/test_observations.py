@@ -9,7 +9,12 @@ import pytest
 from lrl.environments import Message, ToolCall, Written
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
-from lrl.rollouts.observations import ObservationTokens, Transcript, shows_one_call
+from lrl.rollouts.observations import (
+    ObservationTokens,
+    Transcript,
+    call_tokens,
+    shows_one_call,
+)
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
 from tests.chat_templates import FAMILIES, LLAMA, Family, merging_tokenizer
@@ -119,6 +124,22 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
     user = tokens.tokenizer.encode(family.user, add_special_tokens=False)
     (end,) = tokens.tokenizer.convert_tokens_to_ids([family.ends[0]])
     assert transcript.ids(Reply(HIGHER), Written("50", [5, end])) == user
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        (
+            "chatml",
+            '<tool_call>\n{"name": "add", "arguments": {"value": "standin"}}\n</tool_call>',
+        ),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"value": "standin"}}]'),
+        ("llama", '{"name": "add", "parameters":{"value": "standin"}}'),
+    ],
+)
+def test_a_call_is_what_the_template_writes_between_header_and_end(name: str, call: str) -> None:
+    tokens, _ = opened(FAMILIES[name])
+    assert tokens.tokenizer.decode(call_tokens(tokens, [ADD])).endswith(call)
 
 
 def test_text_continues_the_turn_and_tokens_are_taken_as_they_are() -> None:

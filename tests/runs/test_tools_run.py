@@ -64,7 +64,10 @@ def test_a_server_finds_the_calls_of_a_turn(lent_server: LentServer) -> None:
 
 
 def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
-    lent_server: LentServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lent_server: LentServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     policy = teach(tmp_path / "policy")
     witness = Witness()
@@ -92,6 +95,7 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
         environment=Tools([add]),
     )
     trainer.fit(lrl.PolicyModule(model=str(policy), lr=1e-6), data)
+    assert "finds no call" not in caplog.text, "the parser reads what the template writes"
     tokenizer = AutoTokenizer.from_pretrained(policy)
     network = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     called = 0

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lrl.environments import Turns
+from lrl.environments import Turns, Written
+from lrl.environments.play import Reply
 from lrl.environments.turns import Answer
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
@@ -22,7 +23,6 @@ from lrl.planning.simulator.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.rollouts.ledger import Ledger
-from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import flattened
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
@@ -49,6 +49,13 @@ class Row:
 
     def __getitem__(self, index: int) -> Prompt:
         return Prompt(id=index % self.size, token_ids=[1, index % self.size], text=str(index))
+
+
+class TokenObservations:
+    """Observations that are token ids already; a text is empty."""
+
+    def ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        return list(reply.observation)  # type: ignore[arg-type]
 
 
 class ManualRewards:
@@ -196,13 +203,12 @@ class ModelledRun:
 
     def episodes(self) -> Episodes:
         """Returns the run's episodes."""
-        tokens: Any = ObservationTokens(tokenizer=None, ends=frozenset())  # type: ignore[arg-type]
         terms = EpisodeTerms(
             max_turns=MAX_TURNS,
             max_turn_tokens=MAX_TOKENS - 1,
             timeout_s=1e9,
             stop_tokens=(),
-            observations=lambda prompt: Transcript(tokens, prompt, 2**31),
+            observations=lambda prompt: TokenObservations(),
             decode=str,
         )
         return Episodes(self.pool.generate, self.environments, terms)

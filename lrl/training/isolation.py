@@ -192,14 +192,8 @@ class _Trial:
         """Returns the result of rows as long as the first sample, with two of the others in
         each."""
         first, *others = self._alone
-        return self.run(
-            [
-                [
-                    [first],
-                    *([one, other] for one, other in zip(others[::2], others[1::2], strict=True)),
-                ]
-            ]
-        )
+        pairs = [list(pair) for pair in zip(others[::2], others[1::2], strict=True)]
+        return self.run([[[first], *pairs]])
 
     def check_rows(self) -> Gap:
         """Returns the effect of rounding. See the function `check_rows`."""

@@ -360,7 +360,12 @@ def test_a_member_that_is_killed_in_mid_episode_costs_none_and_its_processes_end
         assert here == 3 * EPISODES_AT_ONCE, "the first turns are answered again"
         assert pool.counts == Counter(replayed=EPISODES_AT_ONCE) and pool.replaced == 0
         wait_for(lambda: not any(map(lives, own)), 60.0, "the end of the member's processes")
-        assert own and made.registry.view(Kind.ENVIRONMENT, 0).status is Status.LOST
+        assert own
+
+        def lost() -> bool:
+            return made.registry.view(Kind.ENVIRONMENT, 0).status is Status.LOST
+
+        wait_for(lost, 30.0, "the loss of the member")
         text, _ = stranger.communicate(timeout=START_S)
         assert stranger.returncode == 2 and "the token is not the run's (LRL_TOKEN)" in text
     finally:

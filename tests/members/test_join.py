@@ -290,7 +290,12 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
     data = SimpleNamespace(
-        reward_pool=pool, reward_launcher=None, resumes_from=None, dispatch=None, migration=None
+        reward_pool=pool,
+        reward_launcher=None,
+        environment=None,
+        resumes_from=None,
+        dispatch=None,
+        migration=None,
     )
     parts = {
         "strategy": strategy,

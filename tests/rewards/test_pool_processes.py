@@ -78,7 +78,7 @@ def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
         "    pool = RewardPool([own], workers=2, timeout_s=60)\n"
         "    pool.start()\n"
         "    rollout = Row(text=sys.argv[1], num_tokens=1, finish_reason='stop')\n"
-        "    rollout.reward_failure, rollout.turn_rewards = None, []\n"
+        "    rollout.reward_failure, rollout.judged, rollout.turn_rewards = None, None, []\n"
         "    score = lambda: asyncio.run(pool.score(Row(text='', columns={}), [rollout]))\n"
         "    threading.Thread(target=score, daemon=True).start()\n"
         "    until = time.monotonic() + (60 if sys.argv[1] == 'give 1' else 0.5)\n"

@@ -112,7 +112,12 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     policy = SimpleNamespace(policy_folder=str(tmp_path))
     pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
     data = SimpleNamespace(
-        reward_pool=pool, reward_launcher=None, resumes_from=None, dispatch=None, migration=None
+        reward_pool=pool,
+        reward_launcher=None,
+        environment=None,
+        resumes_from=None,
+        dispatch=None,
+        migration=None,
     )
     parts = {
         "strategy": strategy,

@@ -26,7 +26,7 @@ from statistics import fmean
 
 from benchmarks import arguments, records
 from lrl.planning.simulator.length_sampling import Lognormal
-from lrl.planning.simulator.trainer_model import TrainedResponse
+from lrl.planning.simulator.trainer_model import TrainedTree
 from lrl.rollouts.bin_packing import BinPacker, Rows
 
 RANKS = (2, 4, 8, 16)
@@ -37,19 +37,19 @@ HEAD = (
     "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"
 )
 
-Round = Sequence[Rows[TrainedResponse]]
+Round = Sequence[Rows[TrainedTree]]
 
 
-def pass_cost(rows: Rows[TrainedResponse]) -> float:
+def pass_cost(rows: Rows[TrainedTree]) -> float:
     """Returns the cost of one forward and backward pass."""
     lengths = [[len(piece) for piece in row] for row in rows]
     padded = len(rows) * max(map(sum, lengths), default=0)
     return padded + sum(length**2 for row in lengths for length in row) / LONGEST
 
 
-def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
+def rounds_of(groups: Sequence[Sequence[TrainedTree]], ranks: int) -> list[Round]:
     """What is cut for so many ranks while the groups arrive."""
-    cuts = BinPacker[TrainedResponse](MICRO_BATCH_TOKENS, ranks=ranks)
+    cuts = BinPacker[TrainedTree](MICRO_BATCH_TOKENS, ranks=ranks)
     found: list[Round] = []
     for group in groups:
         for piece in group:
@@ -58,7 +58,7 @@ def rounds_of(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[R
     return found + list(cuts.flush())
 
 
-def in_turn(groups: Sequence[Sequence[TrainedResponse]], ranks: int) -> list[Round]:
+def in_turn(groups: Sequence[Sequence[TrainedTree]], ranks: int) -> list[Round]:
     """Returns the micro-batches of one rank, dealt to so many."""
     alone = [rows for (rows,) in rounds_of(groups, 1)]
     return [alone[first : first + ranks] for first in range(0, len(alone), ranks)]
@@ -80,12 +80,12 @@ def in_lockstep(rounds: Sequence[Round]) -> float:
     return sum(max(map(pass_cost, each)) for each in rounds)
 
 
-def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedResponse]]:
+def step(ranks: int, groups_per_rank: int, seed: int) -> list[list[TrainedTree]]:
     """Returns the groups of a step."""
     lengths = Lognormal(MEAN / math.exp(SIGMA**2 / 2), SIGMA, LONGEST, seed=seed)
     return [
         [
-            TrainedResponse(index, PROMPT_TOKENS + tokens)
+            TrainedTree(index, PROMPT_TOKENS + tokens)
             for tokens in lengths.of(index, index, RESPONSES)
         ]
         for index in range(ranks * groups_per_rank)

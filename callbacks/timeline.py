@@ -21,8 +21,10 @@ from lrl.generators.pool import GeneratorPool
 from lrl.planning.profiling import timeline
 from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
 from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
+from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepStream
 from lrl.system.best_effort import best_effort
+from lrl.training.tree_cost import tree_lengths
 from lrl.types import Group
 
 log = logging.getLogger(__name__)
@@ -102,8 +104,10 @@ def step_record(
     times: StepTimes, stream: StepStream, update_s: float, started_s: float
 ) -> StepRecord:
     """Returns the record of a step that has ended; `other_s` is the rest of its seconds."""
-    waits = list(zip(stream.waits, map(trainable_tokens, stream.groups), strict=True))
-    first_s, more_s, last_s = timeline.split_waits(waits, stream.packer.budget)
+    packer = stream.packer
+    tokens = [trainable_tokens(group, packer) for group in stream.groups]
+    waits = list(zip(stream.waits, tokens, strict=True))
+    first_s, more_s, last_s = timeline.split_waits(waits, packer.budget)
     parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
     parts |= {
         "wait_reward_s": times.trainer.get("wait_reward", 0.0),
@@ -123,6 +127,7 @@ def step_record(
         pause_s=times.sync_pause,
         generation_s=timeline.generation_s(stream.groups),
         tokens=stream.num_tokens,
+        attention_tokens=packer.attention_tokens,
         lags={
             stream.step - version: tokens
             for version, tokens in sorted(versions.items(), reverse=True)
@@ -137,10 +142,18 @@ def pass_record(seconds: float, lengths: Sequence[int]) -> MicroBatchRecord:
     return MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=squared)
 
 
-def trainable_tokens(group: Group) -> int:
-    """Returns the tokens of a group that may be trained, prompts included."""
+def trainable_tokens(group: Group, packer: Packer) -> int:
+    """Returns the tokens of a group that may be trained, with its prompt as often as it is read."""
     prompt = len(group.prompt.token_ids)
-    return sum(prompt + len(rollout.token_ids) for rollout in group.scored)
+    lengths = [prompt + len(rollout.token_ids) for rollout in group.scored]
+    return sum(
+        tree_lengths(
+            lengths,
+            prompt - 1,
+            longest=packer.micro_batch_tokens,
+            attention_tokens=packer.attention_tokens,
+        )
+    )
 
 
 def synchronize(device: torch.device) -> None:

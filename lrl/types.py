@@ -260,8 +260,11 @@ class MicroBatch:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each rollout, prompt and response."""
-        return self.sequence_ids[self.sequence_ids >= 0].bincount().tolist()
+        """Tokens of each rollout, prompt and response; of each tree, where rollouts share
+        tokens."""
+        read = self.sequence_ids >= 0
+        begins = read & (self.position_ids == 0)
+        return (begins.flatten().cumsum(0)[read.flatten()] - 1).bincount().tolist()
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Returns the micro-batch with every tensor on `device`."""

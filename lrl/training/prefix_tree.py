@@ -18,7 +18,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from lrl.training.tree_cost import cheapest_trees
+from lrl.training.tree_cost import divided
 from lrl.types import Rollout
 
 
@@ -94,15 +94,10 @@ def prefix_trees(
             for one tree a sample.
     """
     shared = _shared(samples) if attention_tokens else 0
-    if not shared:
-        return [PrefixTree([sample]) for sample in samples]
-    branches = sum(map(len, samples)) - len(samples) * shared
-    number = cheapest_trees(len(samples), shared, branches, attention_tokens)
-    while True:
-        trees = _dealt(samples, shared, number)
-        if number == len(samples) or max(map(len, trees)) <= longest:
-            return trees
-        number += 1
+    parts = divided([len(sample) for sample in samples], shared, longest, attention_tokens)
+    return [
+        PrefixTree([samples[one] for one in part], shared if len(part) > 1 else 0) for part in parts
+    ]
 
 
 def _shared(samples: Sequence[TrainingSample]) -> int:
@@ -113,15 +108,3 @@ def _shared(samples: Sequence[TrainingSample]) -> int:
     most = min(sample.untrained for sample in samples)
     columns = zip(*(sample.token_ids[:most] for sample in samples), strict=True)
     return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-
-
-def _dealt(samples: Sequence[TrainingSample], shared: int, number: int) -> list[PrefixTree]:
-    """Returns `number` trees of about the same length: the longest sample first, to the shortest
-    tree."""
-    trees = [PrefixTree([], shared) for _ in range(number)]
-    for sample in sorted(samples, key=len, reverse=True):
-        min(trees, key=len).samples.append(sample)
-    for tree in trees:
-        if len(tree.samples) == 1:
-            tree.shared = 0
-    return trees

@@ -1,5 +1,7 @@
-"""How many trees the responses to a prompt make in training (`lrl.training.prefix_tree`): the
-arithmetic, also for the planner."""
+"""The trees that the responses to a prompt make in training (`lrl.training.prefix_tree`): the
+arithmetic, also for planner and simulator."""
+
+from collections.abc import Sequence
 
 
 def attention_tokens_of(hidden: int) -> int:
@@ -30,3 +32,43 @@ def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens:
         return trees * length * (1 + length / attention_tokens)
 
     return min(range(1, samples + 1), key=cost)
+
+
+def divided(
+    lengths: Sequence[int], shared: int, longest: int, attention_tokens: int
+) -> list[list[int]]:
+    """Returns the responses of each tree, as many trees as cost least; one for each response if
+    there is nothing to share.
+
+    The longest response comes first, and each goes to the shortest tree.
+
+    Args:
+        lengths: Tokens of each response, the shared ones included.
+        shared: First tokens that all of them have in common.
+        longest: Most tokens of a tree with several responses.
+        attention_tokens: See `cheapest_trees`; 0 for one tree a response.
+    """
+    count = len(lengths)
+    if not shared or not attention_tokens or count < 2:
+        return [[one] for one in range(count)]
+    branches = [length - shared for length in lengths]
+    order = sorted(range(count), key=lambda one: branches[one], reverse=True)
+    number = cheapest_trees(count, shared, sum(branches), attention_tokens)
+    while True:
+        trees: list[list[int]] = [[] for _ in range(number)]
+        sizes = [0] * number
+        for one in order:
+            tree = sizes.index(min(sizes))
+            trees[tree].append(one)
+            sizes[tree] += branches[one]
+        if number == count or shared + max(sizes) <= longest:
+            return trees
+        number += 1
+
+
+def tree_lengths(
+    lengths: Sequence[int], shared: int, longest: int, attention_tokens: int
+) -> list[int]:
+    """Returns the tokens of each tree; the arguments are those of `divided`."""
+    trees = divided(lengths, shared, longest, attention_tokens)
+    return [sum(lengths[one] for one in tree) - shared * (len(tree) - 1) for tree in trees]

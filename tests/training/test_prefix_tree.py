@@ -74,6 +74,7 @@ def test_every_label_reads_its_own_sample_and_nothing_else(
     assert all(len(tree) <= longest or len(tree.samples) == 1 for tree in trees)
     rows = [trees[::2], trees[1::2]] if len(trees) > 1 else [trees]
     micro = fill_rows(rows, temperature=1.0)
+    assert micro.lengths == [len(tree) for row in rows for tree in row]
     if micro.readers_end is None:
         assert not any(tree.shared for tree in trees)
         return

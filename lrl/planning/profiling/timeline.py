@@ -52,6 +52,8 @@ class StepRecord:
     admission."""
     tokens: int
     """Trained response tokens."""
+    attention_tokens: int = 0
+    """See `lrl.training.tree_cost`; 0 if each response carried its own prompt through training."""
     lags: dict[int, int] = field(default_factory=dict)
     """lag -> response tokens of that lag, masked ones included"""
     wait_reward_s: float = 0.0
@@ -67,7 +69,7 @@ class MicroBatchRecord:
 
     seconds: float
     tokens: int
-    """Sum of the sequences' lengths, prompts included, padding not."""
+    """Sum of the lengths of sequences, or of trees of them; prompts included, padding not."""
     tokens_squared: int
     """Sum of the squares of these lengths."""
 

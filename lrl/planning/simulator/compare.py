@@ -77,7 +77,7 @@ def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
     """
     timeline, config = read(_found(folder, TIMELINE_FILE)), _config(_found(folder, CONFIG_FILE))
     steps = [record for record in timeline if isinstance(record, StepRecord)]
-    simulation = _simulation(timeline, len(steps), config, tool_ms)
+    simulation = _simulation(timeline, steps, config, tool_ms)
     start = len(steps) // 5
     data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
     planned = [
@@ -100,7 +100,7 @@ def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
 
 def _simulation(
     timeline: Sequence[Record],
-    steps: int,
+    steps: Sequence[StepRecord],
     config: Mapping[str, Any],
     tool_ms: LengthSampler | None,
 ) -> Simulation:
@@ -127,7 +127,7 @@ def _simulation(
         generators=[costs] * (writing - strategy.get("evaluation_generators", 0)),
         trainer=fit_trainer(timeline),
         lengths=ReplayedLengths([_first_turns(group) for group in groups]),
-        steps=steps,
+        steps=len(steps),
         max_num_seqs=server["max_num_seqs"],
         ranks=_trainer_ranks(config["trainer"]),
         prompt_tokens=round(sum(group.prompt_tokens for group in groups) / len(groups)),
@@ -135,6 +135,7 @@ def _simulation(
         episodes=_episodes(groups, tool_ms),
         # A timeline counts the whole prompt of a turn as read, so its fitted costs are for that.
         prefix_cache=False,
+        attention_tokens=max((step.attention_tokens for step in steps), default=0),
         **{name: data[name] for name in SETTINGS if name in data},
     )
 

@@ -24,7 +24,7 @@ from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.generator_model import ModelGenerator
 from lrl.planning.simulator.length_sampling import LengthSampler
 from lrl.planning.simulator.run_lengths import RunLengths
-from lrl.planning.simulator.trainer_model import ModelTrainer, TrainedResponse
+from lrl.planning.simulator.trainer_model import ModelTrainer, TrainedTree
 from lrl.rollouts.bin_packing import BinPacker
 from lrl.rollouts.controller import Controller, ResponseWriter
 from lrl.rollouts.ledger import Ledger
@@ -58,6 +58,8 @@ class Simulation:
         episodes: How episodes go on after their first turns; None for responses of a single turn.
         prefix_cache: Whether a later turn reads only what is new; else the whole episode.
         keys_and_values: What a generator does with that cache at a sync; see `WeightSync`.
+        attention_tokens: How many responses share a prompt in training, see
+            `lrl.training.tree_cost`; 0 gives each its own.
 
     Raises:
         ValueError: A setting is outside its range, or max_lag is not 0 on shared devices.
@@ -81,6 +83,7 @@ class Simulation:
     episodes: EpisodeShapes | None = None
     prefix_cache: bool = True
     keys_and_values: Literal["recompute", "keep"] = "recompute"
+    attention_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens"):
@@ -130,9 +133,10 @@ class Simulation:
             self.trainer,
             fleet,
             controller,
-            BinPacker[TrainedResponse](self.micro_batch_tokens, ranks=self.ranks),
+            BinPacker[TrainedTree](self.micro_batch_tokens, ranks=self.ranks),
             oldest_lag=self.max_lag if self.stragglers == "mask" else None,
             alternates=self.placement == "shared",
+            attention_tokens=self.attention_tokens,
             record=record,
         )
         await controller.new_version(0)

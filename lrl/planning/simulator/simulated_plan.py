@@ -116,6 +116,7 @@ def _outcome(
         dispatch=informed,
         placement="shared" if plan.placement == "shared" else "split",
         episodes=shapes,
+        attention_tokens=workload.attention_tokens,
     )
     simulation.run(take)
     counted = steps[filled:][:COUNTED_STEPS]

@@ -13,12 +13,13 @@ from lrl.planning.simulator.fleet_model import ModelFleet
 from lrl.planning.simulator.run_lengths import RunLengths
 from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.rollouts.controller import Controller
+from lrl.training.tree_cost import tree_lengths
 from lrl.types import ENVIRONMENT, Group
 
 
 @dataclass(slots=True)
-class TrainedResponse:
-    """A prompt and its response (`lrl.rollouts.bin_packing.Piece`)."""
+class TrainedTree:
+    """Responses behind their prompt, or a single one (`lrl.rollouts.bin_packing.Packable`)."""
 
     group: int
     tokens: int
@@ -45,12 +46,14 @@ class ModelTrainer:
     costs: TrainerCosts
     fleet: ModelFleet
     controller: Controller
-    cuts: BinPacker[TrainedResponse]
+    cuts: BinPacker[TrainedTree]
     """Makes the micro-batches of all ranks."""
     oldest_lag: int | None
     """Tokens with a larger lag are masked; None trains all."""
     alternates: bool
     """Whether no micro-batch begins before the step's last group is there."""
+    attention_tokens: int
+    """See `lrl.training.tree_cost`; 0 if each response carries its own prompt."""
     record: Callable[[Record], None]
     """Called with the record of every step, group and micro-batch."""
 
@@ -82,6 +85,7 @@ class ModelTrainer:
             pause_s=pause_s,
             generation_s=timeline.generation_s(tally.groups),
             tokens=tally.tokens,
+            attention_tokens=self.attention_tokens,
             lags=dict(sorted(tally.lags.items())),
         )
         for group in tally.groups:
@@ -107,9 +111,9 @@ class ModelTrainer:
         return train_s + others_s
 
     def _take(self, group: Group, step: int, tally: StepTally) -> int:
-        """Adds the group's responses to the cuts as `Packer` would; returns their tokens, prompts
-        included."""
-        length = 0
+        """Adds the group's trees to the cuts as `Packer` would; returns their tokens."""
+        prompt = len(group.prompt.token_ids)
+        lengths = []
         tally.groups.append(group)
         for rollout in group.rollouts:
             assert isinstance(rollout.versions, RunLengths)
@@ -123,14 +127,18 @@ class ModelTrainer:
             )
             tally.tokens += trained
             if trained:
-                piece = TrainedResponse(
-                    group.index, len(group.prompt.token_ids) + len(rollout.token_ids)
-                )
-                self.cuts.add(piece)
-                length += len(piece)
-        return length
+                lengths.append(prompt + len(rollout.token_ids))
+        trees = tree_lengths(
+            lengths,
+            prompt - 1,
+            longest=self.cuts.micro_batch_tokens,
+            attention_tokens=self.attention_tokens,
+        )
+        for tokens in trees:
+            self.cuts.add(TrainedTree(group.index, tokens))
+        return sum(trees)
 
-    async def _compute(self, each: Sequence[Rows[TrainedResponse]]) -> float:
+    async def _compute(self, each: Sequence[Rows[TrainedTree]]) -> float:
         """Runs a micro-batch on every rank, after the rank's previous one; returns the seconds of
         rank 0's."""
         now, rank_0_s = self._loop.time(), 0.0

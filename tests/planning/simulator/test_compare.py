@@ -53,14 +53,16 @@ def config(**strategy: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run of two generators."""
-    write(tmp_path / "timeline.jsonl", simulated(2, 16, **DATA))
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A run of two generators; a parameter is its `attention_tokens`."""
+    records = simulated(2, 16, attention_tokens=getattr(request, "param", 0), **DATA)
+    write(tmp_path / "timeline.jsonl", records)
     asked = config(generator_devices=2, server={"max_num_seqs": 16})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
     return tmp_path
 
 
+@pytest.mark.parametrize("run", [0, 5000], indirect=True)
 def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
     found = read_run(run)
     assert [step.step for step in found.steps] == list(range(2, 10))

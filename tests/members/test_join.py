@@ -288,15 +288,7 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     strategy = ScriptedRun()
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
-    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
-    data = SimpleNamespace(
-        reward_pool=pool,
-        reward_launcher=None,
-        environment=None,
-        resumes_from=None,
-        dispatch=None,
-        migration=None,
-    )
+    data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
     parts = {
         "strategy": strategy,
         "lightning_module": policy,

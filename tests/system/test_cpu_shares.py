@@ -110,15 +110,7 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     strategy, before = ScriptedRun(), os.sched_getaffinity(0)
     strategy.parallel_devices = [torch.device("cpu")] * 2
     policy = SimpleNamespace(policy_folder=str(tmp_path))
-    pool = lrl.rewards.RewardPool([lrl.rewards.GSM8K()])
-    data = SimpleNamespace(
-        reward_pool=pool,
-        reward_launcher=None,
-        environment=None,
-        resumes_from=None,
-        dispatch=None,
-        migration=None,
-    )
+    data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
     parts = {
         "strategy": strategy,
         "lightning_module": policy,

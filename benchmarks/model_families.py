@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from benchmarks.tiny_families import FAMILIES, save_tiny
 from lrl.errors import ConfigError
 from lrl.training.adapter_trial import check_adapters
-from lrl.training.isolation import may_share_prefixes, may_share_rows
+from lrl.training.isolation import shared_by_responses
 from lrl.training.lora import LoRA
 from lrl.training.model import open_network
 
@@ -72,9 +72,8 @@ def try_family(
 
 def layout_of(network: PreTrainedModel) -> str:
     """Returns what the responses of a model may share, for `Outcome.responses`."""
-    if not may_share_rows(network):
-        return ALONE
-    return TREES if may_share_prefixes(network) else PACKED
+    shared = shared_by_responses(network)
+    return TREES if shared.prefixes else PACKED if shared.rows else ALONE
 
 
 def adapted_layers_of(folder: Path) -> str:

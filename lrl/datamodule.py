@@ -410,8 +410,7 @@ class RolloutDataModule(L.LightningDataModule):
     def next_step(self) -> StepStream:
         """Makes the stream of the next optimizer step, on the rank that has the generators."""
         step, policy = self._trainer.global_step, self._policy
-        may_share = policy.responses_share_rows and policy.responses_share_prefixes
-        shares = self.share_prefixes and may_share
+        shares = self.share_prefixes and policy.responses_share.prefixes
         packer = Packer(
             self.micro_batch_tokens,
             self.advantages,
@@ -420,7 +419,7 @@ class RolloutDataModule(L.LightningDataModule):
             whole_groups=policy.objective.whole_groups,
             mask_truncated=self.mask_truncated,
             data_parallel_size=policy.data_parallel_size,
-            share_rows=policy.responses_share_rows,
+            share_rows=policy.responses_share.rows,
             blanks=policy.sharding is not None,
             attention_tokens=policy.attention_tokens if shares else 0,
         )

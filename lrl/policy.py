@@ -41,7 +41,7 @@ from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
 from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
-from lrl.training.isolation import may_share_prefixes, may_share_rows
+from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
@@ -157,10 +157,8 @@ class PolicyModule(L.LightningModule):
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
         self._sampled_proof = SampledProof()
-        self.responses_share_rows = False
-        """Whether several responses may share a row; `configure_model` tries it on the model."""
-        self.responses_share_prefixes = False
-        """Whether responses may also share their first tokens, likewise."""
+        self.responses_share = Shared()
+        """What several responses may share; `configure_model` tries it on the model."""
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -231,42 +229,33 @@ class PolicyModule(L.LightningModule):
         settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
         if self.sharding is None:
             self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
-            self._try_layouts(self.network)
+            self.responses_share = shared_by_responses(self.network)
             self._add_adapters(self.network)
             self._check_adapters(self.network)
             if self.critic is not None:
                 self.critic.open(self.network, *settings[1:], self.device_of_use, self.ranks)
-                self._heed_critic(self.critic)
+                self.responses_share = self.responses_share.also(self.critic.responses_share)
             return
         ranks, whole = self.ranks, None
         if ranks.rank == 0:
             whole = open_network(*settings)
-            self._try_layouts(whole)
+            self.responses_share = shared_by_responses(whole)
             self._add_adapters(whole)
             self._check_adapters(whole)
-        self.responses_share_rows = ranks.share(self.responses_share_rows)
-        self.responses_share_prefixes = ranks.share(self.responses_share_prefixes)
+        self.responses_share = ranks.share(self.responses_share)
         with model_files(self.policy_folder, ranks) as files:
             self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
             wholes.append(self.critic.open_sharded(self.network, *settings[1:], ranks))
-            self._heed_critic(self.critic)
+            self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += [] if self.critic.trunk is None else [self.critic.trunk]
         self.sharding.divide(self, *networks)
         for network, its_whole in zip(networks, wholes, strict=False):
             self.sharding.fill(network, its_whole, self.device_of_use)
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
-
-    def _try_layouts(self, network: PreTrainedModel) -> None:
-        self.responses_share_rows = may_share_rows(network)
-        self.responses_share_prefixes = self.responses_share_rows and may_share_prefixes(network)
-
-    def _heed_critic(self, critic: Critic) -> None:
-        self.responses_share_rows &= critic.shares_rows
-        self.responses_share_prefixes &= critic.shares_prefixes
 
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:

@@ -549,7 +549,7 @@ def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None
     policy = PolicyModule(folder, lora=LoRA(rank=2))
     with torch.device("meta"):
         policy.configure_model()
-    assert policy.responses_share_rows
+    assert policy.responses_share.rows
     assert {tensor.device.type for tensor in policy.state_dict().values()} == {"cpu"}
     assert len(policy.prompt_logprobs([1, 2, 3])) == 2
 

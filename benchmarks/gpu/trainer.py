@@ -146,7 +146,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "peak_tflops": peak / 1e12,
         "share_of_peak": achieved / peak,
         "peak_gib": machine.peak / GIB,
-        "responses_share_rows": policy.responses_share_rows,
+        "responses_share_rows": policy.responses_share.rows,
     }
 
 

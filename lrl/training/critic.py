@@ -20,7 +20,7 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import each_rollout
-from lrl.training.isolation import may_share_prefixes, may_share_rows
+from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.model import Dtype, decoder_of, last_hidden, open_empty_network, open_network
 from lrl.training.model_files import model_files, open_on_all_ranks
 from lrl.types import Group, MicroBatch
@@ -56,10 +56,8 @@ class Critic(nn.Module):
         ConfigError: A setting is outside its range, or would have no effect.
     """
 
-    shares_rows = True
-    """Whether that model keeps several responses of a row apart."""
-    shares_prefixes = True
-    """Whether it may also read their first tokens once."""
+    responses_share = Shared(rows=True, prefixes=True)
+    """What that model lets several responses share."""
 
     def __init__(
         self,
@@ -118,7 +116,7 @@ class Critic(nn.Module):
                 device=device,
                 ranks=ranks,
             )
-            self._try_layouts(network)
+            self.responses_share = shared_by_responses(network)
             self.trunk = decoder_of(network)
         self._add_head(network)
 
@@ -140,18 +138,13 @@ class Critic(nn.Module):
         settings, whole = (dtype, attention, gradient_checkpointing), None
         if ranks.rank == 0:
             whole = open_network(self.model, *settings)
-            self._try_layouts(whole)
+            self.responses_share = shared_by_responses(whole)
         with model_files(self.model, ranks) as files:
             network = open_empty_network(files.folder, *settings)
-        self.shares_rows = ranks.share(self.shares_rows)
-        self.shares_prefixes = ranks.share(self.shares_prefixes)
+        self.responses_share = ranks.share(self.responses_share)
         self.trunk = decoder_of(network)
         self._add_head(network)
         return None if whole is None else decoder_of(whole)
-
-    def _try_layouts(self, network: PreTrainedModel) -> None:
-        self.shares_rows = may_share_rows(network)
-        self.shares_prefixes = self.shares_rows and may_share_prefixes(network)
 
     def _add_head(self, network: PreTrainedModel) -> None:
         """Makes the head for the hidden state of `network`."""

@@ -103,6 +103,24 @@ def check_rows(network: PreTrainedModel) -> None:
     _Trial(network, _sequences).check_rows()
 
 
+class Shared(NamedTuple):
+    """What the responses of a model may share in training."""
+
+    rows: bool = False
+    prefixes: bool = False
+    """Their first tokens; only with rows."""
+
+    def also(self, other: Self) -> "Shared":
+        """Returns what both may share."""
+        return Shared(self.rows and other.rows, self.prefixes and other.prefixes)
+
+
+def shared_by_responses(network: PreTrainedModel) -> Shared:
+    """Tries both layouts; see `may_share_rows` and `may_share_prefixes`."""
+    rows = may_share_rows(network)
+    return Shared(rows, rows and may_share_prefixes(network))
+
+
 def may_share_rows(network: PreTrainedModel) -> bool:
     """Returns whether several responses in one row are computed as if each were alone; else logs a
     warning.

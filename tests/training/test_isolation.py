@@ -18,7 +18,7 @@ from lrl.datamodule import RolloutDataModule
 from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
-from lrl.training.isolation import check_rows, may_share_prefixes, may_share_rows
+from lrl.training.isolation import Shared, check_rows, may_share_prefixes, may_share_rows
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
 from lrl.types import MicroBatch
@@ -118,10 +118,10 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(
     folder = str(save_tiny("opt", tmp_path, 4.0))
     with caplog.at_level(logging.WARNING):
         policy = PolicyModule(folder, reference=Reference())
-        assert not policy.responses_share_rows
+        assert not policy.responses_share.rows
         policy.configure_model()
         policy.setup("fit")
-    assert not policy.responses_share_rows
+    assert not policy.responses_share.rows
     (said,) = [
         record.getMessage() for record in caplog.records if "see each other" in record.getMessage()
     ]
@@ -129,7 +129,7 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(
 
 
 def test_a_policy_that_keeps_responses_apart_shares_rows(folder: str) -> None:
-    assert opened(folder).responses_share_rows
+    assert opened(folder).responses_share.rows
 
 
 def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_leak_in_the_gradient_alone_is_found(
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None:
     policy = opened(str(tiny_llama(tmp_path)))
-    policy.responses_share_rows = shares
+    policy.responses_share = Shared(rows=shares)
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
     strategy = SimpleNamespace(ranks=Ranks(), placement="split", sharded=False)
     data.trainer = SimpleNamespace(
@@ -213,7 +213,8 @@ def test_a_policy_is_tried_on_the_device_that_will_train(
 ) -> None:
     tried = []
     monkeypatch.setattr(
-        "lrl.policy.may_share_rows", lambda network: tried.append(network.device) or True
+        "lrl.policy.shared_by_responses",
+        lambda network: tried.append(network.device) or Shared(rows=True),
     )
     policy = PolicyModule(folder)
     policy._trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("meta")))

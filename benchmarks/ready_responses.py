@@ -84,6 +84,7 @@ class ReadyResponses(L.LightningDataModule):
         groups: Prompts of a step.
         responses: Responses to each.
         micro_batch_tokens: See `lrl.RolloutDataModule`.
+        share_prefixes: See `lrl.RolloutDataModule`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ReadyResponses(L.LightningDataModule):
         groups: int,
         responses: int,
         micro_batch_tokens: int,
+        share_prefixes: bool = True,
     ) -> None:
         super().__init__()
         self.prompts = prompts
@@ -103,6 +105,7 @@ class ReadyResponses(L.LightningDataModule):
         self.groups = groups
         self.responses = responses
         self.micro_batch_tokens = micro_batch_tokens
+        self.share_prefixes = share_prefixes
         self.stopwatch = Stopwatch()
         self.supervisor = Laps(self.stopwatch)
 
@@ -112,13 +115,21 @@ class ReadyResponses(L.LightningDataModule):
 
     def _next_step(self) -> StepStream:
         trainer: Any = self.trainer
+        policy: lrl.PolicyModule = trainer.lightning_module
+        shares = self.share_prefixes and policy.responses_share.prefixes
         return StepStream(
             trainer.global_step,
             self.groups,
             source=Ready(self._groups(trainer.global_step)),
-            policy=trainer.lightning_module,
+            policy=policy,
             learners=Learners(GroupMean()),
-            packer=Packer(self.micro_batch_tokens, GroupMean(), temperature=1.0),
+            packer=Packer(
+                self.micro_batch_tokens,
+                GroupMean(),
+                temperature=1.0,
+                share_rows=policy.responses_share.rows,
+                attention_tokens=policy.attention_tokens if shares else 0,
+            ),
             stopwatch=self.stopwatch,
         )
 

@@ -3,11 +3,12 @@ each response.
 
     python -m benchmarks.shared_prefixes MODEL                 measure and print
     python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
+    python -m benchmarks.shared_prefixes MODEL --device gpu --groups 16 --micro-batch-tokens 16384
 
 MODEL is a folder in Hugging Face format. Groups of random tokens, with responses of 0.5 to 1.5
 times the mean length, are packed as in a run, with and without shared prompts, and go through
-forward and backward in turns, in float32. The medians of the seconds are compared. So are the
-gradients: no result may depend on it.
+forward and backward in turns: in float32 on a CPU, as bf16-mixed on a GPU. The medians of the
+seconds are compared. So are the gradients: no result may depend on it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from torch import Tensor
 
 import lrl
 from benchmarks import records
+from benchmarks.gpu.machine import MACHINES, Machine
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 RESULTS = Path(__file__).parent / "results" / "shared_prefixes.jsonl"
 HEAD = (
-    "| model | groups x responses | prompt | response | tokens with copies | read once | seconds "
-    "with copies | read once | faster | gradient differs by |\n" + "|---" * 10 + "|"
+    "| model | machine | attention | groups x responses | prompt | response | tokens with copies | read once | seconds "
+    "with copies | read once | faster | gradient differs by |\n" + "|---" * 12 + "|"
 )
-MICRO_BATCH_TOKENS = 2048
 
 
 class Shape(NamedTuple):
@@ -46,6 +47,8 @@ class Shape(NamedTuple):
 
 
 SHAPES = (Shape(6, 4), Shape(75, 30), Shape(100, 150), Shape(300, 30))
+GPU_SHAPES = (Shape(100, 150), Shape(500, 500), Shape(2000, 200))
+"""A GPU is not filled by the others."""
 
 
 def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> list[Group]:
@@ -74,40 +77,61 @@ def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> lis
     return found
 
 
-def packed(groups: Sequence[Group], attention_tokens: int) -> list[MicroBatch]:
+def packed(
+    groups: Sequence[Group], micro_batch_tokens: int, attention_tokens: int
+) -> list[MicroBatch]:
     """Returns the micro-batches of a step."""
-    packer = Packer(MICRO_BATCH_TOKENS, GroupMean(), 1.0, attention_tokens=attention_tokens)
+    packer = Packer(micro_batch_tokens, GroupMean(), 1.0, attention_tokens=attention_tokens)
     rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
     return [micro for each in rounds for micro in each if micro is not None]
 
 
-def passes(policy: lrl.PolicyModule, micros: Sequence[MicroBatch]) -> tuple[float, Tensor]:
+def passes(
+    policy: lrl.PolicyModule, micros: Sequence[MicroBatch], machine: Machine
+) -> tuple[float, Tensor]:
     """Returns the seconds of all passes, and the gradient."""
     policy.zero_grad()
+    machine.wait()
     start = time.perf_counter()
     for micro in micros:
-        policy.compute_loss(micro).backward()
+        with torch.autocast(machine.device, torch.bfloat16, enabled=machine.device == "cuda"):
+            loss = policy.compute_loss(micro.to(machine.device))
+        loss.backward()
+    machine.wait()
     seconds = time.perf_counter() - start
     weights = [weight.grad for weight in policy.parameters() if weight.grad is not None]
     return seconds, torch.cat([one.flatten() for one in weights])
 
 
-def measure(folder: str, shape: Shape, groups: int, responses: int, repeats: int) -> dict[str, Any]:
-    """Times both ways in turns."""
-    policy = lrl.PolicyModule(folder, objective=lrl.objectives.REINFORCE())
-    policy.configure_model()
+def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    """Times both ways in turns, after one turn that is not counted: kernels are compiled in it."""
+    machine = MACHINES[args.device]()
+    policy = lrl.PolicyModule(
+        args.model, objective=lrl.objectives.REINFORCE(), attention=args.attention
+    )
+    with torch.device(machine.device):
+        policy.configure_model()
+    policy.to(machine.device)
     vocabulary = policy.network.get_input_embeddings().num_embeddings
-    made = groups_of(shape, groups, responses, vocabulary)
-    ways = {"copies": packed(made, 0), "once": packed(made, policy.attention_tokens)}
+    groups = groups_of(shape, args.groups, args.responses, vocabulary)
+    ways = {
+        "copies": packed(groups, args.micro_batch_tokens, 0),
+        "once": packed(groups, args.micro_batch_tokens, policy.attention_tokens),
+    }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    gradients = {}
-    for _ in range(repeats):
+    gradients, first = {}, {}
+    for turn in range(1 + args.repeats):
         for way, micros in ways.items():
-            taken, gradients[way] = passes(policy, micros)
-            seconds[way].append(taken)
+            taken, gradients[way] = passes(policy, micros, machine)
+            if turn:
+                seconds[way].append(taken)
+            else:
+                first[way] = records.rounded(taken)
     gap = (gradients["once"] - gradients["copies"]).norm() / gradients["copies"].norm()
     return {
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
+        "micro_batches": {way: len(ways[way]) for way in ways},
+        "first_turn_s": first,
         "seconds": {way: records.rounded(median(seconds[way])) for way in ways},
         "gradient_gap": records.rounded(gap.item()),
     }
@@ -118,6 +142,8 @@ def row(record: dict[str, Any]) -> str:
     tokens, seconds = record["tokens"], record["seconds"]
     cells = (
         record["model"],
+        record["machine"],
+        record["attention"],
         f"{record['groups']} x {record['responses']}",
         record["prompt"],
         record["response"],
@@ -137,34 +163,41 @@ def main() -> None:
         prog="python -m benchmarks.shared_prefixes", description=__doc__.splitlines()[0]
     )
     parser.add_argument("model", help="a folder in Hugging Face format")
+    parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
+    parser.add_argument("--attention", default="sdpa", help="as model.attention (%(default)s)")
     parser.add_argument("--groups", type=int, default=2, help="(%(default)s)")
     parser.add_argument("--responses", type=int, default=8, help="of each group (%(default)s)")
+    parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="(%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each way (%(default)s)")
     parser.add_argument("--print-only", action="store_true", help="print what was measured")
     args = parser.parse_args()
-    wanted = [
-        {
-            "model": Path(args.model).name,
-            "groups": args.groups,
-            "responses": args.responses,
-            "prompt": shape.prompt,
-            "response": shape.response,
-        }
-        for shape in SHAPES
-    ]
+    shapes = GPU_SHAPES if args.device == "gpu" else SHAPES
+    wanted = [settings(args, shape) for shape in shapes]
     print(HEAD)
-    for shape, settings in zip(SHAPES, wanted, strict=True):
+    for shape, made_with in zip(shapes, wanted, strict=True):
         if args.print_only:
-            (record,) = records.all_found(RESULTS, [settings])
+            (record,) = records.all_found(RESULTS, [made_with])
         else:
             record = records.measured(
                 RESULTS,
-                settings,
-                lambda shape=shape: measure(  # type: ignore[misc]
-                    args.model, shape, args.groups, args.responses, args.repeats
-                ),
+                made_with,
+                lambda shape=shape: measure(args, shape),  # type: ignore[misc]
             )
         print(row(record), flush=True)
+
+
+def settings(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    """Returns what a measurement was made with."""
+    return {
+        "model": Path(args.model).name,
+        "machine": MACHINES[args.device]().name,
+        "attention": args.attention,
+        "groups": args.groups,
+        "responses": args.responses,
+        "micro_batch_tokens": args.micro_batch_tokens,
+        "prompt": shape.prompt,
+        "response": shape.response,
+    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
-from lrl.training.model import decoder_of, named_model_errors
+from lrl.training.model import decoder_of, trial_pass
 
 _FEW, _MORE = 8, 16
 """Tokens of two trials; the difference leaves out what does not grow with them. They are few, so
@@ -58,7 +58,7 @@ def _kept(network: PreTrainedModel, tokens: int) -> int:
     seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device="meta")
     arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": seen, "use_cache": False}
     decoder = decoder_of(network)
-    with named_model_errors(network), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with trial_pass(network), saved_tensors_hooks(keep, lambda tensor: tensor):
         decoder(**arguments)
     storages = {tensor.untyped_storage()._cdata: tensor for tensor in found}
     return sum(

@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
+from lrl.training.attention_masks import WITH_MASKS
 from lrl.training.collate import fill_rows
-from lrl.training.model import decoder_of, label_logprobs, named_model_errors
+from lrl.training.model import decoder_of, label_logprobs, trial_pass
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
 from lrl.training.rounding import rounding_errors
-from lrl.training.tree_mask import WITH_MASKS
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ class _Trial:
             micro = fill_rows(rows, temperature=1.0).to(device)
             seeded = [device] if device.type == "cuda" else []
             with (
-                named_model_errors(self._network),
+                trial_pass(self._network),
                 torch.random.fork_rng(seeded),
                 torch.enable_grad(),
             ):

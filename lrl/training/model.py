@@ -6,6 +6,7 @@ model whose change of logits `LogitTransform` does not know is refused. `lrl.tra
 tries that responses do not see each other.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -28,15 +29,17 @@ from transformers.core_model_loading import revert_weight_conversion
 from lrl.errors import ConfigError
 from lrl.system import hub, import_by_name
 from lrl.training import lora
+from lrl.training.attention_masks import masks_of
 from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.training.prefix_tree import PrefixTree, text_sequence
 from lrl.training.quantisation import check_whole
 from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
-from lrl.training.tree_mask import tree_mask
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
+LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
+"""An error with such a word comes from an installation that does not fit, never from a model."""
 
 
 def is_made(model: str) -> bool:
@@ -167,13 +170,11 @@ def last_hidden(decoder: PreTrainedModel, micro: MicroBatch) -> Tensor:
     # one row.
     flat = "flash" in (decoder.config._attn_implementation or "")
     shape = (1, -1) if flat else micro.input_ids.shape
-    # Without `readers_end` the model builds its mask from the positions.
-    masked = {} if micro.readers_end is None else {"attention_mask": tree_mask(decoder, micro)}
     outputs = decoder(
         input_ids=micro.input_ids.view(shape),
         position_ids=micro.position_ids.view(shape),
         use_cache=False,
-        **masked,
+        **masks_of(decoder, micro),
     )
     hidden: Tensor = outputs.last_hidden_state
     return hidden.view(*micro.input_ids.shape, -1)
@@ -282,7 +283,7 @@ def _check_logits(network: PreTrainedModel) -> None:
     of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
-    with torch.no_grad(), named_model_errors(network):
+    with torch.no_grad(), trial_pass(network):
         ours = label_logprobs(network, micro, chunk_tokens=len(ids))[0, :-1]
         logits = network(input_ids=micro.input_ids, use_cache=False).logits[0, :-1].float()
     theirs = logits.log_softmax(-1).gather(-1, micro.labels[0, :-1, None]).squeeze(-1)
@@ -296,18 +297,28 @@ def _check_logits(network: PreTrainedModel) -> None:
 
 
 @contextmanager
-def named_model_errors(network: PreTrainedModel) -> Iterator[None]:
-    """Turns exceptions of a model that needs other arguments into a ValueError that names the
-    model."""
+def trial_pass(network: PreTrainedModel) -> Iterator[None]:
+    """For passes that try a model: nothing is compiled, and exceptions of a model that needs other
+    arguments become a ValueError that names it.
+
+    A trial has a shape for each of its layouts. Flex attention would compile its kernel for them,
+    one after the other, and have used up torch's limit of recompilations before the first step.
+    """
     try:
-        yield
-    except torch.OutOfMemoryError:  # a RuntimeError, but not the model's
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+            yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
         raise
     except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+        if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
+            raise
+        attention = network.config._attn_implementation
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({type(error).__name__}: "
-            f"{' '.join(str(error).split()):.200}). Take another model."
+            f"{' '.join(str(error).split()):.200}). Take another model"
+            f"{f', or another attention than {attention!r}' if attention else ''}."
         ) from error
 
 

@@ -16,6 +16,7 @@ from benchmarks.model_families import ALONE, read_table, try_family
 from benchmarks.tiny_families import save_tiny
 from lrl.datamodule import RolloutDataModule
 from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
 from lrl.training.isolation import Shared, check_rows, may_share_prefixes, may_share_rows
@@ -206,6 +207,30 @@ def test_attention_without_masks_gets_copies_of_the_prompt(
     network.config._attn_implementation = "flash_attention_2"
     assert not may_share_prefixes(network)
     assert "'flash_attention_2' takes no mask" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (RuntimeError("a shape"), ConfigError),
+        (RuntimeError("cuDNN Frontend error: CUDNN_ATTR_OPERATION_RESHAPE_MODE"), RuntimeError),
+        (torch.OutOfMemoryError("activations"), torch.OutOfMemoryError),
+    ],
+)
+def test_a_fault_of_the_gpu_s_libraries_is_not_blamed_on_the_model(
+    folder: str, raised: Exception, shown: type[Exception]
+) -> None:
+    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+
+    def fails(*args: Any) -> None:
+        raise raised
+
+    network.get_decoder().register_forward_pre_hook(fails)
+    with pytest.raises(
+        shown, match="(model=.* another attention than 'sdpa'|cuDNN|activations)"
+    ) as got:
+        check_rows(network)
+    assert type(got.value) is shown
 
 
 def test_a_policy_is_tried_on_the_device_that_will_train(

@@ -1,0 +1,203 @@
+"""The recipe `word_problems` with and without a calculator, over seeds and bounds on lag.
+
+    python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
+    python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
+    python -m benchmarks.word_problems --plot-only                   draw what is there
+
+On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
+the generator. Runs that share a GPU say how accurate a policy gets, not how long a step takes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from benchmarks import arguments, records
+from benchmarks.gpu.machine import MACHINES
+
+CALCULATOR = "lrl.quickstart.calculator.ProseCalculator"
+KV_CACHE_BYTES = 2 << 30
+"""Given, so that vLLM does not measure the memory that is free while other runs begin."""
+EVALUATED = "eval/held_out/"
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One run."""
+
+    calculator: bool
+    seed: int = 0
+    max_lag: int = 1
+    steps: int = 30
+
+    @property
+    def name(self) -> str:
+        """What `--only` takes."""
+        lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
+        return f"{'calculator' if self.calculator else 'plain'}-{self.seed}{lag}"
+
+
+VARIATIONS = {
+    one.name: one
+    for one in (
+        *(Variation(True, seed) for seed in range(3)),
+        *(Variation(True, max_lag=lag) for lag in (0, 4)),
+        Variation(False, steps=60),
+    )
+}
+
+
+def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what is laid over the recipe."""
+    data: dict[str, Any] = {"max_lag": one.max_lag}
+    if one.calculator:
+        data |= {"environment": CALCULATOR, "max_response_tokens": 64}
+    trainer: dict[str, Any] = {
+        "max_steps": one.steps,
+        "logger": {"init_args": {"save_dir": str(args.folder), "name": "", "version": one.name}},
+    }
+    if args.device == "gpu":
+        server = {
+            "gpu_memory_utilization": 0.06,
+            "dtype": "bfloat16",
+            "enforce_eager": True,
+            "extra_args": {"kv-cache-memory-bytes": KV_CACHE_BYTES},
+        }
+        strategy = {"generator_devices": 0, "heartbeat_s": 300, "server": server}
+        trainer |= {
+            "accelerator": "gpu",
+            "devices": 1,
+            "precision": "bf16-mixed",
+            "strategy": {"init_args": strategy},
+        }
+    return {
+        "seed_everything": one.seed,
+        "model": {"init_args": {"model": args.model}},
+        "data": {"init_args": data},
+        "trainer": trainer,
+    }
+
+
+def run(one: Variation, args: argparse.Namespace) -> None:
+    """Makes one run and appends its record.
+
+    Raises:
+        subprocess.CalledProcessError: The run failed; its output is in the folder.
+    """
+    config, log = (args.folder / f"{one.name}.{kind}" for kind in ("yaml", "log"))
+    config.write_text(yaml.safe_dump(over(one, args)))
+    lrl = Path(sys.executable).with_name("lrl")
+    with log.open("w") as output:
+        subprocess.run(
+            [lrl, "fit", "--config", "word_problems", "--config", config],
+            check=True,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    board = EventAccumulator(str(args.folder / one.name)).Reload()
+    scalars = {
+        tag: [(event.step, event.value) for event in board.Scalars(tag)]
+        for tag in board.Tags()["scalars"]
+    }
+    machine = MACHINES[args.device]().name
+    made_with = {"machine": machine, "at_once": args.at_once, "command": args.command}
+    records.append(args.out, record(one, scalars) | made_with)
+
+
+def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
+    """Returns what is kept of a run."""
+    shown = {
+        tag.removeprefix(EVALUATED): [(step, records.rounded(value)) for step, value in found]
+        for tag, found in scalars.items()
+        if tag.startswith((f"{EVALUATED}accuracy", f"{EVALUATED}kind/"))
+    }
+    return {
+        "name": one.name,
+        **asdict(one),
+        "evaluations": shown,
+        "reward": [records.rounded(value) for _, value in scalars["reward/mean"]],
+        "step_s": records.rounded(statistics.median(value for _, value in scalars["time/step"])),
+        "mismatch_kl": records.rounded(
+            statistics.median(value for _, value in scalars["policy/mismatch_kl"])
+        ),
+    }
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Returns a line a run in Markdown."""
+    lines = ["| run | step | accuracy of 240 (95 % interval) | median step s |", "|---" * 4 + "|"]
+    for one in found:
+        names = ("accuracy", "accuracy_low", "accuracy_high")
+        curves = (one["evaluations"][name] for name in names)
+        for (step, value), (_, low), (_, high) in zip(*curves, strict=True):
+            cells = (one["name"], step, f"{value:.3f} ({low:.3f} to {high:.3f})", one["step_s"])
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws accuracy over steps."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for one in found:
+        steps, values = zip(*one["evaluations"]["accuracy"], strict=True)
+        style = "-" if one["max_lag"] == 1 else "--"
+        with_it = "calculator" if one["calculator"] else "no calculator"
+        label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}"
+        axes.plot(steps, values, style, marker="o", markersize=3, label=label)
+    axes.set(xlabel="optimizer steps", ylabel="accuracy on 240 held-out problems", ylim=(0, 1.03))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95))
+    figure.savefig(path, dpi=120)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.word_problems", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
+    parser.add_argument("--only", nargs="+", choices=list(VARIATIONS), default=list(VARIATIONS))
+    parser.add_argument(
+        "--at-once", type=int, help="runs that share the machine (a GPU: all; a CPU: 1)"
+    )
+    parser.add_argument(
+        "--model", default="lrl.quickstart.smollm2:policy", help="the policy (%(default)s)"
+    )
+    arguments.add_places(parser, "word_problems")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures what the records lack, draws and prints."""
+    args = arguments.parse(make_parser(), argv)
+    wanted = [VARIATIONS[name] for name in args.only]
+    settings = [asdict(one) for one in wanted]
+    if not args.plot_only:
+        args.folder.mkdir(parents=True, exist_ok=True)
+        made = records.read(args.out)
+        left = [one for one in wanted if records.find(made, asdict(one)) is None]
+        args.at_once = args.at_once or (max(1, len(left)) if args.device == "gpu" else 1)
+        with ThreadPoolExecutor(args.at_once) as runs:
+            list(runs.map(lambda one: run(one, args), left))
+    found = records.all_found(args.out, settings)
+    draw(found, args.plot)
+    print(table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,36 @@
+"""The runs of the real model: what is laid over the recipe is taken by it, and the records are drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import word_problems
+from lrl.cli.main import main
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_recipe_takes_every_run(
+    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--device", device, "--model", "some/model", "--folder", str(tmp_path)]
+    args = word_problems.make_parser().parse_args(words)
+    one = word_problems.VARIATIONS["calculator-0-lag4"]
+    config = tmp_path / "over.yaml"
+    config.write_text(yaml.safe_dump(word_problems.over(one, args)))
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", "word_problems", "--config", str(config), "--print_config"])
+    assert ended.value.code == 0
+    made = yaml.safe_load(capsys.readouterr().out)
+    assert made["data"]["init_args"]["environment"] == {"class_path": word_problems.CALCULATOR}
+    assert made["data"]["init_args"]["max_lag"] == 4
+    assert made["trainer"]["accelerator"] == device
+
+
+def test_the_records_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "plot.png"
+    assert word_problems.main(["--plot-only", "--plot", str(plot)]) == 0
+    assert plot.stat().st_size > 0
+    assert "| plain-0 | 60 | 0.512 (0.450 to 0.575) |" in capsys.readouterr().out

@@ -29,7 +29,7 @@ from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.prompts import PromptPart, Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import ResponseDecoder
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream
@@ -293,8 +293,12 @@ class RolloutDataModule(L.LightningDataModule):
             prompts.load(tokenizer, self.max_prompt_tokens)
             return
         environment = self.environment.environment
-        header = not environment.opens
-        prompts.load(tokenizer, self.max_prompt_tokens, environment.tools, header=header)
+        part: PromptPart = "whole"
+        if environment.writes_prompt:
+            part = "first token"
+        elif environment.opens:
+            part = "without header"
+        prompts.load(tokenizer, self.max_prompt_tokens, environment.tools, part)
 
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
@@ -341,17 +345,20 @@ class RolloutDataModule(L.LightningDataModule):
         return self.environment.episodes(write, self.policy_text, self._tool_calls(pool))
 
     def _tool_calls(self, pool: GeneratorPool) -> ToolCallParser | None:
-        """Returns what finds calls in turns; None without tools."""
-        if self.environment is None or not (tools := self.environment.environment.tools):
+        """Returns what finds calls in turns; None without a parser."""
+        if self._strategy.server_settings.tool_parser is None:
             return None
-        return ToolCallParser(pool, tools, self._policy.stop_tokens)
+        return ToolCallParser(pool, self._policy.stop_tokens)
 
     def _try_tool_parser(self) -> None:
         """Warns of a parser that is not of the policy's family."""
-        if self.environment is None or (parser := self._tool_calls(self.fleet.rollouts)) is None:
+        parser = self._tool_calls(self.fleet.rollouts)
+        if parser is None or self.environment is None:
             return
-        call = self.environment.call_tokens(self.policy_text)
-        self.fleet.call(parser.try_out(call, self.decode(call)), "parsing a call of a tool")
+        if tools := self.environment.environment.tools:
+            call = self.environment.call_tokens(self.policy_text)
+            tried = parser.try_out(call, self.decode(call), tools)
+            self.fleet.call(tried, "parsing a call of a tool")
 
     @property
     def judges_last_turn(self) -> bool:
@@ -474,7 +481,8 @@ class RolloutDataModule(L.LightningDataModule):
                 self.length_predictor.ranker.start()
         if self.environment is not None:
             first = next(iter(self.prompts)) if stage == "fit" else None
-            self.environment.start(self.policy_text, first)
+            parses = self._strategy.server_settings.tool_parser is not None
+            self.environment.start(self.policy_text, first, parses)
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""

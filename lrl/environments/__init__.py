@@ -1,23 +1,34 @@
 """Environments: what answers the turns of a policy. It hides where they run.
 
-A worker imports this room, so it imports no torch; `Tools` is imported at its first use.
+A worker imports this room, so it imports no torch; `Tools` and `Agent` are imported at their first
+use.
 """
 # ruff: noqa: F401 (type checkers and editors read the imports)
 
 from typing import TYPE_CHECKING
 
-from lrl.environments.base import Environment, Message, Observation, Policy, ToolCall, Written
+from lrl.environments.base import (
+    Environment,
+    Message,
+    Observation,
+    ParsedTurn,
+    Policy,
+    ToolCall,
+    Written,
+)
 from lrl.environments.turns import Turns
 from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from lrl.environments.agent import Agent
     from lrl.environments.tools import Tools
 
-_HOMES = {"Tools": "tools"}
+_HOMES = {"Agent": "agent", "Tools": "tools"}
 __all__ = [
     "Environment",
     "Message",
     "Observation",
+    "ParsedTurn",
     "Policy",
     "ToolCall",
     "Turns",

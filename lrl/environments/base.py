@@ -21,6 +21,14 @@ class ToolCall(NamedTuple):
     """Nine letters and digits, which some chat templates ask for; the same in every replay."""
 
 
+class ParsedTurn(NamedTuple):
+    """A turn of the policy, parsed for calls."""
+
+    content: str
+    """Its text without the calls."""
+    calls: Sequence[ToolCall] = ()
+
+
 class Written(NamedTuple):
     """A turn of the policy."""
 
@@ -28,18 +36,27 @@ class Written(NamedTuple):
     """Without the end of the response; a token of `Environment.stop` is part of it."""
     token_ids: list[int]
     calls: Sequence[ToolCall] = ()
-    """The tools that it calls; empty for an environment without `tools`."""
+    """The tools that it calls; empty for an environment without tools."""
+    content: str = ""
+    """The text without its calls."""
 
 
 class Policy(Protocol):
     """The policy, as an episode sees it."""
 
-    async def turn(self, observation: Observation = "", reward: float = 0.0) -> Written:
+    async def turn(
+        self,
+        observation: Observation = "",
+        reward: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Written:
         """Has the policy read `observation` and write its next turn.
 
         Args:
             observation: It follows the turn before; at the first call, the prompt.
             reward: The reward of the turn before.
+            tools: JSON schemas of what the policy may call in this episode, with the first
+                observation of an environment that `writes_prompt`.
         """
 
 
@@ -54,6 +71,9 @@ class Environment(ABC):
     opens: bool = False
     """Whether an episode begins with chat messages of the environment, after those of the prompt:
     the header of the policy's first message then stands behind them, and not in the prompt."""
+    writes_prompt: bool = False
+    """Whether those messages are the whole chat, with the tools of `Policy.turn`: of a row's prompt
+    the policy then reads nothing but what they say. `opens` goes with it."""
     judges_last_turn: bool = False
     """Whether `data.rewards` get the text of the last turn, and not that of the whole episode."""
     gives_rewards: bool = True

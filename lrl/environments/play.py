@@ -4,7 +4,7 @@ import asyncio
 import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ class Reply(NamedTuple):
     observation: Observation = ""
     done: bool = False
     reward: float = 0.0
+    tools: Sequence[dict[str, Any]] = ()
+    """See `Policy.turn`."""
 
 
 def check_opening(opening: Reply) -> None:
@@ -52,9 +54,14 @@ class Play:
         """Gives the environment the turn for which it waits."""
         self._written.put_nowait(turn)
 
-    async def turn(self, observation: Observation = "", reward: float = 0.0) -> Written:
+    async def turn(
+        self,
+        observation: Observation = "",
+        reward: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> Written:
         """See `lrl.environments.base.Policy`."""
-        self._replied(Reply(readable(observation), False, finite(reward)))
+        self._replied(Reply(readable(observation), False, finite(reward), tuple(tools)))
         return await self._written.get()
 
 

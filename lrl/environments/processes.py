@@ -182,8 +182,9 @@ class EnvironmentProcess:
                 "observation": observation,
                 "done": done,
                 "reward": reward,
+                "tools": tools,
             }:
-                self._answer(number, Reply(observation, done, reward))
+                self._answer(number, Reply(observation, done, reward, tuple(tools)))
 
     def _answer(self, number: int, answer: Reply | Exception) -> None:
         future, _ = self._asked.get(number, (None, 0.0))

@@ -88,9 +88,14 @@ class RemoteEnvironment(RemoteWorkers):
                 return EpisodeError(kind, f"{text} ({self.name})")
             case {"lost": str(why)}:
                 return EnvironmentLost(f"{why} ({self.name})")
-            case {"observation": observation, "done": bool(done), "reward": reward}:
+            case {
+                "observation": observation,
+                "done": bool(done),
+                "reward": reward,
+                "tools": [*tools],
+            }:
                 with suppress(TypeError):
-                    return Reply(readable(observation), done, finite(reward))
+                    return Reply(readable(observation), done, finite(reward), tuple(tools))
         raise BadAnswer(f"{str(answer)[:80]!r} is no reply")
 
     async def _end(self, number: int) -> None:

@@ -149,7 +149,8 @@ class Worker:
         elif "text" in message:
             self._owes(playing)
             calls = [ToolCall(*call) for call in message["calls"]]
-            playing.play.wrote(Written(message["text"], message["token_ids"], calls))
+            written = Written(message["text"], message["token_ids"], calls, message["content"])
+            playing.play.wrote(written)
         else:
             self._end(number)
 

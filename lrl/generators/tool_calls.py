@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lrl.environments import ToolCall
+from lrl.environments import ParsedTurn, ToolCall
 from lrl.errors import EpisodeError, GeneratorError, RequestRejected
 from lrl.generators.pool import GeneratorPool
 
@@ -30,39 +30,39 @@ class ToolCallParser:
 
     Args:
         pool: Any of its generators parses, paused ones too.
-        tools: JSON schemas of the tools.
         ends: Tokens that end a response.
     """
 
-    def __init__(
-        self, pool: GeneratorPool, tools: Sequence[dict[str, Any]], ends: Collection[int]
-    ) -> None:
+    def __init__(self, pool: GeneratorPool, ends: Collection[int]) -> None:
         self._pool = pool
         self._ends = ends
-        # vLLM wants a message, and reads none.
-        messages = [{"role": "user", "content": ""}]
-        self._request = {"messages": messages, "tools": list(tools), "tool_choice": "auto"}
 
-    async def try_out(self, token_ids: list[int], text: str) -> None:
+    async def try_out(
+        self, token_ids: list[int], text: str, tools: Sequence[dict[str, Any]]
+    ) -> None:
         """Warns if the parser finds no call in one as the chat template writes it.
 
         Args:
             token_ids: The call.
             text: Its text.
+            tools: JSON schemas of the tools.
         """
-        if not await self(token_ids, 0):
+        if not (await self(token_ids, 0, tools)).calls:
             log.warning(
                 "strategy.server.tool_parser finds no call of a tool in %r, as the policy's chat "
                 "template writes one: is it the parser of the policy's family?",
                 text,
             )
 
-    async def __call__(self, token_ids: list[int], turn: int) -> list[ToolCall]:
-        """Returns the calls of a turn, in order.
+    async def __call__(
+        self, token_ids: list[int], turn: int, tools: Sequence[dict[str, Any]]
+    ) -> ParsedTurn:
+        """Returns the calls of a turn, in order, and the rest of its text.
 
         Args:
             token_ids: The turn's.
             turn: Its number in the episode, for the ids of the calls.
+            tools: JSON schemas of the tools.
 
         Raises:
             EpisodeError: No generator has parsed it.
@@ -70,20 +70,26 @@ class ToolCallParser:
         # The end of the turn would stand in the text that is parsed.
         text = token_ids[:-1] if token_ids and token_ids[-1] in self._ends else token_ids
         if not text:  # the route refuses it
-            return []
+            return ParsedTurn("")
         choice = {"index": 0, "token_ids": text, "finish_reason": "stop"}
         body = {
             "generate_response": {"request_id": "turn", "choices": [choice]},
-            "chat_request": self._request,
+            # vLLM wants a message, and reads none.
+            "chat_request": {
+                "messages": [{"role": "user", "content": ""}],
+                "tools": list(tools),
+                "tool_choice": "auto",
+            },
         }
         try:
             answer = await self._pool.ask(ROUTE, body, deadline_s=DEADLINE_S)
-            found = answer["choices"][0]["message"].get("tool_calls") or []
-            functions = [call["function"] for call in found]
-            return [
+            message = answer["choices"][0]["message"]
+            functions = [call["function"] for call in message.get("tool_calls") or []]
+            calls = [
                 ToolCall(function["name"], function["arguments"], call_id(turn, number))
                 for number, function in enumerate(functions)
             ]
+            return ParsedTurn(message.get("content") or "", calls)
         except RequestRejected as error:
             raise EpisodeError("environment_error", f"the turn is not parsed: {error}") from error
         except (KeyError, IndexError, TypeError, AttributeError) as error:

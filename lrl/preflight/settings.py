@@ -174,7 +174,9 @@ def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> No
     parser."""
     server = strategy.server_settings
     parser, setting = server.tool_parser, "strategy.server.tool_parser"
-    has_tools = data.environment is not None and data.environment.environment.tools
+    environment = None if data.environment is None else data.environment.environment
+    has_tools = environment is not None and environment.tools
+    may_have_tools = environment is not None and environment.writes_prompt
     if parser is None:
         if has_tools:
             fault(
@@ -183,7 +185,7 @@ def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> No
                 "on tool calling has them all."
             )
         return
-    if not has_tools:
+    if not has_tools and not may_have_tools:
         fault(f"{setting} is {parser!r}, and data.environment has no tools: leave it out.")
     known = known_parsers()
     plugin = "tool-parser-plugin" in map(dashed, server.extra_args)

@@ -11,7 +11,7 @@ from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
-from lrl.rollouts.episode import Episodes, EpisodeTerms, FindCalls, Write
+from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
 from lrl.rollouts.observations import (
     ObservationTokens,
     Transcript,
@@ -83,6 +83,12 @@ class PolicyText:
     decode: Callable[[list[int]], str]
 
 
+TOOL_ON_TRIAL = {
+    "type": "function",
+    "function": {"name": "go", "parameters": {"type": "object", "properties": {}}},
+}
+
+
 class EnvironmentOfRun:
     """Plays the episodes of a run.
 
@@ -121,9 +127,15 @@ class EnvironmentOfRun:
         }
         """The settings on which episodes depend."""
 
-    def start(self, policy: PolicyText, first: Prompt | None) -> None:
+    def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
-        `EnvironmentPool.start`."""
+        `EnvironmentPool.start`.
+
+        Args:
+            policy: Reads what the environment writes.
+            first: The first prompt.
+            parses: Whether the generators find calls of tools.
+        """
         terms = self._terms(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
@@ -131,12 +143,14 @@ class EnvironmentOfRun:
         except EpisodeError:  # the answer need not be in the policy's tokens
             text = ""
             ids = []
-        turn = Written(text, ids)
+        turn = Written(text, ids, content=text)
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
             transcript = terms.observations(first)
             transcript.ids(opening, None)
+            if transcript.tools and not parses:
+                raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
         self.pool.start(first, turn, check)
@@ -175,8 +189,14 @@ class EnvironmentOfRun:
         """
         environment = self.environment
         tokens = ObservationTokens(
-            tokenizer=policy.tokenizer, ends=policy.ends, opens=environment.opens
+            tokenizer=policy.tokenizer,
+            ends=policy.ends,
+            tools=environment.tools,
+            opens=environment.opens,
+            writes_prompt=environment.writes_prompt,
         )
+        if environment.writes_prompt:
+            return replace(tokens, one_call=_takes_one_call(tokens))
         if not environment.tools:
             return tokens
         try:
@@ -186,3 +206,12 @@ class EnvironmentOfRun:
                 f"data.environment is {type(environment).__name__}, and the policy cannot read the "
                 f"result of a tool: {error}. Take a model whose chat template knows tools."
             ) from error
+
+
+def _takes_one_call(tokens: ObservationTokens) -> bool:
+    """Whether the chat template shows one call a turn, for tools that are known later; of one that
+    shows none an episode says so, if it has tools."""
+    try:
+        return shows_one_call(tokens, [TOOL_ON_TRIAL])
+    except EpisodeError:
+        return False

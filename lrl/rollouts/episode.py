@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from lrl.environments import ToolCall, Written
+from lrl.environments import ParsedTurn, Written
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.routing.dispatch import Home
@@ -32,9 +32,13 @@ of other episodes."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
-FindCalls = Callable[[list[int], int], Awaitable[Sequence[ToolCall]]]
-"""Finds the calls of tools in the tokens of a turn with this number
+FindCalls = Callable[[list[int], int, Sequence[dict[str, Any]]], Awaitable[ParsedTurn]]
+"""Finds the calls of tools in the tokens of a turn with this number, by the schemas of the tools
 (`lrl.generators.tool_calls.ToolCallParser`)."""
+NO_PARSER = (
+    "the policy gets tools, and strategy.server.tool_parser is null: name vLLM's parser for the "
+    "policy's family, such as hermes (Qwen2.5, Qwen3), llama3_json, mistral"
+)
 
 
 class Conversation(Protocol):
@@ -65,6 +69,9 @@ class Environments(Protocol):
 
 class Observations(Protocol):
     """Makes tokens of the observations of one episode (`lrl.rollouts.observations.Transcript`)."""
+
+    tools: Sequence[dict[str, Any]]
+    """JSON schemas of what the policy may call; known after the opening observation."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
         """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it.
@@ -322,10 +329,13 @@ class Episode:
         rollout.open_turn = Rollout()
 
     async def _written(self, token_ids: list[int], number: int) -> Written:
-        calls: Sequence[ToolCall] = ()
-        if self._find_calls is not None:
-            calls = await self._find_calls(token_ids, number)
-        return Written(self.terms.decode(token_ids), token_ids, calls)
+        text = self.terms.decode(token_ids)
+        if not (tools := self._observations.tools):
+            return Written(text, token_ids, content=text)
+        if self._find_calls is None:
+            raise EpisodeError("environment_error", NO_PARSER)
+        content, calls = await self._find_calls(token_ids, number, tools)
+        return Written(text, token_ids, calls, content)
 
 
 async def run_episode(episode: Episode) -> None:

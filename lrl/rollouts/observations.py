@@ -39,6 +39,13 @@ OPEN = (
     "`opens` is true, so the prompt ends before the header of the policy's message: give the "
     "observation before the first turn as chat messages"
 )
+NO_TOOLS_HERE = (
+    "`Policy.turn` has tools, which go with the first observation of an environment that "
+    "`writes_prompt`; another one has the property `tools`"
+)
+TOOLS_LEFT_OUT = (
+    "the policy's chat template leaves the tools out. Take a model whose chat template knows tools"
+)
 CHANGES_PROMPT = (
     "the chat template renders the prompt otherwise with messages behind it: give those in the "
     "prompt"
@@ -52,14 +59,18 @@ class ObservationTokens:
     Args:
         tokenizer: The policy's.
         ends: Tokens that end a response.
+        tools: JSON schemas of the environment's tools.
         opens: See `Environment`.
+        writes_prompt: See `Environment`.
         one_call: Whether the chat template shows one call of a tool a turn.
         shown: Forms of observations that the chat template shows whole.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
+    tools: Sequence[dict[str, Any]] = ()
     opens: bool = False
+    writes_prompt: bool = False
     one_call: bool = False
     shown: set[tuple[Any, ...]] = field(default_factory=set)
 
@@ -79,6 +90,14 @@ class ObservationTokens:
             return encode_chat(self.tokenizer, chat, "the observation")
         except ConfigError as error:
             raise EpisodeError("environment_error", str(error)) from error
+
+    def check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Raises EpisodeError if the chat template leaves tools out of these messages."""
+        form = ("tools", *(message["role"] for message in messages))
+        if tools and form not in self.shown:
+            if self.chat(Chat(messages, tools)) == self.chat(Chat(messages)):
+                raise EpisodeError("environment_error", TOOLS_LEFT_OUT)
+            self.shown.add(form)
 
     def behind(self, chat: Chat, word: str) -> Behind:
         """Returns what the rendering of a chat has behind its last stand-in."""
@@ -108,6 +127,8 @@ class Transcript:
         self._prompt = prompt
         self._vocabulary = vocabulary
         self._chat = prompt.chat
+        self.tools = tokens.tools
+        """JSON schemas of what the policy may call; known after the opening observation."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
         """Returns the tokens of an observation.
@@ -121,7 +142,7 @@ class Transcript:
         """
         if reply.done:
             return []
-        ids = self._ids(reply.observation, turn)
+        ids = self._ids(reply.observation, turn, reply.tools)
         if unknown := [token for token in ids if not 0 <= token < self._vocabulary]:
             raise EpisodeError(
                 "environment_error",
@@ -129,10 +150,17 @@ class Transcript:
             )
         return ids
 
-    def _ids(self, observation: str | list[int] | list[Message], turn: Written | None) -> list[int]:
+    def _ids(
+        self,
+        observation: str | list[int] | list[Message],
+        turn: Written | None,
+        tools: Sequence[dict[str, Any]],
+    ) -> list[int]:
+        if tools and not (turn is None and self._tokens.writes_prompt):
+            raise EpisodeError("environment_error", NO_TOOLS_HERE)
         if isinstance(observation, list) and observation and isinstance(observation[0], dict):
             messages: Any = observation
-            return self._opening(messages) if turn is None else self._after(turn, messages)
+            return self._opening(messages, tools) if turn is None else self._after(turn, messages)
         if turn is None and self._tokens.opens:
             raise EpisodeError("environment_error", OPEN)
         if isinstance(observation, str):
@@ -140,10 +168,14 @@ class Transcript:
         token_ids: Any = observation
         return list(token_ids)
 
-    def _opening(self, messages: list[Message]) -> list[int]:
+    def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         begun = self._prompt.token_ids
         if not self._tokens.opens:
             raise EpisodeError("environment_error", NOT_OPEN if self._prompt.chat else NO_CHAT)
+        if self._tokens.writes_prompt:
+            self._chat = Chat([], tools)
+            self.tools = tools
+            self._tokens.check_tools(messages, tools)
 
         def after_prompt(chat: Chat) -> list[int]:
             rendered = self._tokens.chat(chat)

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PromptPart = Literal["whole", "without header", "first token"]
+"""What of a rendered chat is the prompt. With the first token alone an environment writes the chat:
+every rendering begins with that token."""
 ROWS_WITH_PROGRESS_BAR = (
     5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
 )
@@ -127,7 +130,7 @@ class Prompts:
         self._prompts: list[Prompt] = []
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of the environment's tools; known after `load`."""
-        self._header = True
+        self._part: PromptPart = "whole"
         self._loaded_with: tuple[Any, ...] = ()
         self._order: tuple[int, list[int]] = (-1, [])
         self._whole_forms: set[tuple[Any, ...]] = set()
@@ -179,8 +182,7 @@ class Prompts:
         tokenizer: PreTrainedTokenizerBase,
         max_prompt_tokens: int,
         tools: Sequence[dict[str, Any]] = (),
-        *,
-        header: bool = True,
+        part: PromptPart = "whole",
     ) -> None:
         """Reads, checks and tokenises every row; does nothing if the arguments are the same as
         before.
@@ -189,26 +191,27 @@ class Prompts:
             tokenizer: The policy's tokenizer.
             max_prompt_tokens: Longest prompt in tokens, special tokens and chat template included.
             tools: JSON schemas of the environment's tools, for the chat template.
-            header: Whether a chat ends with the header of the response.
+            part: What of a chat is the prompt.
 
         Raises:
             FileNotFoundError: No such file.
             ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that
                 cannot be used.
         """
-        loaded_with = (tokenizer, max_prompt_tokens, list(tools), header)
+        loaded_with = (tokenizer, max_prompt_tokens, list(tools), part)
         if self._loaded_with == loaded_with:
             return
         self.read()
         self.tools = list(tools)
-        self._header = header
+        self._part = part
         prompts = self._tokenise(tokenizer)
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
         self._order = (-1, [])
         self._report_too_long(
             [p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens
         )
-        if twins := len(self._prompts) - len({tuple(prompt.token_ids) for prompt in self._prompts}):
+        told_apart = {(tuple(prompt.token_ids), prompt.text) for prompt in self._prompts}
+        if twins := len(self._prompts) - len(told_apart):
             log.warning(
                 "%d of the %d prompts of %s repeat another one.",
                 twins,
@@ -230,6 +233,8 @@ class Prompts:
             code = zlib.crc32(f"{self.shuffle} {self.seed}".encode())
             for prompt in self:
                 code = zlib.crc32(array("q", [prompt.id, *prompt.token_ids]).tobytes(), code)
+                if self._part == "first token":
+                    code = zlib.crc32(prompt.text.encode(errors="surrogatepass"), code)
             self._fingerprint = f"{code:08x}"
         return self._fingerprint
 
@@ -323,6 +328,18 @@ class Prompts:
                 f"prompts of {self.name} are plain text: take a model whose tokenizer has a chat "
                 f"template that knows tools, and leave `chat={self.chat}` out."
             )
+        if self._part == "first token":
+            if not chat:
+                raise ConfigError(
+                    "data.environment writes chats of its own, and the prompts of "
+                    f"{self.name} are plain text: take a model whose tokenizer has a chat "
+                    f"template, and leave `chat={self.chat}` out."
+                )
+            if self.system_prompt:
+                raise ConfigError(
+                    f"`system_prompt` of {self.name} reaches nobody: data.environment writes the "
+                    "chats, with the system message. Leave it out."
+                )
         if self.system_prompt and not chat:
             raise ConfigError(
                 "`system_prompt` needs a chat template; for plain text put its words into "
@@ -354,7 +371,10 @@ class Prompts:
         whole = None
         if chat:
             whole = self._chat_of(row, messages, tokenizer, f"Row {row_id} of {self.name}")
-            token_ids = encode_chat(tokenizer, whole, where, header=self._header)
+            token_ids = encode_chat(tokenizer, whole, where, header=self._part == "whole")
+            if self._part == "first token":
+                token_ids = token_ids[:1]
+                whole = Chat([])
         else:
             self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
             token_ids = encode_text(tokenizer, question["content"], where)

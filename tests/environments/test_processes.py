@@ -148,7 +148,7 @@ def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
         worker.obey({"episode": 7, "prompt": packed})
         await asyncio.wait_for(sent.wait(), 60)
         sent.clear()
-        worker.obey({"episode": 7, "text": "a", "token_ids": [], "calls": []})
+        worker.obey({"episode": 7, **say("a")._asdict()})
         await asyncio.wait_for(sent.wait(), 60)
 
     asyncio.run(play())

@@ -44,7 +44,7 @@ def pool_of(*answers: Any) -> tuple[GeneratorPool, list[Client]]:
 
 
 def find(pool: GeneratorPool, token_ids: list[int]) -> list[ToolCall]:
-    return asyncio.run(ToolCallParser(pool, TOOLS, {2})(token_ids, 3))
+    return list(asyncio.run(ToolCallParser(pool, {2})(token_ids, 3, TOOLS)).calls)
 
 
 def test_a_turn_is_parsed_without_its_end_and_its_calls_have_the_same_ids_at_each_play() -> None:
@@ -94,6 +94,6 @@ def test_a_parser_that_is_not_of_the_policys_family_is_warned_of(
 ) -> None:
     for answer in (ANSWER, {"choices": [{"message": {"content": "a call"}}]}):
         pool, _ = pool_of(answer)
-        asyncio.run(ToolCallParser(pool, TOOLS, {2}).try_out([7, 8], "[add()]"))
+        asyncio.run(ToolCallParser(pool, {2}).try_out([7, 8], "[add()]", TOOLS))
     (warning,) = caplog.messages
     assert "strategy.server.tool_parser finds no call of a tool in '[add()]'" in warning

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Observation, Policy, ToolCall, Turns
+from lrl.environments import Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.turns import Answer
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import score
@@ -280,16 +280,16 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     end = tokenizer.convert_tokens_to_ids("</s>")
     chat = Chat([{"role": "user", "content": "go"}])
     prompt = replace(PROMPT, token_ids=tokenizer.encode("[INST] go[/INST]"), chat=chat)
-    tokens = ObservationTokens(tokenizer=tokenizer, ends=frozenset({end}))
+    tokens = ObservationTokens(tokenizer=tokenizer, ends=frozenset({end}), tools=[{"name": "add"}])
     settings: Any = {
         "observations": lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
         "decode": tokenizer.decode,
         "stop_tokens": (2, STOP),
     }
 
-    async def find_calls(token_ids: list[int], turn: int) -> list[ToolCall]:
+    async def find_calls(token_ids: list[int], turn: int, tools: Any) -> ParsedTurn:
         await asyncio.sleep(0.5)
-        return [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids)
+        return ParsedTurn("", [ToolCall("add", "{}", f"t{turn:04d}c000")] * (100 in token_ids))
 
     def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
         host, pool = Here(Asks()), Script(script)

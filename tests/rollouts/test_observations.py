@@ -31,7 +31,7 @@ def opened(family: Family, **settings: Any) -> tuple[ObservationTokens, Prompt]:
     tokenizer = merging_tokenizer(family.template)
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
     prompts = Prompts([{"prompt": "Guess my number."}])
-    prompts.load(tokenizer, 1000, header=not settings.get("opens"))
+    prompts.load(tokenizer, 1000, part="without header" if settings.get("opens") else "whole")
     return ObservationTokens(tokenizer=tokenizer, ends=ends, **settings), prompts[0]
 
 

@@ -15,11 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, Export, WeightSync
 from lrl.cli.chat import main as chat
-from lrl.environments import ToolCall, Tools
+from lrl.environments import Agent, Environment, ToolCall, Tools
+from lrl.errors import ConfigError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ToolCallParser
-from lrl.types import ENVIRONMENT
+from lrl.types import ENVIRONMENT, Group
+from tests.environments.agents import ADD, adds
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
 from tests.runs.test_async_run import Witness
@@ -50,9 +52,10 @@ def test_a_server_finds_the_calls_of_a_turn(lent_server: LentServer) -> None:
     async def ask() -> list[list[ToolCall]]:
         generator = Generator(lent_server, 8)
         end = tokenizer.convert_tokens_to_ids("<|end|>")
-        find = ToolCallParser(GeneratorPool([generator]), Tools([add]).tools, {end})
+        find = ToolCallParser(GeneratorPool([generator]), {end})
+        tools = Tools([add]).tools
         try:
-            return [await find(tokenizer.encode(turn), 12) for turn in turns]
+            return [list((await find(tokenizer.encode(turn), 12, tools)).calls) for turn in turns]
         finally:
             await generator.client.close()
 
@@ -63,25 +66,30 @@ def test_a_server_finds_the_calls_of_a_turn(lent_server: LentServer) -> None:
     assert [call.id for call in found[2]] == ["t0012c000", "t0012c001"]
 
 
-def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return teach(tmp_path_factory.mktemp("taught") / "policy")
+
+
+def trained(
+    policy: Path,
+    environment: Environment,
     lent_server: LentServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    policy = teach(tmp_path / "policy")
+    folder: Path,
+    *callbacks: L.Callback,
+    **settings: Any,
+) -> list[Group]:
+    """Trains one step in an environment; returns its groups."""
     witness = Witness()
-    held_out = lrl.Prompts(ROWS[:1], name="held_out")
-    evaluation = Evaluation(held_out, every_n_steps=100)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=Borrowing(lent_server, server=lrl.ServerSettings(tool_parser=PARSER)),
-        callbacks=[WeightSync(), evaluation, Export(tmp_path / "export"), witness],
+        callbacks=[WeightSync(), *callbacks, witness],
         max_steps=1,
         max_epochs=-1,
         logger=False,
-        default_root_dir=tmp_path,
+        default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -92,14 +100,20 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
         rollouts_per_group=4,
         max_prompt_tokens=64,
         max_response_tokens=200,
-        environment=Tools([add]),
+        environment=environment,
+        **settings,
     )
     trainer.fit(lrl.PolicyModule(model=str(policy), lr=1e-6), data)
-    assert "finds no call" not in caplog.text, "the parser reads what the template writes"
+    return [group for _, group in witness.groups]
+
+
+def check_calls(policy: Path, groups: list[Group]) -> None:
+    """Checks the episodes in which the policy has called the tool and used its result: the tokens of
+    the result are context, and those of the policy have its log-probs."""
     tokenizer = AutoTokenizer.from_pretrained(policy)
     network = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     called = 0
-    for _, group in witness.groups:
+    for group in groups:
         for rollout in group.rollouts:
             assert not rollout.failure
             turns = [rollout.token_ids[turn.start : turn.stop] for turn in rollout.turns]
@@ -117,8 +131,68 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
             difference = (ours - torch.tensor(rollout.logprobs)).abs()
             assert difference[torch.tensor(rollout.mask)].max() < 1e-3
     assert called >= 4, "the policy has learnt to call"
+
+
+def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
+    policy: Path,
+    lent_server: LentServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held_out = lrl.Prompts(ROWS[:1], name="held_out")
+    evaluation = Evaluation(held_out, every_n_steps=100)
+    export = Export(tmp_path / "export")
+    check_calls(policy, trained(policy, Tools([add]), lent_server, tmp_path, evaluation, export))
+    assert "finds no call" not in caplog.text, "the parser reads what the template writes"
     assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
     assert chat([str(tmp_path / "export"), QUESTION]) == 0
     written = capsys.readouterr()
     assert written.out.endswith(f"{CALL.removesuffix('<|end|>')}\n"), "it saw its tools"
     assert "With the tools of the run" in written.err
+
+
+def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
+    policy: Path, lent_server: LentServer, tmp_path: Path
+) -> None:
+    held_out = lrl.Prompts(ROWS[:1], name="held_out")
+    evaluation = Evaluation(held_out, every_n_steps=100)
+    groups = trained(policy, Agent(adds), lent_server, tmp_path, evaluation)
+    check_calls(policy, groups)
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}],
+        tools=[ADD],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    for group in groups:
+        for rollout in group.rollouts:
+            begun = group.prompt.token_ids + rollout.token_ids[: rollout.turns[0].start]
+            assert begun == prompt, "the agent's first request is the prompt"
+    assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
+
+
+def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(
+    policy: Path, tmp_path: Path
+) -> None:
+    data = lrl.RolloutDataModule(
+        prompts=ROWS,
+        rewards=["tests.runs.test_tools_run:exact"],
+        groups_per_step=1,
+        rollouts_per_group=2,
+        max_prompt_tokens=64,
+        max_response_tokens=200,
+        environment=Agent(adds),
+    )
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=lrl.AsyncSingleDevice(),
+        callbacks=[WeightSync()],
+        max_steps=1,
+        logger=False,
+        default_root_dir=tmp_path,
+    )
+    with pytest.raises(ConfigError, match=r"gets tools, and strategy.server.tool_parser is null"):
+        trainer.fit(lrl.PolicyModule(model=str(policy)), data)

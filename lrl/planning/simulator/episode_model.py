@@ -151,6 +151,8 @@ class ModelConversation:
 class ModelObservations:
     """The observations of one episode (`lrl.rollouts.episode.Observations`), tokens already."""
 
+    tools: Sequence[dict[str, Any]] = ()
+
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
         """See `Observations.ids`."""
         token_ids: Any = reply.observation

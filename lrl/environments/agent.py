@@ -1,0 +1,133 @@
+"""An agent that somebody else wrote, as an environment: it takes the policy for a model behind
+OpenAI's interface."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any
+
+from lrl.environments.agent_command import run_command
+from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.agent_server import AgentAddress, server_of_this_process
+from lrl.environments.base import Environment, Policy
+from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
+from lrl.errors import ConfigError
+from lrl.system.import_by_name import function
+
+MOST_THREADS = 512
+"""Plain functions that run at once in a process; more wait."""
+THREAD_END_S = 60.0
+"""Seconds that the thread of an episode that has ended gets to end; the process ends behind them."""
+_threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")
+
+
+class Agent(Environment):
+    """Plays an episode by running an agent, which gets the address and the key of an endpoint like
+    OpenAI's. Its requests for chat completions are the turns of the policy.
+
+    An episode is one conversation, to which each request adds messages. The agent writes the
+    system message, the prompt and the tools itself; of the data set it gets a row. Rewards get the
+    text of the last turn.
+
+    Args:
+        agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
+            is called with the keywords `prompt`, `base_url`, `api_key` and the columns of the row,
+            and returns a reward, or None. A plain one runs in a thread.
+        command: A program and its arguments, in the place of `agent`. It finds OPENAI_BASE_URL and
+            OPENAI_API_KEY in its environment and the row as JSON on its standard input. A last line
+            `{"reward": 0.5}` of its output is the reward.
+        ignore: Settings of requests that the policy does not follow and that are left out, such as
+            temperature and max_tokens; all others are refused with status 400.
+
+    Raises:
+        ConfigError: There is no such function, or not exactly one of `agent` and `command`.
+    """
+
+    opens = True
+    writes_prompt = True
+    judges_last_turn = True
+
+    def __init__(
+        self,
+        agent: Callable[..., Any] | str | None = None,
+        command: Sequence[str] | None = None,
+        ignore: Sequence[str] = (),
+    ) -> None:
+        if (agent is None) == (command is None):
+            raise ConfigError("Agent needs a function, `agent`, or a program, `command`: one.")
+        if isinstance(command, str) or (command is not None and not command):
+            raise ConfigError(
+                f"Agent.command is {command!r}: give a list, the program and its arguments."
+            )
+        settings = (*NEUTRAL, *NEVER_NEUTRAL)
+        if unknown := [name for name in ignore if name not in settings]:
+            raise ConfigError(
+                f"Agent.ignore has {unknown[0]!r}, which is no setting of a request that lrl "
+                f"refuses. Choose from {', '.join(sorted(settings))}."
+            )
+        self.agent = None if agent is None else _function_of(agent)
+        self.command = None if command is None else [str(word) for word in command]
+        self.ignore = tuple(ignore)
+
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        """Plays one episode (`Environment.rollout`)."""
+        conversation = AgentConversation(policy, self.ignore)
+        server = await server_of_this_process()
+        async with server.serving(conversation) as address:
+            return _reward(await self._run(address, prompt, columns))
+
+    async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
+        if self.command is not None:
+            return await run_command(self.command, address, {"prompt": prompt, **columns})
+        assert self.agent is not None, "one of both is there"
+        told = columns | {"prompt": prompt, **address._asdict()}
+        if inspect.iscoroutinefunction(self.agent):
+            return await self.agent(**told)
+        return await _in_thread(self.agent, told)
+
+
+def _function_of(agent: Callable[..., Any] | str) -> Callable[..., Any]:
+    if isinstance(agent, str):
+        try:
+            return function(agent)
+        except ValueError as error:
+            raise ConfigError(f"Agent.agent is {agent!r}, and {error}") from error
+    if not callable(agent):
+        raise ConfigError(f"Agent.agent is a {type(agent).__name__}: give a function, or its name.")
+    return agent
+
+
+async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
+    running = asyncio.get_running_loop().run_in_executor(_threads, lambda: agent(**told))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        _end_later(running)
+        raise
+
+
+def _end_later(running: asyncio.Future[Any]) -> None:
+    """Ends this process if a thread goes on without its episode: nothing else ends a thread."""
+    loop = asyncio.get_running_loop()
+    late = loop.call_later(THREAD_END_S, os._exit, 1)
+
+    def ended(future: asyncio.Future[Any]) -> None:
+        late.cancel()
+        if not future.cancelled():
+            future.exception()  # nobody waits for it
+
+    running.add_done_callback(ended)
+
+
+def _reward(found: Any) -> float:
+    if found is None:
+        return 0.0
+    if isinstance(found, Real):
+        return float(found)
+    raise TypeError(f"the agent returned {shortened(found)}: give a reward, a number, or None")

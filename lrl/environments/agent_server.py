@@ -1,0 +1,205 @@
+"""The server that agents of a process take for OpenAI's: one for all episodes that it plays.
+
+    POST /KEY/v1/chat/completions    the policy's next turn, whole or as a stream of events
+    GET  /KEY/v1/models              one model, "policy"
+
+Each episode has a key of its own, in the address and as the API key; it ends with the episode. The
+server listens on this machine alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.base import Written
+from lrl.environments.chat_request import RequestError
+from lrl.system.endpoint import LOOPBACK
+
+MODEL = "policy"
+CHAT = "/v1/chat/completions"
+KEEP_ALIVE_S = 10.0
+"""Seconds between two signs of life of a stream whose turn is not whole: clients give up after some
+silence."""
+LONGEST_REQUEST = 2**26
+"""Bytes."""
+
+
+class AgentAddress(NamedTuple):
+    """What an agent needs to reach the policy."""
+
+    base_url: str
+    """As the clients of OpenAI's interface take it, with `/v1`."""
+    api_key: str
+
+
+class AgentServer:
+    """The server. Use: `await start()`, then `serving(conversation)` for each episode."""
+
+    def __init__(self) -> None:
+        self._conversations: dict[str, AgentConversation] = {}
+        self._port = 0
+
+    async def start(self) -> None:
+        """Opens it at a free port."""
+        app = web.Application(client_max_size=LONGEST_REQUEST)
+        app.router.add_post("/{key}" + CHAT, self._chat)
+        app.router.add_get("/{key}/v1/models", self._models)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, LOOPBACK, 0)
+        await site.start()
+        self._port = runner.addresses[0][1]
+
+    @asynccontextmanager
+    async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
+        """Serves a conversation, until the block ends."""
+        key = secrets.token_hex(16)
+        self._conversations[key] = conversation
+        try:
+            yield AgentAddress(f"http://{LOOPBACK}:{self._port}/{key}/v1", key)
+        finally:
+            del self._conversations[key]
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        conversation = self._conversation(request)
+        if conversation is None:
+            return _error(401, "this address belongs to no episode that is being played")
+        try:
+            body = await request.json()
+        except ValueError:
+            return _error(400, "the body is no JSON")
+        again = "Idempotency-Key" in request.headers or _retries(request) > 0
+        answering = asyncio.ensure_future(conversation.answer(body, again=again))
+        if isinstance(body, dict) and body.get("stream"):
+            return await _stream(request, body, answering)
+        try:
+            # The turn is recorded, whether or not the agent still waits for it: it asks again then.
+            turn = await asyncio.shield(answering)
+        except RequestError as error:
+            return _error(400, str(error))
+        return web.json_response(completion(turn))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if self._conversation(request) is None:
+            return _error(401, "this address belongs to no episode that is being played")
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "lrl"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _unknown(self, request: web.Request) -> web.Response:
+        path = "/" + request.path.removeprefix("/").partition("/")[2]
+        return _error(404, f"{request.method} {path} is not served; an agent is: POST {CHAT}")
+
+    def _conversation(self, request: web.Request) -> AgentConversation | None:
+        key = request.match_info["key"]
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(key.encode(), given.encode()):
+            return None
+        return self._conversations.get(key)
+
+
+_starts: dict[asyncio.AbstractEventLoop, asyncio.Task[AgentServer]] = {}
+
+
+async def server_of_this_process() -> AgentServer:
+    """Returns the server for all agents on this event loop; the first call opens it."""
+    loop = asyncio.get_running_loop()
+    if loop not in _starts:
+        _starts[loop] = asyncio.ensure_future(_started())
+    # An episode that ends meanwhile does not end the server's start.
+    return await asyncio.shield(_starts[loop])
+
+
+async def _started() -> AgentServer:
+    server = AgentServer()
+    await server.start()
+    return server
+
+
+def completion(turn: Written) -> dict[str, Any]:
+    """Returns a turn as OpenAI's interface answers it."""
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+    if turn.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in turn.calls
+        ]
+    tokens = len(turn.token_ids)
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(8)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "finish_reason": "tool_calls" if turn.calls else "stop",
+                "logprobs": None,
+            }
+        ],
+        # The prompt's tokens are known where the policy is.
+        "usage": {"prompt_tokens": 0, "completion_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+async def _stream(
+    request: web.Request, body: dict[str, Any], answering: asyncio.Future[Written]
+) -> web.StreamResponse:
+    """Answers with the events of a stream, which are made when the turn is whole."""
+    # An error of the request comes at once, before the head says that all is well.
+    await asyncio.wait({answering}, timeout=0.05)
+    if answering.done() and (error := answering.exception()) is not None:
+        return _error(400, str(error))
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    while not answering.done():
+        await asyncio.wait({answering}, timeout=KEEP_ALIVE_S)
+        await response.write(b": the policy writes\n\n")
+    try:
+        chunks = _chunks(completion(answering.result()), body.get("stream_options") or {})
+    except RequestError as error:
+        chunks = [{"error": {"message": str(error), "type": "invalid_request_error"}}]
+    for chunk in chunks:
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+def _chunks(whole: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
+    choice = whole["choices"][0]
+    delta = dict(choice["message"])
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+    head = {name: whole[name] for name in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    said = {"index": 0, "delta": delta, "finish_reason": None}
+    ended = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    chunks = [head | {"choices": [said]}, head | {"choices": [ended]}]
+    if options.get("include_usage"):
+        chunks.append(head | {"choices": [], "usage": whole["usage"]})
+    return chunks
+
+
+def _retries(request: web.Request) -> int:
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return int(count) if count.isdigit() else 0
+
+
+def _error(status: int, message: str) -> web.Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return web.json_response({"error": {"message": message, "type": kind}}, status=status)

@@ -1,0 +1,101 @@
+"""Agents for tests, written as their authors write them: they know nothing of lrl."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+def results(message: Any) -> list[dict[str, Any]]:
+    """The results of a message's calls."""
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": str(sum(json.loads(call.function.arguments).values())),
+        }
+        for call in message.tool_calls or []
+    ]
+
+
+async def adds(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> float | None:
+    """Has the model add by a tool; the reward is 0.5 if the column says so."""
+    messages: list[Any] = [{"role": "user", "content": prompt}]
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        for _ in range(4):
+            answer = await client.chat.completions.create(
+                model="any", messages=messages, tools=[ADD]
+            )
+            message = answer.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += results(message)
+    return columns.get("reward")
+
+
+def streams(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+    """A plain function that reads a stream, and says what it has read in a second request."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        messages: list[Any] = [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": prompt}]},
+        ]
+        stream = client.chat.completions.create(
+            model="any", messages=messages, stream=True, stream_options={"include_usage": True}
+        )
+        text, used = "", 0
+        for chunk in stream:
+            if chunk.choices:
+                text += chunk.choices[0].delta.content or ""
+            if chunk.usage is not None:
+                used = chunk.usage.completion_tokens
+        messages += [{"role": "assistant", "content": f" {text}\n"}]
+        messages += [{"role": "user", "content": f"{text}, {used} tokens"}]
+        client.chat.completions.create(model="any", messages=messages)
+
+
+async def changes_history(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        for text in (prompt, "another conversation"):
+            await client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": text}]
+            )
+
+
+async def asks_for_a_temperature(*, base_url: str, api_key: str, **columns: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        await client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "go"}], temperature=0.2
+        )
+
+
+async def says_nothing(**columns: Any) -> None:
+    """Ends before it has asked for anything."""
+
+
+async def returns_text(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> Any:
+    await adds(prompt=prompt, base_url=base_url, api_key=api_key)
+    return "good"
+
+
+def sleeps(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        client.chat.completions.create(model="any", messages=[{"role": "user", "content": prompt}])
+        time.sleep(600)

@@ -16,6 +16,7 @@ PRIVATE = {
     "JoinEnded",
     "NotListeningError",
     "OutOfTimeError",
+    "RequestError",
     "RunEnded",
     "Stopped",
     "TooLargeError",

@@ -113,7 +113,7 @@ async def _in_thread(agent: Callable[..., Any], told: dict[str, Any]) -> Any:
 
 
 def _end_later(running: asyncio.Future[Any]) -> None:
-    """Ends this process if a thread goes on without its episode: nothing else ends a thread."""
+    """Ends this process if a thread outlives its episode: nothing else ends a thread."""
     loop = asyncio.get_running_loop()
     late = loop.call_later(THREAD_END_S, os._exit, 1)
 

@@ -1,0 +1,28 @@
+"""An agent of smolagents with one tool. Needs `pip install "smolagents[openai]"`."""
+
+import json
+import os
+import sys
+
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first number.
+        b: The second number.
+    """
+    return a + b
+
+
+model = OpenAIServerModel(
+    "policy",
+    api_base=os.environ["OPENAI_BASE_URL"],
+    api_key=os.environ["OPENAI_API_KEY"],
+    client_kwargs={"max_retries": 0},
+)
+agent = ToolCallingAgent([add], model, max_steps=3, verbosity_level=0)
+print(agent.run(json.load(sys.stdin)["prompt"]))

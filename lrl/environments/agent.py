@@ -20,8 +20,9 @@ from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.errors import ConfigError
 from lrl.system.import_by_name import function
 
-MOST_THREADS = 512
-"""Plain functions that run at once in a process; more wait."""
+MOST_THREADS = 256
+"""Plain functions that run at once in a process; more wait. Their stacks, of 8 MiB each, count in
+data.environment_memory_gib."""
 THREAD_END_S = 60.0
 """Seconds that the thread of an episode that has ended gets to end; the process ends behind them."""
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")

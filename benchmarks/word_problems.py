@@ -2,7 +2,7 @@
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
     python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
-    python -m benchmarks.word_problems --plot-only                   draw what is there
+    python -m benchmarks.word_problems --device gpu --plot-only      draw what is there
 
 On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
 the generator. Runs that share a GPU say how accurate a policy gets, not how long a step takes alone.
@@ -110,8 +110,12 @@ def run(one: Variation, args: argparse.Namespace) -> None:
         tag: [(event.step, event.value) for event in board.Scalars(tag)]
         for tag in board.Tags()["scalars"]
     }
-    machine = MACHINES[args.device]().name
-    made_with = {"machine": machine, "at_once": args.at_once, "command": args.command}
+    made_with = {
+        "device": args.device,
+        "machine": MACHINES[args.device]().name,
+        "at_once": args.at_once,
+        "command": args.command,
+    }
     records.append(args.out, record(one, scalars) | made_with)
 
 
@@ -185,11 +189,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures what the records lack, draws and prints."""
     args = arguments.parse(make_parser(), argv)
     wanted = [VARIATIONS[name] for name in args.only]
-    settings = [asdict(one) for one in wanted]
+    settings = [{**asdict(one), "device": args.device} for one in wanted]
     if not args.plot_only:
         args.folder.mkdir(parents=True, exist_ok=True)
         made = records.read(args.out)
-        left = [one for one in wanted if records.find(made, asdict(one)) is None]
+        left = [
+            one
+            for one, made_with in zip(wanted, settings, strict=True)
+            if records.find(made, made_with) is None
+        ]
         args.at_once = args.at_once or (max(1, len(left)) if args.device == "gpu" else 1)
         with ThreadPoolExecutor(args.at_once) as runs:
             list(runs.map(lambda one: run(one, args), left))

@@ -31,6 +31,6 @@ def test_the_recipe_takes_every_run(
 
 def test_the_records_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.png"
-    assert word_problems.main(["--plot-only", "--plot", str(plot)]) == 0
+    assert word_problems.main(["--device", "gpu", "--plot-only", "--plot", str(plot)]) == 0
     assert plot.stat().st_size > 0
     assert "| plain-0 | 60 | 0.512 (0.450 to 0.575) |" in capsys.readouterr().out

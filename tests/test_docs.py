@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import lrl
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -19,6 +23,15 @@ FILES = [
     for folder in ("lrl", "callbacks", "tests", "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
 ]
+SETTINGS: dict[str, tuple[Any, ...]] = {
+    r"(?:--)?data": (lrl.RolloutDataModule,),
+    r"(?:--)?model": (lrl.PolicyModule,),
+    r"(?:--)?(?:trainer\.)?strategy": (lrl.AsyncSingleDevice, lrl.AsyncDDP, lrl.AsyncFSDP),
+    r"(?:--)?(?:trainer\.)?strategy\.server": (lrl.ServerSettings,),
+}
+"""Where a setting is a word on a page, and the arguments that it may be."""
+NO_SETTINGS = {"class_path", "init_args", "md", "py", "setup"} | {"max_lagg"}
+"""Other words behind such a name; the last one is a page's example of a misspelt setting."""
 TESTS = {name for file in FILES for name in re.findall(r"def (test_\w+)", Path(file).read_text())}
 
 
@@ -31,6 +44,20 @@ def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
         named = {file for file in named if "/" in file}
     assert {file for file in named if not any(path.endswith(f"/{file}") for path in FILES)} == set()
     assert set(re.findall(r"`(test_\w+)`", text)) - TESTS == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    for words, owners in SETTINGS.items():
+        known = {
+            name
+            for owner in owners
+            for one in owner.__mro__[:-1]
+            for name in inspect.signature(one.__init__).parameters
+        }
+        named = set(re.findall(rf"(?<![\w./]){words}\.(\w+)", text))
+        assert named - known - NO_SETTINGS == set(), words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -7,6 +7,7 @@ would run them. Only sizes are replaced in their text.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -14,10 +15,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import lightning as L
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
 
+import lrl
 from lrl.cli.main import main
 from lrl.rewards.failure_stats import KINDS
 from tests.event_files import overview_of
@@ -27,14 +30,18 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 GUIDES = "".join(
     (ROOT / "docs" / f"{page}.md").read_text()
-    for page in ("own_task", "data", "objectives", "lag_and_devices", "dispatch", "running")
+    for page in (
+        *("own_task", "data", "objectives", "lag_and_devices", "dispatch", "running"),
+        *("environments", "real_model"),
+    )
 )
 METRICS = (ROOT / "docs" / "metrics.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 SCRIPTS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMAND_LINE = r"^    (lrl (?:fit|validate) .*?)(?:  .*)?$"
-COMMANDS = re.findall(COMMAND_LINE, README + GUIDES, re.MULTILINE)
+ONE_COMMAND_A_LINE = re.sub(r" \\\n +", " ", README + GUIDES)
+COMMANDS = re.findall(COMMAND_LINE, ONE_COMMAND_A_LINE, re.MULTILINE)
 FAMILIES = (
     "reward|rewards|rollouts|policy|time|trainer|generators|throughput|fleet|eval|length_predictor"
 )
@@ -152,6 +159,23 @@ def test_the_second_script_trains_with_a_loss_and_a_reward_of_its_own_and_leaves
     logged = tags(run_small(SCRIPTS[1], quickstart_policy, tmp_path))
     assert {"policy/loss", "reward/brief"} <= logged
     assert "policy/ratio_mean" not in logged
+
+
+def test_the_script_for_those_who_know_trl_builds_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs" / "from_trl.md").read_text()
+    (script,) = re.findall(r"```python\n# lrl\n(.*?)```", page, re.DOTALL)
+    # A module, since the reward is imported by its name; no GPU is here.
+    script = script.replace('if __name__ == "__main__":', "def build():").replace('"gpu"', '"cpu"')
+    (tmp_path / "ported.py").write_text(script)
+    monkeypatch.syspath_prepend(tmp_path)
+    built = []
+    monkeypatch.setattr(L.Trainer, "fit", lambda trainer, *parts: built.append(parts))
+    importlib.import_module("ported").build()
+    ((policy, data),) = built
+    assert isinstance(policy, lrl.PolicyModule)
+    assert isinstance(data, lrl.RolloutDataModule)
 
 
 def test_every_tag_in_the_code_is_on_the_page() -> None:

@@ -49,6 +49,8 @@ def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_setting_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
+    if page.name == "from_verl.md":  # the first column has verl's, which also begin with `data.`
+        text = re.sub(r"^\|[^|]*\|", "|", text, flags=re.M)
     for words, owners in SETTINGS.items():
         known = {
             name

@@ -192,3 +192,16 @@ def test_a_file_that_is_cut_is_not_read_in_part(tmp_path: Path) -> None:
 def test_metrics_get_a_short_name(source: str, name: str) -> None:
     assert short_name(source) == name
     assert short_name([]) == "prompts"
+
+
+def test_nested_columns_are_plain_python(tmp_path: Path) -> None:
+    """As in the files of verl, where a reward function looks into them."""
+    row = {
+        "data_source": "gsm8k",
+        "prompt": [{"role": "user", "content": "2+2?"}],
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"index": 0},
+    }
+    path = tmp_path / "train.parquet"
+    datasets.Dataset.from_list([row]).to_parquet(path)
+    assert list(read_rows(str(path), None, "train")) == [row]

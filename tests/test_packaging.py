@@ -24,10 +24,10 @@ LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
 
 
 def files_a_user_needs() -> set[str]:
-    """Modules, recipes and the marker of types by their path in the wheel."""
-    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lrl").rglob("*.py")} | {
-        "lrl/py.typed"
-    }
+    """Modules, recipes, the project of `lrl init` and the marker of types by their path in the
+    wheel."""
+    files = [*(ROOT / "lrl").rglob("*.py"), *(ROOT / "lrl" / "project").glob("*.*")]
+    own = {path.relative_to(ROOT).as_posix() for path in files} | {"lrl/py.typed"}
     linked = {
         f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, inside in LINKS.items()

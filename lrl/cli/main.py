@@ -18,6 +18,7 @@ from lrl.system.quick_imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 
+  init       begin a run of your own:     lrl init my_run
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   ray        train on nodes of Ray:       lrl ray --nodes 2 fit --config RECIPE
@@ -38,10 +39,22 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
 """
 LIGHTNINGS = ("fit", "validate")
-OTHERS = ("ray", "chat", "export", "dequantize", "prompt", "join", "leave", "plan", "doctor")
+OTHERS = (
+    "init",
+    "ray",
+    "chat",
+    "export",
+    "dequantize",
+    "prompt",
+    "join",
+    "leave",
+    "plan",
+    "doctor",
+)
 """The commands besides fit and validate; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
 COMMANDS_MEANT_BY = {
+    "new": "init",
     "train": "fit",
     "run": "fit",
     "eval": "validate",

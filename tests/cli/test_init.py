@@ -1,0 +1,78 @@
+"""A project that `lrl init` writes works as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lrl.cli.init import TURNS_MARK, main
+from lrl.cli.main import main as lrl
+
+
+@pytest.fixture(params=[[], ["--turns"]], ids=["plain", "turns"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    assert lrl(["init", str(tmp_path / "my_run"), *request.param]) == 0
+    return tmp_path / "my_run"
+
+
+def test_its_settings_and_its_data_are_what_a_run_takes(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        lrl(["fit", "--config", "recipe.yaml", "--print_config"])
+    assert ended.value.code == 0
+    made = yaml.safe_load(capsys.readouterr().out)
+    has_environment = (project / "environment.py").exists()
+    assert (made["data"]["init_args"]["environment"] is not None) == has_environment
+    assert made["trainer"]["logger"]["init_args"]["name"] == "my_run"
+
+
+def test_its_tests_pass_and_nothing_of_the_template_is_left(project: Path) -> None:
+    for file in project.iterdir():
+        text = file.read_text()
+        assert "NAME" not in text and TURNS_MARK not in text
+    named = set((project / "README.md").read_text().split("`"))
+    assert {file.name for file in project.iterdir()} - named == {"README.md"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
+    project = tmp_path / "my_run"
+    assert main([str(project), "--turns"]) == 0
+    words = ["fit", "--config", "recipe.yaml", "--model.model", str(quickstart_policy)]
+    words += ["--trainer.max_steps", "2", "--data.groups_per_step", "2"]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("lrl")), *words],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["my run", "-x", ".hidden"])
+def test_a_name_that_is_none_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--", str(tmp_path / name)]) == 2
+    assert "is no name of a run" in capsys.readouterr().err
+
+
+def test_nothing_that_is_there_is_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rewards.py").write_text("mine")
+    assert main([str(tmp_path)]) == 2
+    assert "exists and is not empty. Name a new folder" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["rewards.py"]

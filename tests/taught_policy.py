@@ -21,7 +21,9 @@ CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call><|e
 RESULT = "<|start|>tool\n5<|end|><|start|>assistant\n"
 ANSWER = "It is 5<|end|>"
 QUESTION = "2+3="
-STEPS = 150
+MOST_STEPS = 1000
+TAUGHT_LOSS = 1e-3
+"""Nats a token; a sampled conversation of about 80 tokens is then the taught one nine times of ten."""
 
 
 def teach(folder: Path) -> Path:
@@ -43,11 +45,14 @@ def teach(folder: Path) -> Path:
     )
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(STEPS):
+    for _ in range(MOST_STEPS):
         loss = model(input_ids=ids, labels=labels, use_cache=False).loss
+        if loss.item() < TAUGHT_LOSS:
+            break
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert loss.item() < 0.01, "it has learnt the conversation"
+    else:
+        raise AssertionError(f"it has not learnt the conversation: loss {loss.item()}")
     model.save_pretrained(folder)
     return folder

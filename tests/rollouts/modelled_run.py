@@ -54,6 +54,8 @@ class Row:
 class TokenObservations:
     """Observations that are token ids already; a text is empty."""
 
+    tools = ()
+
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
         return list(reply.observation)  # type: ignore[arg-type]
 

@@ -41,6 +41,7 @@ SMALL = [
     *ON_CPU,
     *("--trainer.max_steps", "3"),
     *("--trainer.strategy.server.max_num_seqs", "16"),
+    *("--trainer.strategy.server.dtype", "float32"),
     *("--data.groups_per_step", "2"),
     *("--data.rollouts_per_group", "2"),
     *("--data.max_response_tokens", "8"),

@@ -24,7 +24,7 @@ from lrl.environments.worker import WorkerSpec
 from lrl.errors import ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.foreign_code import check_main, names_main, pickled
-from lrl.system.shadowed_modules import check_lrl
+from lrl.system.shadowed_modules import check_lrl, check_start
 
 if TYPE_CHECKING:
     from lrl.types import Prompt
@@ -169,7 +169,11 @@ class EnvironmentPool:
         self.remote.trial = trial
 
         async def try_here() -> None:
-            process = EnvironmentProcess(self._spec)
+            try:
+                process = EnvironmentProcess(self._spec)
+            except BrokenPipeError:  # it has ended before it had read what it is to do
+                check_start()
+                raise
             try:
                 await process.wait_ready()
                 if trial is not None:

@@ -74,9 +74,9 @@ class Processes:
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
         check_lrl()
-        pool = self._pool = self._pool or self._new_pool()
         until = time.monotonic() + START_S
         try:
+            pool = self._pool = self._pool or self._new_pool()
             future = _schedule(pool, worker.ready)
             while not future.done() and pool.active and time.monotonic() < until:
                 wait([future], timeout=_POLL_S)
@@ -89,7 +89,8 @@ class Processes:
                 f"rewards: {error}. A worker imports the modules of the rewards anew, without what "
                 "this process has set up: see that they can be imported by themselves."
             ) from None
-        except BrokenProcessPool as error:
+        # A pipe to a process of multiprocessing's own breaks if that one has ended already.
+        except (BrokenProcessPool, BrokenPipeError) as error:
             self.close()
             check_start()
             raise RuntimeError(

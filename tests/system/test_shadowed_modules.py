@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from lrl.environments import Written
+from lrl.environments.pool import EnvironmentPool
+from lrl.errors import ConfigError
+from lrl.quickstart.calculator import Calculator
+from lrl.rewards import ExactMatch, RewardPool
 from lrl.system.shadowed_modules import check_lrl
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +69,29 @@ def test_a_file_that_keeps_reward_workers_from_starting_is_named(folder: Path) -
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("lrl: error: ")]
     assert f"they import {folder / 'signal.py'} in the place" in error
     assert "Rename the file" in error
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["rewards.processes.RewardProcesses._new_pool", "environments.pool.EnvironmentProcess"],
+)
+def test_it_is_named_too_if_a_pipe_breaks_before_a_worker_runs(
+    broken: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does on a busy machine, when the process ends before it is told what to do."""
+
+    def breaks(*args: object) -> None:
+        raise BrokenPipeError
+
+    (folder / "signal.py").write_text("x = 1\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(f"lrl.{broken}", breaks)
+    turn = Written("", [])
+    environment = EnvironmentPool(Calculator(), 1, turn_timeout_s=9, memory_gib=None)
+    rewards = RewardPool([ExactMatch()], workers=1)
+    with pytest.raises(ConfigError, match=r"they import .*signal.py in the place"):
+        environment.start(None, turn, lambda *replies: None)
+        rewards.start()
 
 
 def test_a_folder_that_would_be_imported_as_lrl_is_named(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,29 @@ def test_a_file_that_keeps_reward_workers_from_starting_is_named(folder: Path) -
     assert "Rename the file" in error
 
 
+def start_rewards() -> None:
+    RewardPool([ExactMatch()], workers=1).start()
+
+
+def start_environment() -> None:
+    pool = EnvironmentPool(Calculator(), 1, turn_timeout_s=9, memory_gib=None)
+    pool.start(None, Written("", []), lambda opening, reply: None)
+
+
 @pytest.mark.parametrize(
-    "broken",
-    ["rewards.processes.RewardProcesses._new_pool", "environments.pool.EnvironmentProcess"],
+    ("broken", "start"),
+    [
+        ("rewards.processes.Processes._new_pool", start_rewards),
+        ("environments.pool.EnvironmentProcess", start_environment),
+    ],
 )
 def test_it_is_named_too_if_a_pipe_breaks_before_a_worker_runs(
-    broken: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    broken: str,
+    start: Callable[[], None],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it does on a busy machine, when the process ends before it is told what to do."""
+    """As it may on a busy machine: the process has ended before it was told what to do."""
 
     def breaks(*args: object) -> None:
         raise BrokenPipeError
@@ -86,12 +102,8 @@ def test_it_is_named_too_if_a_pipe_breaks_before_a_worker_runs(
     (folder / "signal.py").write_text("x = 1\n")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(f"lrl.{broken}", breaks)
-    turn = Written("", [])
-    environment = EnvironmentPool(Calculator(), 1, turn_timeout_s=9, memory_gib=None)
-    rewards = RewardPool([ExactMatch()], workers=1)
     with pytest.raises(ConfigError, match=r"they import .*signal.py in the place"):
-        environment.start(None, turn, lambda *replies: None)
-        rewards.start()
+        start()
 
 
 def test_a_folder_that_would_be_imported_as_lrl_is_named(

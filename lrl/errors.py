@@ -23,6 +23,7 @@
     │   ├── WorkersError                       its workers cannot work on their machine
     │   └── ScorerLostError                    a scorer has ended or does not answer
     ├── EpisodeError (RuntimeError)            an episode has failed through no fault of the policy
+    ├── JudgeError (RuntimeError)              a judge has not scored a response
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
@@ -145,6 +146,20 @@ class EpisodeError(LrlError, RuntimeError):
 
     Args:
         kind: One of `lrl.rewards.failure_stats.EPISODE_KINDS`.
+        message: What has happened.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+
+class JudgeError(LrlError, RuntimeError):
+    """A response that a judge has not scored; it gets no reward.
+
+    Args:
+        kind: One of `lrl.rewards.failure_stats.JUDGE_KINDS`.
         message: What has happened.
     """
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lrl.rewards.format import Format
     from lrl.rewards.function import Function, as_reward
     from lrl.rewards.gsm8k import GSM8K
+    from lrl.rewards.judge import Judge
     from lrl.rewards.length_penalty import LengthPenalty
     from lrl.rewards.math import Math
     from lrl.rewards.pool import RewardPool
@@ -30,6 +31,7 @@ _HOMES = {
     "Function": "function",
     "GSM8K": "gsm8k",
     "GaveUp": "base",
+    "Judge": "judge",
     "LengthPenalty": "length_penalty",
     "Math": "math",
     "ReasoningGym": "reasoning_gym",

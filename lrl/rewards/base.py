@@ -40,6 +40,8 @@ class Reward(ABC):
     weight: float = 1.0
     give_up_s: float = 0.0
     """Seconds after which the reward gives up on a response (`GaveUp`); 0 if it never does."""
+    deadline_s: float = 0.0
+    """Seconds after which it raises an error by itself; 0 if it has no deadline of its own."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight

@@ -11,6 +11,17 @@ from lrl.errors import RewardFailuresError
 
 log = logging.getLogger(__name__)
 
+JUDGE_KINDS = {
+    "judge_refused": "Correct the settings of the judge.",
+    "judge_failed": (
+        "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
+    ),
+    "judge_no_score": "Say in Judge.template how to write the score, or set Judge.pattern.",
+    "judge_budget": "Raise Judge.max_calls.",
+}
+"""Reasons for a response that a judge has not scored, each with its remedy."""
+BUDGET = "judge_budget"
+"""The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
     "exception": "Mend the reward.",
     "crash": (
@@ -28,6 +39,7 @@ KINDS = {
         "Mend the reward: it must give one number, or a dict with the same parts for every "
         "response."
     ),
+    **JUDGE_KINDS,
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {
@@ -94,7 +106,10 @@ class FailureStats:
         )
 
     def check(self) -> None:
-        """Raises RewardFailuresError if too many of the last responses failed."""
+        """Raises RewardFailuresError if too many of the last responses failed, or a budget is
+        used."""
+        if self.counts[BUDGET]:
+            raise RewardFailuresError(f"{self._samples[BUDGET]}. {KINDS[BUDGET]}")
         kinds = Counter(kind for kind in self._last if kind)
         if kinds.total() <= self.max_failures * max(MIN_RESPONSES, len(self._last)):
             return

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.errors import ConfigError, ScorerLostError
 from lrl.rewards.base import Reward
-from lrl.rewards.failure_stats import KINDS, FailureStats
+from lrl.rewards.failure_stats import JUDGE_KINDS, KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
@@ -80,6 +80,7 @@ class RewardPool:
                 "(never stop)."
             )
         _check_give_up(self.rewards, timeout_s)
+        _check_deadlines(self.rewards, timeout_s)
         spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
         self._processes = Processes(spec, workers)
         self.remote = RemoteScorers(spec)
@@ -148,8 +149,7 @@ class RewardPool:
         message = (
             f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
             f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
-            f"columns: {', '.join(prompt.columns) or 'none'}. {KINDS[outcome.partition(':')[0]]} A "
-            "text that it cannot read is worth 0.0, and not an error."
+            f"columns: {', '.join(prompt.columns) or 'none'}. {_remedy(outcome)}"
         )
         if self._failure_stats.max_failures < 1:
             fault(message)
@@ -240,6 +240,14 @@ class RewardPool:
         )
 
 
+def _remedy(failure: str) -> str:
+    """Returns what to do about a failure of the trial."""
+    kind = failure.partition(":")[0]
+    if kind in JUDGE_KINDS:
+        return KINDS[kind]
+    return f"{KINDS[kind]} A text that it cannot read is worth 0.0, and not an error."
+
+
 def _columns(
     prompt: Prompt, finish_reason: str, num_tokens: int, turn_rewards: Sequence[float] = ()
 ) -> dict[str, Any]:
@@ -265,6 +273,18 @@ def _check_give_up(rewards: list[Reward], timeout_s: float) -> None:
             f"data.reward_timeout_s is {timeout_s:g}, and rewards give up on a response only after "
             f"{give_up_s:g} s ({names}): set it to at least {2 * give_up_s:g}, or lower their "
             "give_up_s."
+        )
+
+
+def _check_deadlines(rewards: list[Reward], timeout_s: float) -> None:
+    """Refuses a reward that would be ended before its own deadline: its error would not say why."""
+    deadline_s = sum(reward.deadline_s for reward in rewards)
+    if 0 < timeout_s <= deadline_s:
+        names = ", ".join(repr(reward.name) for reward in rewards if reward.deadline_s)
+        fault(
+            f"data.reward_timeout_s is {timeout_s:g}, and rewards may take {deadline_s:g} s by "
+            f"their own deadlines ({names}): set it to more, such as {1.25 * deadline_s:g}, or "
+            "lower their deadline_s."
         )
 
 

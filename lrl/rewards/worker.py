@@ -17,6 +17,7 @@ from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
+from lrl.errors import JudgeError
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
 from lrl.system.foreign_code import (
@@ -207,6 +208,8 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
     if isinstance(error, MemoryError):
         state.out_of_memory = 1
         os._exit(OUT_OF_MEMORY)
+    if isinstance(error, JudgeError):
+        return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
     if isinstance(error, BadValueError):
         return f"{error.kind}: {reward.name}: {error}"[:LONGEST_MESSAGE]
     kind = "crash" if isinstance(error, SystemExit) else "exception"

@@ -1,0 +1,179 @@
+"""A language model as a reward: it reads the response and writes a score."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from lrl.errors import ConfigError
+from lrl.rewards.base import Reward
+from lrl.rewards.chat_endpoint import ChatEndpoint
+from lrl.rewards.judge_cache import CallBudget, JudgeCache
+from lrl.rewards.judge_messages import JudgeMessages, text_of
+from lrl.rewards.judge_score import ScoreReader
+from lrl.system.config_errors import above, at_least
+
+OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
+"""Names that a template may have besides the columns of the row."""
+SET_ELSEWHERE = {
+    "model": "Judge.model",
+    "messages": "Judge.template and Judge.system",
+    "temperature": "Judge.temperature",
+    "max_tokens": "Judge.max_tokens",
+}
+ONE_WHOLE_ANSWER = ("n", "stream")
+
+
+class Judge(Reward):
+    """The score that a language model gives a response, mapped to 0..1. The model is behind an
+    OpenAI-compatible endpoint (`/v1/chat/completions`).
+
+    An answer without a score, or with one out of bounds, is a failure and never a 0. The responses
+    of a group are judged at once.
+
+    Args:
+        url: Address of the endpoint: `http://host:port`, `https://host/v1`, or with the route.
+        model: Name of the model there.
+        template: Text of the user's message. `{prompt}`, `{response}` and any column of the row,
+            such as `{answer}`, stand for their values; `{{` and `}}` are braces.
+        system: Text of the system message, with such names too; null for none.
+        pattern: Regular expression with one group, the score; the last match counts. Null for the
+            last number; of `8/10` that is 8.
+        lowest: Score that is worth 0.
+        highest: Score that is worth 1.
+        api_key_env: Name of the environment variable with the API key, never the key; null for
+            none.
+        temperature: Sampling temperature of the judge; null leaves it to the endpoint.
+        max_tokens: Most tokens of an answer; null leaves it to the endpoint.
+        parameters: Further fields of the request, such as `{seed: 0}`.
+        timeout_s: Seconds for one request.
+        retries: Further requests after a 429, a 5xx, a timeout or a lost connection.
+        deadline_s: Seconds for a response, all requests and the waits between them;
+            `data.reward_timeout_s` must be longer.
+        cache: Folder in which answers with a score stay, for all processes and later runs; null
+            for none.
+        max_calls: Requests that may be sent, counted in `cache` over processes and resumes; after
+            the last one the run ends. Null for no limit.
+        weight: Factor of this reward in the sum that is trained on; 0 only logs it.
+        name: Name in logs and metrics.
+
+    Raises:
+        ConfigError: A setting cannot work.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        template: str,
+        system: str | None = None,
+        pattern: str | None = None,
+        lowest: float = 0.0,
+        highest: float = 1.0,
+        api_key_env: str | None = None,
+        temperature: float | None = 0.0,
+        max_tokens: int | None = 512,
+        parameters: dict[str, Any] | None = None,
+        timeout_s: float = 30.0,
+        retries: int = 4,
+        deadline_s: float = 120.0,
+        cache: str | None = None,
+        max_calls: int | None = None,
+        weight: float = 1.0,
+        name: str = "judge",
+    ) -> None:
+        super().__init__(weight, name)
+        at_least(0, "Judge", temperature=temperature, retries=retries)
+        at_least(1, "Judge", max_tokens=max_tokens, max_calls=max_calls)
+        above(0, "Judge", timeout_s=timeout_s, deadline_s=deadline_s)
+        if timeout_s > deadline_s:
+            raise ConfigError(
+                f"Judge.timeout_s is {timeout_s:g}, and Judge.deadline_s, for all requests of a "
+                f"response, is {deadline_s:g}: raise deadline_s, or lower timeout_s."
+            )
+        self.deadline_s = deadline_s
+        self._messages = JudgeMessages(template, system)
+        self._reader = ScoreReader(pattern, lowest, highest)
+        self._endpoint = ChatEndpoint(
+            url, api_key_env, timeout_s=timeout_s, retries=retries, deadline_s=deadline_s
+        )
+        self._fields = _fields(model, temperature, max_tokens, parameters)
+        self._cache = None if cache is None else JudgeCache(cache)
+        self._budget = _budget(self._cache, max_calls)
+
+    def __repr__(self) -> str:
+        """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
+        changed."""
+        asked = (self._endpoint.url, self._fields, self._messages.texts)
+        read = (self._reader.pattern.pattern, self._reader.lowest, self._reader.highest)
+        return f"Judge{(*asked, *read, self.weight, self.name)}"
+
+    def missing_column(self, columns: Collection[str]) -> str:
+        lacking = self._messages.names - {*columns, *OF_THE_RESPONSE}
+        return ", ".join(map(repr, sorted(lacking)))
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        for name in sorted(self._messages.names - {*OF_THE_RESPONSE}):
+            text_of(columns, name)
+
+    async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
+        """Returns a number from 0 to 1.
+
+        Raises:
+            JudgeError: There is no answer, or no score in it.
+            ValueError: The row has no such column as the template names, or no text in it.
+        """
+        values = {**columns, "prompt": prompt, "response": response}
+        body = {**self._fields, "messages": self._messages.written(values)}
+        request = {"url": self._endpoint.url, "body": body}
+        kept = None if self._cache is None else self._cache.read(request)
+        if kept is not None:
+            return self._reader.score(kept)
+        answer = await self._endpoint.answer(body, before_request=self._count)
+        score = self._reader.score(answer)
+        if self._cache is not None:
+            self._cache.write(request, answer)
+        return score
+
+    async def _count(self, until: float) -> None:
+        if self._budget is not None:
+            await self._budget.take(until)
+
+
+def _budget(cache: JudgeCache | None, max_calls: int | None) -> CallBudget | None:
+    if cache is not None:
+        return CallBudget(cache.folder, max_calls)
+    if max_calls is not None:
+        raise ConfigError(
+            f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in which "
+            "all processes of a run, and those that resume it, count their requests."
+        )
+    return None
+
+
+def _fields(
+    model: str,
+    temperature: float | None,
+    max_tokens: int | None,
+    parameters: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Returns the request without its messages."""
+    if not isinstance(model, str) or not model.strip():
+        raise ConfigError(f"Judge.model is {model!r}: give the name of a model at Judge.url.")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise ConfigError(f"Judge.parameters is {parameters!r:.80}: give fields and their values.")
+    parameters = parameters or {}
+    for field in parameters:
+        if field in SET_ELSEWHERE:
+            raise ConfigError(f"Judge.parameters has {field!r}: set {SET_ELSEWHERE[field]} for it.")
+        if field in ONE_WHOLE_ANSWER:
+            raise ConfigError(
+                f"Judge.parameters has {field!r}: leave it out; a judge gives one whole answer."
+            )
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Judge.parameters is {parameters!r:.80}, which is not JSON: {error}."
+        ) from error
+    own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+    return {name: value for name, value in own.items() if value is not None} | parameters

@@ -1,0 +1,106 @@
+"""An endpoint for a judge: a real server, which answers each response as a test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+TEMPLATE = "Score it from 0 to 10.\n{response}"
+"""The last line is the response, by which the server chooses its reply."""
+
+
+class Reply(NamedTuple):
+    status: int
+    body: str
+    headers: dict[str, str]
+
+
+HANG = Reply(0, "hang", {})
+CLOSE = Reply(0, "close", {})
+
+
+def says(text: str | None, finish_reason: str = "stop") -> Reply:
+    message = {"role": "assistant", "content": text}
+    choices = [{"index": 0, "message": message, "finish_reason": finish_reason}]
+    return Reply(200, json.dumps({"choices": choices}), {})
+
+
+def fails(status: int, message: str = "no", **headers: str) -> Reply:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Reply(status, json.dumps({"error": {"message": message}}), named)
+
+
+class JudgeServer:
+    """Use: `with served() as server`."""
+
+    def __init__(self) -> None:
+        self.replies: dict[str, list[Reply]] = {}
+        """Replies by response, in their order; the last one stays. Others get the score 7."""
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.asked: Counter[str] = Counter()
+        """Requests by response."""
+        self.together: threading.Barrier | None = None
+        """What all requests wait for before any is answered."""
+        self.released = threading.Event()
+        self.url = ""
+        self._lock = threading.Lock()
+
+    def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
+        response = body["messages"][-1]["content"].splitlines()[-1]
+        with self._lock:
+            self.bodies.append(body)
+            self.headers.append(headers)
+            self.asked[response] += 1
+            script = self.replies.get(response, [says("Well. 7")])
+            reply = script[0] if len(script) == 1 else script.pop(0)
+        if not path.endswith("/v1/chat/completions"):
+            return fails(404, f"no route {path}")
+        if self.together is not None:
+            self.together.wait(60)
+        return reply
+
+
+@contextmanager
+def served() -> Iterator[JudgeServer]:
+    judge_server = JudgeServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["Content-Length"]))
+            headers = dict(self.headers.items())
+            reply = judge_server.reply_to(self.path, headers, json.loads(text))
+            if reply == HANG:
+                judge_server.released.wait(60)
+            if reply in (HANG, CLOSE):
+                self.close_connection = True
+                return
+            self.send_response(reply.status)
+            content = reply.body.encode()
+            for name, value in (reply.headers | {"Content-Length": str(len(content))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *words: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    judge_server.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield judge_server
+    finally:
+        judge_server.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

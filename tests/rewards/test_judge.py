@@ -1,0 +1,565 @@
+"""A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
+real server."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import fcntl
+import inspect
+import json
+import logging
+import multiprocessing
+import pickle
+import re
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser
+
+sys.path.insert(0, str(Path(__file__).parent))  # worker processes import `judging` by this name
+
+import odd_rewards  # noqa: E402
+from judge_server import CLOSE, HANG, TEMPLATE, fails, says, served  # noqa: E402
+from judging import judged  # noqa: E402
+from scenes import counted, scored  # noqa: E402
+
+from lrl.checkpoints.made_with import fingerprint  # noqa: E402
+from lrl.errors import ConfigError, JudgeError  # noqa: E402
+from lrl.rewards import Judge, Reward, RewardFailuresError, RewardPool, chat_endpoint  # noqa: E402
+from lrl.types import Prompt  # noqa: E402
+
+URL = "http://127.0.0.1:9"
+KEY = "sk-0123456789abcdef"
+
+
+@pytest.fixture
+def server():
+    with served() as judge_server:
+        yield judge_server
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 0.01)
+
+
+def judge_at(url, **settings):
+    defaults = {"model": "judge", "template": TEMPLATE, "lowest": 0, "highest": 10}
+    return Judge(url=url, **(defaults | settings))
+
+
+def score(judge, response="r", prompt="", **columns):
+    return asyncio.run(judge(prompt, response, **columns))
+
+
+def failure(judge, response="r"):
+    with pytest.raises(JudgeError) as caught:
+        score(judge, response)
+    return caught.value
+
+
+def calls_in(folder):
+    return len((folder / "calls").read_bytes())
+
+
+def answer_files(folder):
+    return sorted(folder.glob("*/*.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "expected"),
+    [
+        ("7", None, 0.7),
+        ("It has 3 faults.\nScore: **8**.", None, 0.8),
+        ("8/10", None, 0.8),
+        ("I give 2.5 out of 10.", None, 0.25),
+        ("9 (out of 10)", None, 0.9),
+        ("**9** / 10", None, 0.9),
+        ("10", None, 1.0),
+        ("0", None, 0.0),
+        ("SCORE: 3, no, SCORE: 4. There are 5 reasons.", r"SCORE: (\d+)", 0.4),
+        ('{"score": 6, "of": 10}', r'"score":\s*([\d.]+)', 0.6),
+    ],
+)
+def test_a_response_is_worth_the_last_score_of_the_judge_on_its_scale(
+    server, text, pattern, expected
+):
+    server.replies["r"] = [says(text)]
+    assert score(judge_at(server.url, pattern=pattern)) == expected
+
+
+def test_the_lowest_score_is_0_and_the_highest_1(server):
+    server.replies = {"a": [says("1")], "b": [says("3")], "c": [says("5")]}
+    judge = judge_at(server.url, lowest=1, highest=5)
+    assert [score(judge, response) for response in "abc"] == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "named"),
+    [
+        (says(None), "has no score"),
+        (says(""), "has no score"),
+        (says("It is good."), "has no score"),
+        (says("10.5"), "not in 0 to 10"),
+        (says("-1"), "not in 0 to 10"),
+        (says("7,5"), "'7,5', which is no number"),
+        (says("1,000"), "'1,000', which is no number"),
+        (says("1e1"), "has no score"),
+        (says("Score: 7, as it", "length"), "Judge.max_tokens"),
+    ],
+)
+def test_an_answer_without_a_score_is_a_failure_and_never_a_zero(server, tmp_path, reply, named):
+    server.replies["r"] = [reply]
+    found = failure(judge_at(server.url, cache=str(tmp_path)))
+    assert found.kind == "judge_no_score" and named in found.message
+    assert server.asked["r"] == 1 and answer_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("group", ["nan", "inf", "8/10", "1_0", ""])
+def test_what_a_pattern_finds_must_be_a_number(server, group):
+    server.replies["r"] = [says(f"SCORE: {group}")]
+    assert failure(judge_at(server.url, pattern="SCORE: (.*)")).kind == "judge_no_score"
+
+
+def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(server, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    judge = judge_at(
+        server.url + "/v1/",
+        template='{{"of": {level}, "notes": {notes}}}\n{prompt} {answer}\n{response}',
+        system="You know {answer}.",
+        max_tokens=None,
+        parameters={"seed": 3},
+        api_key_env="JUDGE_KEY",
+    )
+    score(judge, response="{x} é", prompt="{level}?", answer="72", level=0.00005, notes=["é", 1])
+    assert server.bodies == [
+        {
+            "model": "judge",
+            "temperature": 0.0,
+            "seed": 3,
+            "messages": [
+                {"role": "system", "content": "You know 72."},
+                {
+                    "role": "user",
+                    "content": '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é',
+                },
+            ],
+        }
+    ]
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_without_a_key_none_is_sent(server):
+    score(judge_at(server.url))
+    assert "Authorization" not in server.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://h:8000", "http://h:8000/v1/chat/completions"),
+        ("http://h:8000/", "http://h:8000/v1/chat/completions"),
+        ("https://h/v1", "https://h/v1/chat/completions"),
+        ("https://h/api/v3/chat/completions", "https://h/api/v3/chat/completions"),
+        ("https://h/d?api-version=1", "https://h/d/chat/completions?api-version=1"),
+        ("http://[::1]:80", "http://[::1]:80/v1/chat/completions"),
+    ],
+)
+def test_a_url_may_leave_the_route_out(url, address):
+    assert chat_endpoint.address_of(url) == address
+
+
+def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
+    server.replies["r"] = [
+        fails(429, Retry_After="0"),
+        fails(500),
+        fails(503, Retry_After="soon"),
+        CLOSE,
+        HANG,
+        says("7"),
+    ]
+    assert score(judge_at(server.url, retries=5, timeout_s=3.0)) == 0.7
+    assert server.asked["r"] == 6
+
+
+@pytest.mark.parametrize(
+    ("reply", "named"),
+    [
+        (fails(429, "slow down"), "status 429: slow down"),
+        (fails(500, "oh"), "status 500: oh"),
+        (CLOSE, "ServerDisconnectedError"),
+        (HANG, "no answer within 0.1 s"),
+    ],
+)
+def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, named):
+    server.replies["r"] = [reply]
+    found = failure(judge_at(server.url, retries=2, timeout_s=0.1 if reply is HANG else 30))
+    assert found.kind == "judge_failed" and named in found.message
+    assert "3 requests (Judge.retries is 2)" in found.message and server.asked["r"] == 3
+
+
+def test_an_endpoint_that_is_not_there_is_a_failure():
+    found = failure(judge_at(URL, retries=1))
+    assert found.kind == "judge_failed" and "2 requests" in found.message
+
+
+@pytest.mark.parametrize(
+    ("reply", "named"),
+    [
+        (fails(400, "too long"), ("status 400: too long", "Judge.model, max_tokens")),
+        (fails(401, f"bad key {KEY}"), ("status 401: bad key ***", "Judge.api_key_env")),
+        (fails(403, "no access"), ("no access", "Judge.api_key_env")),
+        (fails(404, "no model"), ("no model", "Judge.url and Judge.model")),
+        (fails(402, "pay"), ("status 402: pay", "Judge.url")),
+        (fails(307, Location="http://127.0.0.1:9/"), ("http://127.0.0.1:9/", "Judge.url")),
+        (says("7")._replace(body="<html>hello"), ("no chat completion", "<html>hello")),
+        (says("7")._replace(body='{"choices": []}'), ("no chat completion",)),
+        (says("7")._replace(body="[7]"), ("no chat completion",)),
+        (says("7")._replace(status=404, body="plain"), ("status 404: plain",)),
+    ],
+)
+def test_a_refusal_is_not_asked_again_and_has_its_message_and_a_remedy(
+    server, monkeypatch, reply, named
+):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    server.replies["r"] = [reply]
+    found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
+    assert found.kind == "judge_refused" and server.asked["r"] == 1
+    assert [words for words in named if words not in found.message] == []
+    assert KEY not in found.message and len(found.message) < 400
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, form):
+    date = email.utils.formatdate(time.time() + 600, usegmt=True)
+    wait = date if form == "date" else "600"
+    server.replies["r"] = [fails(429, Retry_After=wait), says("7")]
+    found = failure(judge_at(server.url))
+    assert found.kind == "judge_failed" and server.asked["r"] == 1
+    assert "beyond Judge.deadline_s (120)" in found.message
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0), ("Fri, 01 Jan 2021 00:00:00 GMT", 0)],
+)
+def test_a_time_to_wait_that_cannot_be_read_is_none(header, seconds):
+    assert chat_endpoint._retry_after_s(header) == seconds
+
+
+def test_waits_double_up_to_a_bound_and_differ(monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 1.0)
+    for number, longest in {1: 1, 2: 2, 5: 16, 6: 30, 50: 30}.items():
+        waits = {chat_endpoint._backoff_s(number) for _ in range(50)}
+        assert len(waits) > 40 and longest / 2 <= min(waits) <= max(waits) <= longest
+
+
+def test_all_requests_of_a_response_stay_within_its_deadline(server):
+    server.replies["r"] = [HANG]
+    judge = judge_at(server.url, timeout_s=0.2, deadline_s=0.5, retries=1000)
+    found = failure(judge)
+    assert found.kind == "judge_failed" and "beyond Judge.deadline_s (0.5)" in found.message
+
+
+def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):
+    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 0.5)
+    server.replies["r"] = [fails(500), HANG]
+    found = failure(judge_at(server.url, timeout_s=3.0, deadline_s=3.0))
+    limit = re.search(r"no answer within ([\d.]+) s", found.message)
+    assert limit and float(limit[1]) < 2.8
+
+
+def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    judge = judge_at(server.url, api_key_env="JUDGE_KEY", cache=str(tmp_path))
+    score(judge)
+    kept = [pickle.dumps(judge), repr(judge).encode()]
+    kept += [file.read_bytes() for file in answer_files(tmp_path)]
+    assert len(kept) == 3 and all(KEY.encode() not in one for one in kept)
+
+
+def test_a_machine_without_the_key_says_which_variable_is_not_set(server, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    judge = judge_at(server.url, api_key_env="JUDGE_KEY")
+    monkeypatch.delenv("JUDGE_KEY")
+    found = failure(judge)
+    assert found.kind == "judge_refused" and "JUDGE_KEY" in found.message and not server.asked
+
+
+def test_a_judge_behind_the_environments_proxy_is_asked_through_it(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert score(judge_at("http://judge.invalid")) == 0.7
+    assert server.headers[0]["Host"] == "judge.invalid"
+
+
+def test_loopback_is_not_asked_through_a_proxy(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", URL)
+    assert score(judge_at(server.url)) == 0.7
+
+
+def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, tmp_path):
+    def asks(response="r", **settings):
+        before = server.asked.total()
+        score(judge_at(server.url, cache=str(tmp_path), **settings), response)
+        return server.asked.total() - before
+
+    assert asks() == 1
+    assert [asks(), asks(pattern="(7)"), asks(highest=20), asks(retries=0)] == [0, 0, 0, 0]
+    others = [
+        {"response": "other"},
+        {"model": "other"},
+        {"template": "Other. " + TEMPLATE},
+        {"system": "Be strict."},
+        {"temperature": 0.5},
+        {"max_tokens": 100},
+        {"parameters": {"seed": 1}},
+    ]
+    assert [asks(**other) for other in others] == [1] * 7
+    assert [asks(**other) for other in others] == [0] * 7
+    assert calls_in(tmp_path) == 8
+
+
+def test_another_endpoint_has_answers_of_its_own(server, tmp_path):
+    score(judge_at(server.url, cache=str(tmp_path)))
+    with served() as other:
+        other.replies["r"] = [says("2")]
+        assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"text": "1"}', '{"text": 1, "finish_reason": "stop"}', "\udcff"]
+)
+def test_a_damaged_answer_is_asked_again_and_said(server, tmp_path, caplog, damage):
+    judge = judge_at(server.url, cache=str(tmp_path))
+    score(judge)
+    (file,) = answer_files(tmp_path)
+    file.write_bytes(damage.encode(errors="surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert score(judge) == 0.7
+    assert f"{file} is damaged" in caplog.text
+    assert score(judge) == 0.7 and server.asked["r"] == 2
+
+
+def test_a_budget_holds_over_processes_that_count_at_once_and_over_resumes(server, tmp_path):
+    settings = {"url": server.url, "model": "m", "template": TEMPLATE, "highest": 10}
+    settings |= {"cache": str(tmp_path), "max_calls": 40}
+    jobs = [[f"{job} {number}" for number in range(20)] for job in range(3)]
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as processes:
+        found = list(processes.map(judged, [settings] * 3, jobs))
+    scores = [one for some, _ in found for one in some]
+    assert (scores.count(0.7), scores.count("judge_budget"), len(scores)) == (40, 20, 60)
+    assert (server.asked.total(), calls_in(tmp_path), len(answer_files(tmp_path))) == (40, 40, 40)
+    assert not any(loaded for _, loaded in found)
+    # A resume asks nothing more, and still has what was answered.
+    again, _ = judged(settings, jobs[0] + jobs[1] + jobs[2])
+    assert again == scores and server.asked.total() == 40
+    assert not [file for file in tmp_path.rglob(".*") if file.is_file()]
+
+
+def test_every_request_counts_also_those_that_fail(server, tmp_path):
+    server.replies["r"] = [fails(500)]
+    judge = judge_at(server.url, cache=str(tmp_path), max_calls=3, retries=5)
+    assert failure(judge).kind == "judge_budget"
+    assert server.asked["r"] == calls_in(tmp_path) == 3
+
+
+def test_a_machine_with_another_folder_does_not_begin_a_budget_of_its_own(server, tmp_path):
+    judge = judge_at(server.url, cache=str(tmp_path / "cache"), max_calls=3)
+    (tmp_path / "cache").rename(tmp_path / "elsewhere")
+    found = failure(judge)
+    assert found.kind == "judge_budget" and "share" in found.message and not server.asked
+
+
+def test_a_count_that_another_process_holds_is_waited_for_until_the_deadline(server, tmp_path):
+    judge = judge_at(server.url, cache=str(tmp_path), timeout_s=0.1, deadline_s=0.1)
+    with (tmp_path / "calls").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        found = failure(judge)
+        assert found.kind == "judge_failed" and "holds the file calls" in found.message
+    assert not server.asked
+
+
+def test_a_budget_ends_the_run_whatever_share_of_failures_is_allowed(server, tmp_path):
+    judge = judge_at(server.url, cache=str(tmp_path), max_calls=2, timeout_s=30, deadline_s=30)
+    pool = RewardPool([judge], workers=1, timeout_s=60.0, max_failures=1.0)
+    pool.start()
+    try:
+        scored(pool, "a", "b")
+        with pytest.raises(RewardFailuresError, match="Judge.max_calls is 2.*Raise"):
+            scored(pool, "c")
+        assert counted(pool) == {"scored": 2, "retried": 1, "judge_budget": 1}
+    finally:
+        pool.close()
+
+
+def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(server):
+    server.replies = {
+        "worst": [says("0")],
+        "mute": [says("I cannot say.")],
+        "high": [says("11")],
+        "long": [fails(400, "too long")],
+        "down": [fails(500)],
+    }
+    server.together = threading.Barrier(6)
+    judge = judge_at(server.url, retries=0, timeout_s=60, deadline_s=60)
+    pool = RewardPool([judge, odd_rewards.torch_is_loaded], 1, timeout_s=90.0, max_failures=1.0)
+    pool.start()
+    try:
+        # The server answers none of the six before all have come; second tries come one by one.
+        server.together = threading.Barrier(6, action=lambda: setattr(server, "together", None))
+        rollouts = scored(pool, "fine", "worst", "mute", "high", "long", "down")
+        assert [rollout.reward for rollout in rollouts] == [0.7, 0.0, None, None, None, None]
+        assert [str(rollout.reward_failure).partition(":")[0] for rollout in rollouts[2:]] == [
+            "judge_no_score",
+            "judge_no_score",
+            "judge_refused",
+            "judge_failed",
+        ]
+        assert counted(pool) == {
+            "scored": 2,
+            "zero": 1,
+            "retried": 4,
+            "judge_no_score": 2,
+            "judge_refused": 1,
+            "judge_failed": 1,
+        }
+        assert server.asked == dict(fine=1, worst=1, mute=2, high=2, long=2, down=2)
+    finally:
+        pool.close()
+
+
+def test_a_judge_that_cannot_answer_is_refused_before_a_run(server):
+    server.replies["5"] = [fails(401, "wrong key")]
+    pool = RewardPool([judge_at(server.url, timeout_s=30, deadline_s=30)], 1, timeout_s=60.0)
+    prompt = Prompt(id=0, token_ids=[1], text="", columns={"answer": "5"})
+    with pytest.raises(ConfigError) as caught:
+        pool.start(prompt)
+    message = str(caught.value)
+    assert "judge_refused: judge: " in message and "wrong key. Set the key" in message
+    assert "worth 0.0" not in message
+
+
+def test_a_pool_that_would_end_a_judge_before_its_deadline_is_refused():
+    with pytest.raises(ConfigError, match="data.reward_timeout_s is 120.*120 s.*'judge'"):
+        RewardPool([judge_at(URL)], timeout_s=120.0)
+    RewardPool([judge_at(URL)], timeout_s=121.0)
+
+
+def test_names_of_the_template_are_columns_or_facts_of_the_response():
+    judge = judge_at(URL, template="{prompt}{response}{num_tokens}{answer}", system="{rubric}")
+    assert judge.missing_column(["answer", "rubric"]) == ""
+    assert judge.missing_column([]) == "'answer', 'rubric'"
+    judge.check_row({"answer": 5, "rubric": ["short"]})
+    with pytest.raises(ValueError, match="column `answer` is no text"):
+        judge.check_row({"answer": None, "rubric": "short"})
+    with pytest.raises(ValueError, match=r"has \{answer\}.*no column `answer`.*\{\{answer\}\}"):
+        score(judge, rubric="short", num_tokens=1)
+
+
+def test_a_checkpoint_sees_a_change_of_what_is_asked_and_not_of_how_long_it_is_tried(tmp_path):
+    same = [judge_at(URL), judge_at(URL, retries=9, cache=str(tmp_path), max_calls=5)]
+    others = [judge_at(URL, template="Be strict. {response}"), judge_at(URL, weight=0.5)]
+    assert len({fingerprint(judge) for judge in same}) == 1
+    assert len({fingerprint(judge) for judge in [*same, *others]}) == 3
+
+
+BROKEN = {
+    "no address": ({"url": "judge:8000"}, "Judge.url is 'judge:8000'"),
+    "another protocol": ({"url": "ftp://h/v1"}, "Judge.url"),
+    "a port that is none": ({"url": "http://h:port/v1"}, "Judge.url"),
+    "a fragment": ({"url": "http://h/v1#x"}, "Judge.url"),
+    "a key in the address": ({"url": f"https://me:{KEY}@h/v1"}, "Judge.api_key_env"),
+    "no model": ({"model": " "}, "Judge.model is ' '"),
+    "a template without the response": ({"template": "{prompt}"}, "Write {response}"),
+    "an empty template": ({"template": ""}, "Judge.template is ''"),
+    "JSON in a template": ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
+    "a brace alone": ({"template": "{response} }"}, "write {{ and }}"),
+    "a name without a name": ({"template": "{} {response}"}, "Judge.template has {}"),
+    "an attribute": ({"template": "{response.text}"}, "Judge.template has {response.text}"),
+    "a form": ({"system": "{level:.2f}"}, "Judge.system has {level:.2f}"),
+    "no expression": ({"pattern": "("}, "Judge.pattern is '('"),
+    "no group": ({"pattern": r"\d+"}, "0 groups"),
+    "two groups": ({"pattern": r"(\d)/(\d)"}, "2 groups"),
+    "a scale without width": ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
+    "an endless scale": ({"highest": float("inf")}, "Judge.highest is inf"),
+    "a key for a name": ({"api_key_env": KEY}, "may be the key itself"),
+    "a key that could be a name": ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
+    "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
+    "an empty variable": ({"api_key_env": "EMPTY_KEY"}, "which is empty"),
+    "a key with a line end": ({"api_key_env": "KEY_OF_A_FILE"}, "a line end"),
+    "a cold judge": ({"temperature": -1}, "Judge.temperature is -1"),
+    "no tokens": ({"max_tokens": 0}, "Judge.max_tokens is 0"),
+    "no time": ({"timeout_s": 0}, "Judge.timeout_s is 0"),
+    "fewer than no retries": ({"retries": -1}, "Judge.retries is -1"),
+    "a request beyond the deadline": ({"timeout_s": 60, "deadline_s": 30}, "Judge.timeout_s is 60"),
+    "a budget without a place": ({"max_calls": 5}, "Judge.cache is not set"),
+    "no calls": ({"max_calls": 0, "cache": "HERE"}, "Judge.max_calls is 0"),
+    "a cache that is a file": ({"cache": __file__}, "Judge.cache is "),
+    "a parameter that has a setting": ({"parameters": {"model": "m"}}, "set Judge.model"),
+    "a stream": ({"parameters": {"stream": True}}, "'stream': leave it out"),
+    "parameters that are not JSON": ({"parameters": {"a": {1}}}, "not JSON"),
+    "parameters that are none": ({"parameters": "seed"}, "Judge.parameters is 'seed'"),
+}
+
+
+@pytest.mark.parametrize(("settings", "named"), BROKEN.values(), ids=BROKEN)
+def test_a_setting_that_cannot_work_is_refused_by_name_in_few_words(
+    tmp_path, monkeypatch, settings, named
+):
+    monkeypatch.setenv("EMPTY_KEY", "")
+    monkeypatch.setenv("KEY_OF_A_FILE", KEY + "\n")
+    settings = {
+        name: str(tmp_path) if value == "HERE" else value for name, value in settings.items()
+    }
+    with pytest.raises(ConfigError) as caught:
+        judge_at(**({"url": URL} | settings))
+    message = str(caught.value)
+    assert named in message and len(message) < 300 and "\n" not in message
+    assert KEY not in message and "abcdef0123456789" not in message
+
+
+def test_a_key_over_plain_http_is_warned_of_unless_it_stays_on_the_machine(monkeypatch, caplog):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    for url in ("http://127.0.0.1:1", "https://judge/v1"):
+        judge_at(url, api_key_env="JUDGE_KEY")
+    judge_at("http://judge/v1")
+    assert not caplog.records
+    judge_at("http://judge/v1", api_key_env="JUDGE_KEY")
+    assert "anyone able to read that network sees the key" in caplog.text
+
+
+def test_a_judge_is_configured_by_class_path():
+    parser = ArgumentParser()
+    parser.add_argument("--rewards", type=list[Reward])
+    init_args = {"url": URL, "model": "m", "template": TEMPLATE, "highest": 10, "weight": 0.5}
+    given = [{"class_path": "lrl.rewards.Judge", "init_args": init_args}]
+    (judge,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
+    assert (type(judge), judge.name, judge.weight) == (Judge, "judge", 0.5)
+
+
+def test_the_settings_of_the_page_are_those_of_the_class():
+    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
+    section = page.partition("\n## A judge\n")[2].partition("\n### ")[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", section, re.M)
+    named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    known = inspect.signature(Judge).parameters
+    assert named == set(known) - {"weight", "name"}
+
+
+def test_rewards_without_a_judge_import_no_http():
+    code = "import sys, lrl.rewards; lrl.rewards.GSM8K; print('aiohttp' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "False\n", ran.stderr
+
+
+def test_a_cached_answer_is_the_text_that_the_judge_wrote(server, tmp_path):
+    score(judge_at(server.url, cache=str(tmp_path)))
+    (file,) = answer_files(tmp_path)
+    assert json.loads(file.read_text()) == {"text": "Well. 7", "finish_reason": "stop"}

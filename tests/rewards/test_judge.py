@@ -371,8 +371,8 @@ def test_every_request_counts_also_those_that_fail(server, tmp_path):
 
 
 def test_a_machine_with_another_folder_does_not_begin_a_budget_of_its_own(server, tmp_path):
-    judge = judge_at(server.url, cache=str(tmp_path / "cache"), max_calls=3)
-    (tmp_path / "cache").rename(tmp_path / "elsewhere")
+    judge = judge_at(server.url, cache=str(tmp_path), max_calls=3)
+    (tmp_path / "calls").unlink()
     found = failure(judge)
     assert found.kind == "judge_budget" and "share" in found.message and not server.asked
 

@@ -66,6 +66,12 @@ class JudgeServer:
         return reply
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+    """Connections that come at once; more would be tried again a second later."""
+
+
 @contextmanager
 def served() -> Iterator[JudgeServer]:
     judge_server = JudgeServer()
@@ -92,8 +98,7 @@ def served() -> Iterator[JudgeServer]:
         def log_message(self, format: str, *words: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     judge_server.url = f"http://127.0.0.1:{server.server_port}"

@@ -14,6 +14,7 @@ from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from lrl.rewards.base import GaveUp, Reward
+    from lrl.rewards.code import Code
     from lrl.rewards.exact_match import ExactMatch
     from lrl.rewards.format import Format
     from lrl.rewards.function import Function, as_reward
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lrl.rewards.turn_rewards import TurnRewards
 
 _HOMES = {
+    "Code": "code",
     "ExactMatch": "exact_match",
     "Format": "format",
     "Function": "function",

@@ -12,18 +12,20 @@ _NANOSECOND = 1e-9
 
 
 class ProcessClock:
-    """Counts the seconds in which the main thread of a process computes or sleeps, from now on.
+    """Counts the seconds in which the main thread of a process computes or sleeps.
 
     Only Linux tells how long it waits for a processor; elsewhere that time counts, too.
 
     Args:
         pid: The process.
+        born: `time.monotonic()` at the start of the process, to count from there; None counts from
+            now on.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, born: float | None = None) -> None:
         self._pid = pid
-        self._started = time.monotonic()
-        self._waited_before_s = _waited_for_processor_s(pid)
+        self._started = time.monotonic() if born is None else born
+        self._waited_before_s = _waited_for_processor_s(pid) if born is None else 0.0
 
     @property
     def seconds(self) -> float:

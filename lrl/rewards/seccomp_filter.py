@@ -1,0 +1,164 @@
+"""System calls that no program in the sandbox may make, as a filter of the kernel (seccomp).
+
+The namespaces of the sandbox hide what is outside. The filter closes what they do not: parts of the
+kernel that are seldom needed and often broken, memory that no limit counts, and sockets that know
+no network namespace (VSOCK reaches the host of a virtual machine).
+"""
+
+import errno
+import struct
+from collections.abc import Iterator
+
+_X86_64 = 0xC000003E
+_AARCH64 = 0xC00000B7
+ARCHITECTURES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+"""Name of a machine (`platform.machine()`), and its number in the kernel."""
+
+_DENIED = {
+    # another process, its memory and its files
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    # parts of the kernel
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "fanotify_init": (300, 262),
+    "personality": (135, 92),
+    "modify_ldt": (154, None),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    # mounts and namespaces
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    # the machine
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "syslog": (103, 116),
+    # memory that belongs to no process
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+}
+"""The numbers of each call on x86_64 and on aarch64."""
+_CLONE = (56, 220)
+_CLONE3 = (435, 435)
+_PRCTL = (157, 167)
+_SOCKET = (41, 198)
+_NEW_NAMESPACES = 0x7E020000
+"""The flags of `clone` that make a namespace."""
+_PR_SET_PDEATHSIG = 1
+_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6."""
+_OTHER_ABI = 0x40000000
+"""From here on are the calls of x32, the second set of numbers of x86_64."""
+
+_NUMBER_AT = 0
+_ARCHITECTURE_AT = 4
+_FIRST_ARGUMENT_AT = 16
+_ALLOW = 0x7FFF0000
+_ERROR = 0x00050000
+_Instruction = tuple[int, int, int, int]
+
+
+def seccomp_filter(machine: str) -> bytes:
+    """Returns the filter as bwrap's `--seccomp` reads it: instructions of classic BPF.
+
+    Args:
+        machine: One of `ARCHITECTURES`.
+    """
+    column = list(ARCHITECTURES).index(machine)
+    denied = [numbers[column] for numbers in _DENIED.values()]
+    program = [
+        _load(_ARCHITECTURE_AT),
+        *_unless_equal(ARCHITECTURES[machine], _fail(errno.EPERM)),
+        _load(_NUMBER_AT),
+        (0x35, 0, 1, _OTHER_ABI),  # greater or equal
+        _fail(errno.EPERM),
+    ]
+    for number in denied:
+        if number is not None:
+            program += _if_equal(number, [_fail(errno.EPERM)])
+    # Its flags are in memory, which a filter cannot read. Without it libraries take `clone`.
+    program += _if_equal(_CLONE3[column], [_fail(errno.ENOSYS)])
+    program += _if_equal(_CLONE[column], _namespaces_fail())
+    # The sandbox ends with the process that has started it by this signal.
+    program += _if_equal(_PRCTL[column], list(_death_signal_fails()))
+    program += _if_equal(_SOCKET[column], list(_other_families_fail()))
+    program.append(_return(_ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _load(offset: int) -> _Instruction:
+    return (0x20, 0, 0, offset)
+
+
+def _return(value: int) -> _Instruction:
+    return (0x06, 0, 0, value)
+
+
+def _fail(error: int) -> _Instruction:
+    return _return(_ERROR | error)
+
+
+def _if_equal(value: int, block: list[_Instruction]) -> list[_Instruction]:
+    """Returns a jump over the block for all other values."""
+    return [(0x15, 0, len(block), value), *block]
+
+
+def _unless_equal(value: int, instruction: _Instruction) -> list[_Instruction]:
+    return [(0x15, 1, 0, value), instruction]
+
+
+def _namespaces_fail() -> list[_Instruction]:
+    any_of_these_bits = (0x45, 0, 1, _NEW_NAMESPACES)
+    return [
+        _load(_FIRST_ARGUMENT_AT),
+        any_of_these_bits,
+        _fail(errno.EPERM),
+        _return(_ALLOW),
+    ]
+
+
+def _death_signal_fails() -> Iterator[_Instruction]:
+    yield _load(_FIRST_ARGUMENT_AT)
+    yield from _if_equal(_PR_SET_PDEATHSIG, [_fail(errno.EPERM)])
+    yield _return(_ALLOW)
+
+
+def _other_families_fail() -> Iterator[_Instruction]:
+    yield _load(_FIRST_ARGUMENT_AT)
+    for family in _FAMILIES:
+        yield from _if_equal(family, [_return(_ALLOW)])
+    yield _fail(errno.EAFNOSUPPORT)

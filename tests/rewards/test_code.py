@@ -27,19 +27,18 @@ from lrl.rewards import (  # noqa: E402
     sandbox,
     sandbox_session,
 )
+from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
-BWRAP = shutil.which("bwrap")
 isolations = pytest.mark.parametrize(
     "isolation",
     [
         "none",
         pytest.param(
             "bubblewrap",
-            marks=pytest.mark.skipif(BWRAP is None, reason="bubblewrap is not installed"),
+            marks=needs_bubblewrap,
         ),
     ],
 )
-needs_bwrap = pytest.mark.skipif(BWRAP is None, reason="bubblewrap is not installed")
 DOUBLE = "def double(x):\n    return 2 * x\n"
 ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
 PAIRS = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
@@ -232,7 +231,7 @@ def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(
         code("bubblewrap")
 
 
-@needs_bwrap
+@needs_bubblewrap
 @pytest.mark.usefixtures("nothing_is_known_to_work")
 def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, open_folder):
     judge = code("bubblewrap")
@@ -277,7 +276,7 @@ def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a
         judge("", dies, tests=PAIRS)
 
 
-@needs_bwrap
+@needs_bubblewrap
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_processes(
     processes, monkeypatch
@@ -300,7 +299,7 @@ def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_proce
         judge("", program, tests=PAIRS)
 
 
-@needs_bwrap
+@needs_bubblewrap
 def test_workers_score_programs_and_limits_are_counted():
     pool = RewardPool([Code(timeout_s=5.0, cpu_s=1)], workers=1, timeout_s=30.0)
     pool.start()

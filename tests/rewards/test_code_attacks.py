@@ -21,9 +21,10 @@ import pytest
 from lrl.rewards import Code
 from lrl.rewards.seccomp_filter import _DENIED, ARCHITECTURES, seccomp_filter
 from tests.leftovers import wait_for, wait_for_none
+from tests.rewards.bubblewrap_here import needs_bubblewrap
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = needs_bubblewrap
 SECRET = "LRL_TEST_SECRET"
 MARK = uuid.uuid4().hex[:12]
 """The name of processes and files of these programs."""

@@ -43,8 +43,7 @@ class CheckpointFolder(CheckpointFile):
             f"optimizer_{number}": state
             for number, state in enumerate(whole.pop("optimizer_states", []))
         }
-        if leads:
-            _remove(unfinished)  # of a run that was killed
+        _clear(unfinished)
         try:
             save_parts(parts, unfinished)
             if leads:
@@ -56,6 +55,24 @@ class CheckpointFolder(CheckpointFile):
         finally:
             if leads:
                 _remove(unfinished)
+
+
+def _clear(unfinished: Path) -> None:
+    """Removes what a run that was killed has left, before any rank writes; raises rank 0's error on
+    all ranks.
+
+    Each rank makes the folder when it begins to save. While rank 0 still removed it, that gave rank
+    0 an OSError, and the others waited for it in the first collective of the save.
+    """
+    found: list[OSError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            _remove(unfinished)
+        except OSError as error:
+            found = [error]
+    dist.broadcast_object_list(found, src=0)
+    if found[0] is not None:
+        raise found[0]
 
 
 def save_parts(parts: dict[str, Any], folder: Path) -> None:

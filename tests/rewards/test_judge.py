@@ -22,17 +22,17 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentParser
 
-sys.path.insert(0, str(Path(__file__).parent))  # worker processes import `judging` by this name
+sys.path.insert(0, str(Path(__file__).parent))
 
 import odd_rewards  # noqa: E402
 from judge_server import CLOSE, HANG, TEMPLATE, fails, says, served  # noqa: E402
-from judging import judged  # noqa: E402
 from scenes import counted, scored  # noqa: E402
 
 from lrl.checkpoints.made_with import fingerprint  # noqa: E402
 from lrl.errors import ConfigError, JudgeError  # noqa: E402
 from lrl.rewards import Judge, Reward, RewardFailuresError, RewardPool, chat_endpoint  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
+from tests.rewards.judging import judged  # noqa: E402
 
 URL = "http://127.0.0.1:9"
 KEY = "sk-0123456789abcdef"

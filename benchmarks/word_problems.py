@@ -2,7 +2,7 @@
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
     python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
-    python -m benchmarks.word_problems --device gpu --plot-only      draw what is there
+    python -m benchmarks.word_problems --device gpu --plot-only      draw all that is there
 
 On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
 the generator. Runs that share a GPU say how accurate a policy gets, not how long a step takes alone.
@@ -160,7 +160,8 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         steps, values = zip(*one["evaluations"]["accuracy"], strict=True)
         style = "-" if one["max_lag"] == 1 else "--"
         with_it = "calculator" if one["calculator"] else "no calculator"
-        label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}"
+        where = ", on a CPU" if one["device"] == "cpu" else ""
+        label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}{where}"
         axes.plot(steps, values, style, marker="o", markersize=3, label=label)
     axes.set(xlabel="optimizer steps", ylabel="accuracy on 240 held-out problems", ylim=(0, 1.03))
     axes.grid(alpha=0.3)
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with ThreadPoolExecutor(args.at_once) as runs:
             list(runs.map(lambda one: run(one, args), left))
     found = records.all_found(args.out, settings)
-    draw(found, args.plot)
+    draw(records.read(args.out), args.plot)
     print(table(found))
     return 0
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +26,8 @@ from lrl.environments.base import Written
 from lrl.environments.chat_request import RequestError
 from lrl.system.endpoint import LOOPBACK
 
+log = logging.getLogger(__name__)
+
 MODEL = "policy"
 CHAT = "/v1/chat/completions"
 KEEP_ALIVE_S = 10.0
@@ -35,7 +38,7 @@ LONGEST_REQUEST = 2**26
 
 
 class AgentAddress(NamedTuple):
-    """What an agent needs to reach the policy."""
+    """The address of the policy, and the key for it."""
 
     base_url: str
     """As the clients of OpenAI's interface take it, with `/v1`."""
@@ -47,6 +50,8 @@ class AgentServer:
 
     def __init__(self) -> None:
         self._conversations: dict[str, AgentConversation] = {}
+        self._answering: dict[str, set[asyncio.Task[Written]]] = {}
+        """Requests of each episode for which the policy still writes."""
         self._port = 0
 
     async def start(self) -> None:
@@ -63,13 +68,16 @@ class AgentServer:
 
     @asynccontextmanager
     async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
-        """Serves a conversation, until the block ends."""
+        """Serves a conversation, until the block ends; what is still asked then gets an error."""
         key = secrets.token_hex(16)
         self._conversations[key] = conversation
+        self._answering[key] = set()
         try:
             yield AgentAddress(f"http://{LOOPBACK}:{self._port}/{key}/v1", key)
         finally:
             del self._conversations[key]
+            for task in self._answering.pop(key):
+                task.cancel()
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         conversation = self._conversation(request)
@@ -81,14 +89,16 @@ class AgentServer:
             return _error(400, "the body is no JSON")
         again = "Idempotency-Key" in request.headers or _retries(request) > 0
         answering = asyncio.ensure_future(conversation.answer(body, again=again))
+        pending = self._answering[request.match_info["key"]]
+        pending.add(answering)
+        answering.add_done_callback(pending.discard)
         if isinstance(body, dict) and body.get("stream"):
             return await _stream(request, body, answering)
-        try:
-            # The turn is recorded, whether or not the agent still waits for it: it asks again then.
-            turn = await asyncio.shield(answering)
-        except RequestError as error:
-            return _error(400, str(error))
-        return web.json_response(completion(turn))
+        # The turn is recorded, whether or not the agent still waits for it: it asks again then.
+        await asyncio.wait({answering})
+        if (refusal := _refusal(answering)) is not None:
+            return _error(*refusal)
+        return web.json_response(completion(answering.result()))
 
     async def _models(self, request: web.Request) -> web.Response:
         if self._conversation(request) is None:
@@ -158,26 +168,34 @@ def completion(turn: Written) -> dict[str, Any]:
 
 
 async def _stream(
-    request: web.Request, body: dict[str, Any], answering: asyncio.Future[Written]
+    request: web.Request, body: dict[str, Any], answering: asyncio.Task[Written]
 ) -> web.StreamResponse:
     """Answers with the events of a stream, which are made when the turn is whole."""
     # An error of the request comes at once, before the head says that all is well.
     await asyncio.wait({answering}, timeout=0.05)
-    if answering.done() and (error := answering.exception()) is not None:
-        return _error(400, str(error))
+    if answering.done() and (refusal := _refusal(answering)) is not None:
+        return _error(*refusal)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
-    while not answering.done():
-        await asyncio.wait({answering}, timeout=KEEP_ALIVE_S)
-        await response.write(b": the policy writes\n\n")
     try:
+        await _write_events(response, body, answering)
+    except ConnectionResetError:  # the agent waits no longer; the turn is recorded all the same
+        log.debug("%s: the agent has closed its stream", request.path)
+    return response
+
+
+async def _write_events(
+    response: web.StreamResponse, body: dict[str, Any], answering: asyncio.Task[Written]
+) -> None:
+    while not (await asyncio.wait({answering}, timeout=KEEP_ALIVE_S))[0]:
+        await response.write(b": the policy writes\n\n")
+    if (refusal := _refusal(answering)) is not None:
+        chunks = [_error_body(*refusal)]
+    else:
         chunks = _chunks(completion(answering.result()), body.get("stream_options") or {})
-    except RequestError as error:
-        chunks = [{"error": {"message": str(error), "type": "invalid_request_error"}}]
     for chunk in chunks:
         await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
-    return response
 
 
 def _chunks(whole: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -200,6 +218,22 @@ def _retries(request: web.Request) -> int:
     return int(count) if count.isdigit() else 0
 
 
+def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:
+    """Returns status and message of a request that has ended without a turn; raises an error that
+    is not the agent's."""
+    if answering.cancelled():
+        return 410, "the episode has ended, and the policy writes no more turns in it"
+    error = answering.exception()
+    if isinstance(error, RequestError):
+        return 400, str(error)
+    if error is not None:
+        raise error
+    return None
+
+
 def _error(status: int, message: str) -> web.Response:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return web.json_response({"error": {"message": message, "type": kind}}, status=status)
+    return web.json_response(_error_body(status, message), status=status)
+
+
+def _error_body(status: int, message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "invalid_request_error", "code": str(status)}}

@@ -57,7 +57,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What an agent asks for."""
+    """A request for a chat completion, without what the policy does not follow."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]

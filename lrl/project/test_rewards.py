@@ -15,4 +15,5 @@ from rewards import right
     ],
 )
 def test_the_last_number_counts(response: str, worth: float) -> None:
+    """Also if a calculation stands before it."""
     assert right("47+38=", response, answer="85") == worth

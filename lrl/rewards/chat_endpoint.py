@@ -48,7 +48,7 @@ _SHOWN = 160
 
 
 class Answer(NamedTuple):
-    """What a model has answered."""
+    """The answer of a model."""
 
     text: str
     finish_reason: str
@@ -63,7 +63,7 @@ class _Trouble(NamedTuple):
 
 
 class ChatEndpoint:
-    """Where the model is, and how long it is asked.
+    """Asks a model behind an endpoint, again where that may help.
 
     Args:
         url: `http://host:port`, `https://host/v1`, or the whole address of the route.

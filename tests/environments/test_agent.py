@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from lrl.environments import Agent, ToolCall, Written
+from lrl.environments import agent as agent_of_lrl
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import AgentAddress, AgentServer
 from lrl.environments.chat_request import RequestError, read_request
@@ -117,6 +118,49 @@ def test_a_program_ends_with_its_episode(tmp_path: Path) -> None:
     pid = int(note.read_text())
     state = Path(f"/proc/{pid}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+async def begin_and_cancel(agent: Agent, reached: Callable[[], bool], **row: Any) -> None:
+    """Ends an episode from outside, as rank 0 does at a limit, when it has reached a place."""
+    replies: list[Reply] = []
+    task = asyncio.ensure_future(Play(agent, replies.append).run("go", row))
+    while not (replies or reached()):
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waits_for_a_turn_learns_that_the_episode_has_ended(stream: bool) -> None:
+    """Else its thread would go on, and end the process with the episodes of all others."""
+    agents.ended.clear()
+
+    async def end_while_it_waits() -> None:
+        await begin_and_cancel(Agent(agents.asks_in_vain), lambda: False, stream=stream)
+        await asyncio.to_thread(agents.ended.wait, DEADLINE_S)
+
+    asyncio.run(asyncio.wait_for(end_while_it_waits(), 2 * DEADLINE_S))
+    assert agents.ended.is_set()
+
+
+def test_a_function_that_outlives_its_episode_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits: list[int] = []
+
+    async def begin() -> None:
+        await begin_and_cancel(Agent(agents.continues_alone), agents.began.is_set)
+        while not exits:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(agent_of_lrl.os, "_exit", exits.append)
+    monkeypatch.setattr(agent_of_lrl, "THREAD_END_S", 0.1)
+    try:
+        asyncio.run(asyncio.wait_for(begin(), DEADLINE_S))
+        assert exits == [1]
+    finally:
+        agents.stop.set()
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@
     │   ├── BadAnswer                          it has answered what none of its kind does
     │   ├── WorkersError                       its workers cannot work on their machine
     │   └── ScorerLostError                    a scorer has ended or does not answer
-    ├── EpisodeError (RuntimeError)            an episode has failed through no fault of the policy
-    ├── JudgeError (RuntimeError)              a judge has not scored a response
+    ├── CountedError (RuntimeError)            a response has no reward, through no fault of the policy
+    │   ├── EpisodeError                       its episode has failed
+    │   └── JudgeError                         a judge has not scored it
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
@@ -141,11 +142,11 @@ class ScorerLostError(MemberError):
     """The scorer of a job is lost; others can score the job."""
 
 
-class EpisodeError(LrlError, RuntimeError):
-    """An episode that cannot go on; it gets no reward.
+class CountedError(LrlError, RuntimeError):
+    """A response without a reward, through no fault of the policy; it is counted by its kind.
 
     Args:
-        kind: One of `lrl.rewards.failure_stats.EPISODE_KINDS`.
+        kind: One of the kinds in `lrl.rewards.failure_stats`.
         message: What has happened.
     """
 
@@ -155,18 +156,12 @@ class EpisodeError(LrlError, RuntimeError):
         self.message = message
 
 
-class JudgeError(LrlError, RuntimeError):
-    """A response that a judge has not scored; it gets no reward.
+class EpisodeError(CountedError):
+    """An episode that has failed; its kind is one of `EPISODE_KINDS`."""
 
-    Args:
-        kind: One of `lrl.rewards.failure_stats.JUDGE_KINDS`.
-        message: What has happened.
-    """
 
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(f"{kind}: {message}")
-        self.kind = kind
-        self.message = message
+class JudgeError(CountedError):
+    """A response that a judge has not scored; its kind is one of `JUDGE_KINDS`."""
 
 
 class NoEnvironments(LrlError, RuntimeError):

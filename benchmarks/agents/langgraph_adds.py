@@ -5,19 +5,9 @@ import json
 import os
 import sys
 
+from addition import add
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
-
-
-def add(a: int, b: int) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: The first number.
-        b: The second number.
-    """
-    return a + b
-
 
 model = ChatOpenAI(
     model="policy",

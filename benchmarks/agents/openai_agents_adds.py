@@ -4,6 +4,7 @@ import json
 import os
 import sys
 
+from addition import add
 from openai import AsyncOpenAI
 
 from agents import (
@@ -17,24 +18,13 @@ from agents import (
 set_tracing_disabled(True)
 
 
-@function_tool
-def add(a: int, b: int) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: The first number.
-        b: The second number.
-    """
-    return a + b
-
-
 client = AsyncOpenAI(
     base_url=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"], max_retries=0
 )
 agent = Agent(
     name="adds",
     instructions="Be brief.",
-    tools=[add],
+    tools=[function_tool(add)],
     model=OpenAIChatCompletionsModel("policy", client),
 )
 print(Runner.run_sync(agent, json.load(sys.stdin)["prompt"], max_turns=4).final_output)

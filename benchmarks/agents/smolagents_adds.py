@@ -4,19 +4,8 @@ import json
 import os
 import sys
 
+from addition import add
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Adds two numbers.
-
-    Args:
-        a: The first number.
-        b: The second number.
-    """
-    return a + b
-
 
 model = OpenAIServerModel(
     "policy",
@@ -24,5 +13,5 @@ model = OpenAIServerModel(
     api_key=os.environ["OPENAI_API_KEY"],
     client_kwargs={"max_retries": 0},
 )
-agent = ToolCallingAgent([add], model, max_steps=3, verbosity_level=0)
+agent = ToolCallingAgent([tool(add)], model, max_steps=3, verbosity_level=0)
 print(agent.run(json.load(sys.stdin)["prompt"]))

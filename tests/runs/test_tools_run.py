@@ -74,17 +74,16 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     policy: Path,
     environment: Environment,
-    lent_server: LentServer,
+    strategy: lrl.AsyncSingleDevice,
     folder: Path,
     *callbacks: L.Callback,
-    **settings: Any,
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
     witness = Witness()
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=Borrowing(lent_server, server=lrl.ServerSettings(tool_parser=PARSER)),
+        strategy=strategy,
         callbacks=[WeightSync(), *callbacks, witness],
         max_steps=1,
         max_epochs=-1,
@@ -101,10 +100,13 @@ def trained(
         max_prompt_tokens=64,
         max_response_tokens=200,
         environment=environment,
-        **settings,
     )
     trainer.fit(lrl.PolicyModule(model=str(policy), lr=1e-6), data)
     return [group for _, group in witness.groups]
+
+
+def parses(lent_server: LentServer) -> Borrowing:
+    return Borrowing(lent_server, server=lrl.ServerSettings(tool_parser=PARSER))
 
 
 def check_calls(policy: Path, groups: list[Group]) -> None:
@@ -143,7 +145,9 @@ def test_calls_run_and_their_results_are_context_in_training_and_evaluation(
     held_out = lrl.Prompts(ROWS[:1], name="held_out")
     evaluation = Evaluation(held_out, every_n_steps=100)
     export = Export(tmp_path / "export")
-    check_calls(policy, trained(policy, Tools([add]), lent_server, tmp_path, evaluation, export))
+    check_calls(
+        policy, trained(policy, Tools([add]), parses(lent_server), tmp_path, evaluation, export)
+    )
     assert "finds no call" not in caplog.text, "the parser reads what the template writes"
     assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
     assert chat([str(tmp_path / "export"), QUESTION]) == 0
@@ -157,7 +161,7 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
 ) -> None:
     held_out = lrl.Prompts(ROWS[:1], name="held_out")
     evaluation = Evaluation(held_out, every_n_steps=100)
-    groups = trained(policy, Agent(adds), lent_server, tmp_path, evaluation)
+    groups = trained(policy, Agent(adds), parses(lent_server), tmp_path, evaluation)
     check_calls(policy, groups)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     prompt = tokenizer.apply_chat_template(
@@ -176,23 +180,5 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
 def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(
     policy: Path, tmp_path: Path
 ) -> None:
-    data = lrl.RolloutDataModule(
-        prompts=ROWS,
-        rewards=["tests.runs.test_tools_run:exact"],
-        groups_per_step=1,
-        rollouts_per_group=2,
-        max_prompt_tokens=64,
-        max_response_tokens=200,
-        environment=Agent(adds),
-    )
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=lrl.AsyncSingleDevice(),
-        callbacks=[WeightSync()],
-        max_steps=1,
-        logger=False,
-        default_root_dir=tmp_path,
-    )
     with pytest.raises(ConfigError, match=r"gets tools, and strategy.server.tool_parser is null"):
-        trainer.fit(lrl.PolicyModule(model=str(policy)), data)
+        trained(policy, Agent(adds), lrl.AsyncSingleDevice(), tmp_path)

@@ -95,7 +95,7 @@ def test_all_faults_between_two_nodes_are_named_on_both_with_what_to_type(
     clock = line(both[1], "clock")
     found = re.search(r"([\d.]+) s ahead of rank 0's, give or take ([\d.]+)", clock)
     assert clock.startswith("wrong") and found is not None
-    assert abs(float(found[1]) - AHEAD_S) <= float(found[2]), clock
+    assert abs(float(found[1]) - AHEAD_S) <= float(found[2]) + 0.002, clock  # both are rounded
     assert line(both[1], "versions").startswith("wrong") and "torch 1.0 (rank 0: " in line(
         both[1], "versions"
     )

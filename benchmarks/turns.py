@@ -36,6 +36,7 @@ from statistics import mean, median
 from typing import Any
 
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from benchmarks import arguments, records
 from benchmarks.slow_calculator import SlowCalculator
@@ -48,7 +49,7 @@ from lrl.quickstart.calculator import Calculator
 from lrl.quickstart.task import problems
 from lrl.quickstart.warmup import make_policy
 from lrl.rollouts.controller import ResponseWriter
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings
+from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -97,7 +98,7 @@ class Bench:
 
     pool: GeneratorPool
     folder: Path
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[Prompt]
     responses: int
 
@@ -107,14 +108,22 @@ class Bench:
 
     def episodes(self, of_run: EnvironmentOfRun) -> ResponseWriter:
         """Returns what plays episodes of an environment."""
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        of_run.start(self.tokenizer, decode, None)
-        return of_run.episodes(self.pool.generate, self.tokenizer, decode)
+        text = PolicyText(
+            tokenizer=self.tokenizer,
+            ends=frozenset(self.ends()),
+            decode=partial(self.tokenizer.decode, skip_special_tokens=True),
+        )
+        of_run.start(text, first=None, parses=False)
+        return of_run.episodes(self.pool.generate, text)
 
     def sampling(self) -> Sampling:
         """Returns the sampling of episodes."""
-        ends = tuple(sorted(stop_tokens(self.tokenizer, str(self.folder))))
+        ends = tuple(sorted(self.ends()))
         return Sampling(n=self.responses, max_tokens=EPISODE_TOKENS, stop_tokens=ends)
+
+    def ends(self) -> set[int]:
+        """Returns the tokens that end a response."""
+        return set(stop_tokens(self.tokenizer, str(self.folder)))
 
 
 async def write(

@@ -169,7 +169,16 @@ class NoEnvironments(LrlError, RuntimeError):
 
 
 class EnvironmentLost(LrlError, RuntimeError):
-    """The process of an environment has ended; the episode can be played again."""
+    """The process of an environment has ended; the episode can be played again.
+
+    Args:
+        message: Why.
+        by_other: Whether another episode has ended it, which then has failed.
+    """
+
+    def __init__(self, message: str, *, by_other: bool = False) -> None:
+        super().__init__(message)
+        self.by_other = by_other
 
 
 class UntrustedFile(LrlError, PermissionError):

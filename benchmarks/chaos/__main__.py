@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "sync": "break each phase of a sync in each way",
     "soak": "a long run with a fault a minute; whether memory, files, threads grow",
     "rewards": "rewards that raise, crash, never end, ...",
+    "environments": "environments that raise, crash, never answer, ...",
 }
 
 
@@ -37,7 +38,7 @@ def make_parser(name: str) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one experiment and returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    described = "\n".join(f"  {name:11} {about}" for name, about in EXPERIMENTS.items())
+    described = "\n".join(f"  {name:12} {about}" for name, about in EXPERIMENTS.items())
     choice = argparse.ArgumentParser(
         prog="python -m benchmarks.chaos",
         usage=(

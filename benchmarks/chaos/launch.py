@@ -49,6 +49,7 @@ HELP = {
     "seed": "of the run and of the faults",
     "heartbeat_s": "of the strategy",
     "sync_deadline_s": "of a sync's phase",
+    "environment": "class path of what plays the episodes, if they have turns",
 }
 
 
@@ -77,6 +78,7 @@ class TargetSettings:
             starts, `trainer` a second rank with generators of its own. Empty if nothing does.
         host: This machine's address there.
         launcher: The launcher's settings in JSON.
+        environment: Class path of what plays the episodes; empty for responses of one turn.
     """
 
     folder: str
@@ -97,6 +99,7 @@ class TargetSettings:
     second_node: str = ""
     host: str = ""
     launcher: str = "{}"
+    environment: str = ""
 
     @property
     def words(self) -> list[str]:
@@ -105,11 +108,12 @@ class TargetSettings:
 
     @property
     def described(self) -> dict[str, object]:
-        """The fields by which a record is found: all but the folder, and the second node's where
-        there is none."""
-        left_out = {"folder", "host", "launcher"} | (
-            {"second_node"} if not self.second_node else set()
-        )
+        """The fields by which a record is found: all but the folder, and the second node's and the
+        environment where there is none."""
+        left_out = {"folder", "host", "launcher"}
+        for name in ("second_node", "environment"):
+            if not getattr(self, name):
+                left_out.add(name)
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 

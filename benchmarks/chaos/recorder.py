@@ -74,7 +74,10 @@ class StepRecorder(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         groups, step = data.step_stream.groups, data.step_stream.step
         lags = [
-            step - version for group in groups for r in group.rollouts for version in r.versions
+            step - version
+            for group in groups
+            for rollout in group.rollouts
+            for version in rollout.policy_versions
         ]
         rewards = [r.reward for group in groups for r in group.scored]
         self.journal.write(
@@ -86,6 +89,8 @@ class StepRecorder(OnRankZero):
             tokens=len(lags),
             reward=sum(rewards) / max(1, len(rewards)),
             unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
+            failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
+            played_again=_played_again(data),
             fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
             **held(),
             **self._continued(groups),
@@ -127,6 +132,12 @@ class StepRecorder(OnRankZero):
             skipped=sorted(ledger["skipped"]),
             rewards=data.reward_pool.counts,
         )
+
+
+def _played_again(data: Any) -> dict[str, int]:
+    """Returns the episodes that this launch has `replayed` and `restarted`; none without an
+    environment."""
+    return {} if data.environment is None else dict(data.environment.pool.counts)
 
 
 class FleetRecorder(OnRankZero):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import lightning as L
@@ -120,6 +121,7 @@ def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer
 def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
     """Returns the quickstart's training problems, as many as an epoch's steps take."""
     rows = settings.steps_per_epoch * settings.groups or None
+    environment: Any = locate(settings.environment) if settings.environment else None
     return lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed, limit=rows),
         rewards=[correct],
@@ -129,6 +131,7 @@ def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
         micro_batch_tokens=8192,
+        environment=None if environment is None else environment(),
     )
 
 

@@ -3,6 +3,8 @@ unbroken.
 
     python -m benchmarks.chaos trainer                          20 kills in 60 steps, two epochs
     python -m benchmarks.chaos trainer --kills 2 --steps 8      a rehearsal
+    python -m benchmarks.chaos trainer --kills 6 --steps 30 \\
+        --environment lrl.quickstart.calculator.Calculator      kills between the turns of episodes
 
 The moments follow from the seed: spread over the run's progress, each a random part of a step
 later; one in ten falls into the start instead. A measurement that is in the results already is not
@@ -16,6 +18,7 @@ import logging
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -35,7 +38,7 @@ WHILE_STARTING = 10
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings of this experiment; `--steps` has to be even, for two epochs."""
     parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
-    add_settings(parser, steps=60, groups=16, responses=4, capacity=4)
+    add_settings(parser, steps=60, groups=16, responses=4, capacity=4, environment="")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -194,8 +197,19 @@ def outcome(settings: TargetSettings, lines: Sequence[Line]) -> dict[str, Any]:
         "tokens_resumed": sum(line["resumed"]["tokens"] for line in starts),
         "answers_continued": sum(line["continued"] for line in lineage),
         "answers_rewritten": sum(line["rewritten"] for line in lineage),
+        "failed": sum(line["failed"] for line in lineage),
+        "played_again": played_again(lines),
         "accuracy": end["accuracy"],
     }
+
+
+def played_again(lines: Sequence[Line]) -> dict[str, int]:
+    """Returns the episodes that all launches have replayed and restarted."""
+    by_launch = {line["launch"]: line["played_again"] for line in lines if line["event"] == "step"}
+    total: Counter[str] = Counter()
+    for counts in by_launch.values():
+        total.update(counts)
+    return dict(total)
 
 
 def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
@@ -226,6 +240,11 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
         "accuracy; of the unbroken run": f"{record['accuracy']:.3f}; {unbroken['accuracy']:.3f}",
         "minutes": f"{record['seconds'] / 60:.0f}",
     }
+    if record["settings"].get("environment"):
+        again = record["played_again"]
+        rows["episodes that failed; played again from their turns; begun again"] = (
+            f"{record['failed']}; {again.get('replayed', 0)}; {again.get('restarted', 0)}"
+        )
     return "\n".join(
         ["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
     )

@@ -87,7 +87,7 @@ class EnvironmentServer:
         except EpisodeError as error:
             return {"failed": [error.kind, error.message]}
         except EnvironmentLost as error:
-            return {"lost": str(error)}
+            return {"lost": str(error), "by_other": error.by_other}
         except asyncio.CancelledError:
             self._close(
                 number

@@ -83,6 +83,7 @@ class EnvironmentProcess:
         self._spec = spec
         self._ending = False
         self._lost = ""  # why it has ended
+        self._ended_by_episode = False
         self._asked: dict[int, tuple[asyncio.Future[Reply], float]] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Spawned, not forked: the trainer has threads, pipes and sockets.
@@ -135,8 +136,8 @@ class EnvironmentProcess:
         try:
             _, writer = await self._connection
             if self._lost:
-                raise EnvironmentLost(self._lost)
-            writer.write(_line(number, message))
+                raise self._loss()
+            _send(writer, _line(number, message))
             return await answer
         finally:
             del self._asked[number]
@@ -144,7 +145,7 @@ class EnvironmentProcess:
     def tell(self, number: int) -> None:
         """Sends the end of an episode."""
         if self._connection.done() and not self._lost:
-            self._connection.result()[1].write(_line(number, {}))
+            _send(self._connection.result()[1], _line(number, {}))
 
     def kill(self) -> None:
         """Ends the process with the run. May be called on any thread, and twice."""
@@ -158,8 +159,10 @@ class EnvironmentProcess:
         try:
             while line := await reader.readline():
                 self._take(json.loads(line))
-        except (OSError, ValueError) as error:  # the connection has ended, or what came is no reply
-            log.warning("The process of the environment sends no more: %r", error)
+        except OSError:
+            pass  # it ends with what we had sent unread; `_end` says why
+        except ValueError as error:
+            log.warning("What a process of the environment sent is no reply: %s", error)
         writer.close()
         await self._end()
 
@@ -224,12 +227,16 @@ class EnvironmentProcess:
         self._process.kill()
         self._lost = why
         log.warning("A process of the environment is replaced: %s", why)
+        self._ended_by_episode = running in self._asked
         for number in list(self._asked):
             at_fault = number == running
-            self._answer(number, EpisodeError(kind, why) if at_fault else EnvironmentLost(why))
+            self._answer(number, EpisodeError(kind, why) if at_fault else self._loss())
         if not self._ready.done():
-            self._ready.set_exception(EnvironmentLost(why))
+            self._ready.set_exception(self._loss())
             self._ready.exception()  # it may be that nobody waits for it
+
+    def _loss(self) -> EnvironmentLost:
+        return EnvironmentLost(self._lost, by_other=self._ended_by_episode)
 
     def _cause(self) -> str:
         if self._process.exitcode == OUT_OF_MEMORY:
@@ -237,6 +244,12 @@ class EnvironmentProcess:
             limit = "" if gib is None else f"; data.environment_memory_gib is {gib:g}"
             return "MemoryError" + limit
         return cause_of_death(self._process.exitcode)
+
+
+def _send(writer: asyncio.StreamWriter, line: bytes) -> None:
+    """Sends a line, unless the connection has ended: its end answers what was asked."""
+    if not writer.is_closing():
+        writer.write(line)
 
 
 def _line(number: int, message: dict[str, Any]) -> bytes:

@@ -86,8 +86,8 @@ class RemoteEnvironment(RemoteWorkers):
         match answer:
             case {"failed": [str(kind), str(text)]} if kind in EPISODE_KINDS:
                 return EpisodeError(kind, f"{text} ({self.name})")
-            case {"lost": str(why)}:
-                return EnvironmentLost(f"{why} ({self.name})")
+            case {"lost": str(why), "by_other": bool(by_other)}:
+                return EnvironmentLost(f"{why} ({self.name})", by_other=by_other)
             case {
                 "observation": observation,
                 "done": bool(done),

@@ -27,8 +27,8 @@ from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
-"""Times that an episode may lose its environment without a reply between, mostly through the fault
-of other episodes."""
+"""Times that an episode may lose its environment without a reply between, through no fault of
+another episode."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
@@ -294,6 +294,8 @@ class Episode:
         rollout.open_turn = None
 
     def _count_loss(self, error: EnvironmentLost) -> None:
+        if error.by_other:
+            return  # each such loss fails an episode at fault, so this one gets its turn
         self._losses += 1
         if self._losses == ATTEMPTS:
             raise EpisodeError("environment_lost", f"{ATTEMPTS} times, at last: {error}")

@@ -76,6 +76,8 @@ class ObservationTokens:
 
     def text(self, text: str) -> list[int]:
         """Returns the tokens of a text, without special tokens of its own."""
+        if not text:  # as most openings are; the tokenizer takes 100 us to say so
+            return []
         try:
             return self.tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raise this class itself

@@ -14,13 +14,19 @@ from lrl.types import Prompt
 class Here:
     """Plays episodes of an environment; those of `lost` are lost at that call, once."""
 
-    def __init__(self, environment: Environment, lost: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        lost: dict[int, int] | None = None,
+        by_other: bool = False,
+    ) -> None:
         self.environment = environment
         self.deterministic = environment.deterministic
         self.counts: Counter[str] = Counter()
         self.open_now = 0
         self.lost = lost or {}
         """Number of an opened episode -> its call that fails."""
+        self.by_other = by_other
         self.opened = 0
 
     def open(self, prompt: Prompt) -> EpisodeHere:
@@ -43,7 +49,7 @@ class EpisodeHere:
     async def begin(self) -> Reply:
         self.calls += 1
         if self.calls == self.lost_at:
-            raise EnvironmentLost("its process has ended")
+            raise EnvironmentLost("its process has ended", by_other=self.host.by_other)
         reply = asyncio.ensure_future(self.replies.get())
         await asyncio.wait({reply, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done() and (error := self.task.exception()):

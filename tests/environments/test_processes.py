@@ -57,7 +57,7 @@ async def ending(work: Awaitable[Reply]) -> str:
     try:
         return str(await work)
     except EnvironmentLost as error:
-        return f"lost: {error}"
+        return f"{'lost by another' if error.by_other else 'lost'}: {error}"
     except EpisodeError as error:
         return str(error)
 
@@ -120,8 +120,9 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
             both = await asyncio.gather(
                 ending(waiting.reply(say("wait"))), ending(guilty.reply(say(name)))
             )
-            assert both[0].startswith("lost: ") and both[0][6:] in both[1]
-            assert (await ending(idle.reply(say("a")))).startswith("lost: ")
+            lost, why = both[0].split(": ", maxsplit=1)
+            assert lost == "lost by another" and why in both[1]
+            assert (await ending(idle.reply(say("a")))).startswith("lost by another: ")
             again = made.open(PROMPT)
             assert await again.begin() == Reply("go 2", False, 0.0)
             found[name] = both[1]

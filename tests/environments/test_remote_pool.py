@@ -100,7 +100,7 @@ def test_each_failure_on_another_machine_has_its_name_and_costs_no_other_episode
             assert await guilty.begin() == await idle.begin() == Reply("go 2", False, 0.0)
             found[name] = await ending(guilty.reply(say(name)))
             of_idle = await ending(idle.reply(say("a")))
-            assert of_idle.startswith("lost: ") == (name in DEADLY), of_idle
+            assert of_idle.startswith("lost by another: ") == (name in DEADLY), of_idle
             guilty.close()
             idle.close()
         last = pool.open(PROMPT)

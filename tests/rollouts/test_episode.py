@@ -373,6 +373,15 @@ def test_an_environment_that_is_always_lost_is_given_up(call: int) -> None:
     assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times, at last: its process")
 
 
+@pytest.mark.parametrize("call", [1, 2])
+def test_other_episodes_that_end_the_process_again_and_again_cost_this_one_nothing(
+    call: int,
+) -> None:
+    lost = dict.fromkeys(range(1, 4 * ATTEMPTS), call)
+    whole = one(Here(Adds()), [[4, 2], [99]])
+    assert one(Here(Adds(), lost=lost, by_other=True), [[4, 2], [99]]) == whole
+
+
 def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> None:
     async def fails(prompt: Prompt, rollouts: Sequence[Rollout], *rest: Any, **how: Any) -> None:
         raise ConnectionError("gone")

@@ -1,4 +1,5 @@
-"""The recipe `word_problems` with and without a calculator, over seeds and bounds on lag.
+"""The recipe `word_problems` with and without a calculator, over seeds, bounds on lag and
+objectives.
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
     python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
@@ -40,19 +41,34 @@ class Variation:
     seed: int = 0
     max_lag: int = 1
     steps: int = 30
+    objective: str = "AIPO"
 
     @property
     def name(self) -> str:
         """What `--only` takes."""
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
-        return f"{'calculator' if self.calculator else 'plain'}-{self.seed}{lag}"
+        other = "" if self.objective == "AIPO" else f"-{self.objective}"
+        return f"{'calculator' if self.calculator else 'plain'}-{self.seed}{lag}{other}"
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The fields by which its record is found: the objective only if it is not the recipe's."""
+        fields = asdict(self)
+        if self.objective == "AIPO":
+            del fields["objective"]
+        return fields
 
 
 VARIATIONS = {
     one.name: one
     for one in (
         *(Variation(True, seed) for seed in range(3)),
-        *(Variation(True, max_lag=lag) for lag in (0, 4)),
+        *(Variation(True, max_lag=lag) for lag in (0, 4, 8)),
+        *(
+            Variation(True, max_lag=lag, objective=objective)
+            for objective in ("PPO", "REINFORCE")
+            for lag in (1, 4, 8)
+        ),
         Variation(False, steps=60),
     )
 }
@@ -81,9 +97,12 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
             "precision": "bf16-mixed",
             "strategy": {"init_args": strategy},
         }
+    model: dict[str, Any] = {"model": args.model}
+    if one.objective != "AIPO":
+        model["objective"] = {"class_path": f"lrl.objectives.{one.objective}"}
     return {
         "seed_everything": one.seed,
-        "model": {"init_args": {"model": args.model}},
+        "model": {"init_args": model},
         "data": {"init_args": data},
         "trainer": trainer,
     }
@@ -128,7 +147,7 @@ def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[
     }
     return {
         "name": one.name,
-        **asdict(one),
+        **one.described,
         "evaluations": shown,
         "reward": [records.rounded(value) for _, value in scalars["reward/mean"]],
         "step_s": records.rounded(statistics.median(value for _, value in scalars["time/step"])),
@@ -161,7 +180,8 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         style = "-" if one["max_lag"] == 1 else "--"
         with_it = "calculator" if one["calculator"] else "no calculator"
         where = ", on a CPU" if one["device"] == "cpu" else ""
-        label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}{where}"
+        objective = f", {one['objective']}" if "objective" in one else ""
+        label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}{objective}{where}"
         axes.plot(steps, values, style, marker="o", markersize=3, label=label)
     axes.set(xlabel="optimizer steps", ylabel="accuracy on 240 held-out problems", ylim=(0, 1.03))
     axes.grid(alpha=0.3)
@@ -190,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures what the records lack, draws and prints."""
     args = arguments.parse(make_parser(), argv)
     wanted = [VARIATIONS[name] for name in args.only]
-    settings = [{**asdict(one), "device": args.device} for one in wanted]
+    settings = [{**one.described, "device": args.device} for one in wanted]
     if not args.plot_only:
         args.folder.mkdir(parents=True, exist_ok=True)
         made = records.read(args.out)

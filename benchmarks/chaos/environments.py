@@ -14,6 +14,7 @@ a measurement that is in the results already is not repeated.
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -115,6 +116,7 @@ def measure(server: LentServer, args: argparse.Namespace, fault: str) -> dict[st
     settings = settings_of(args)
     folder = args.folder / fault
     marks = folder / "marks"
+    shutil.rmtree(marks, ignore_errors=True)
     marks.mkdir(parents=True)
     evaluation = held_out(args.steps)
     trained = Trained()

@@ -11,13 +11,16 @@ from benchmarks import word_problems
 from lrl.cli.main import main
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("device", "name", "objective"),
+    [("cpu", "calculator-0-lag4", "AIPO"), ("gpu", "calculator-0-lag4-PPO", "PPO")],
+)
 def test_the_recipe_takes_every_run(
-    device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    device: str, name: str, objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--device", device, "--model", "some/model", "--folder", str(tmp_path)]
     args = word_problems.make_parser().parse_args(words)
-    one = word_problems.VARIATIONS["calculator-0-lag4"]
+    one = word_problems.VARIATIONS[name]
     config = tmp_path / "over.yaml"
     config.write_text(yaml.safe_dump(word_problems.over(one, args)))
     with pytest.raises(SystemExit) as ended:
@@ -26,6 +29,7 @@ def test_the_recipe_takes_every_run(
     made = yaml.safe_load(capsys.readouterr().out)
     assert made["data"]["init_args"]["environment"] == {"class_path": word_problems.CALCULATOR}
     assert made["data"]["init_args"]["max_lag"] == 4
+    assert made["model"]["init_args"]["objective"]["class_path"] == f"lrl.objectives.{objective}"
     assert made["trainer"]["accelerator"] == device
 
 

@@ -430,6 +430,10 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated(
         "the user waits for the first and the last"
     )
     assert evaluation.reports[-1][1].versions == [STEPS]
+    card = (tmp_path / "policy" / "README.md").read_text()
+    last = evaluation.reports[-1][1]
+    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card
+    assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
     rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")

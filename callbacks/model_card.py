@@ -1,0 +1,125 @@
+"""The model card of an exported policy: what it was trained from, how, and how good it is. The hub
+shows it, and it is the folder's README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+from lrl.callbacks.evaluation import Evaluation
+from lrl.datamodule import RolloutDataModule
+from lrl.evaluation import Report
+
+FILE = "README.md"
+PACKAGES = ("lrl", "torch", "lightning", "transformers")
+
+
+def write(folder: Path, policy: Any, data: Any, steps: int, evaluations: list[Evaluation]) -> None:
+    """Writes the card into the folder of a policy.
+
+    Args:
+        folder: The policy's.
+        policy: The run's `lrl.PolicyModule`.
+        data: The run's `lrl.RolloutDataModule`.
+        steps: Optimizer steps that the run has done.
+        evaluations: Those of the run.
+    """
+    objective = type(policy.objective).__name__
+    base = base_name(policy)
+    about = ModelCardData(
+        base_model=None if base.startswith("a ") else base,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["lrl", "reinforcement-learning", objective.lower()],
+    )
+    parts = [
+        f"---\n{about.to_yaml()}\n---",
+        f"# {folder.resolve().parent.name}",
+        f"Trained from {base} by asynchronous reinforcement learning with lrl, in {steps} optimizer "
+        "steps.",
+    ]
+    measured = [evaluation for evaluation in evaluations if evaluation.reports]
+    if measured:
+        parts += ["## Accuracy", _accuracies(measured)]
+    parts += ["## Training", _table(("setting", "value"), settings(policy, data))]
+    parts += ["## Versions", _table(("package", "version"), versions())]
+    (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def base_name(policy: Any) -> str:
+    """Returns the hub name of the policy's first version; of a folder, which is its user's, that it
+    is one."""
+    return "a local folder" if Path(policy.policy_folder).exists() else policy.policy_folder
+
+
+def settings(policy: Any, data: Any) -> list[tuple[str, object]]:
+    """Returns what decides what a policy learns, by the names of the settings."""
+    found: list[tuple[str, object]] = [
+        ("model.objective", _described(policy.objective)),
+        ("model.lr", policy.lr),
+        ("model.schedule", policy.schedule),
+        ("model.warmup_steps", policy.warmup_steps),
+        ("model.lora", _described(policy.lora)),
+    ]
+    if isinstance(data, RolloutDataModule):
+        found += _data_settings(data)
+    return [(name, value) for name, value in found if value is not None]
+
+
+def _data_settings(data: RolloutDataModule) -> list[tuple[str, object]]:
+    rewards = [reward.name for reward in data.reward_pool.rewards]
+    environment = None if data.environment is None else data.environment.environment
+    return [
+        ("data.prompts", data.prompts.name),
+        ("data.rewards", ", ".join(rewards)),
+        ("data.environment", _described(environment)),
+        ("data.groups_per_step", data.groups_per_step),
+        ("data.rollouts_per_group", data.requests.n),
+        ("data.max_response_tokens", data.requests.max_tokens),
+        ("data.temperature", data.requests.temperature),
+        ("data.max_lag", data.max_lag),
+    ]
+
+
+def versions() -> list[tuple[str, object]]:
+    """Returns the packages that trained the policy, with their versions."""
+    return [(name, version(name)) for name in PACKAGES]
+
+
+def _described(part: object) -> str | None:
+    """Returns the class of a part of the run, with its plain arguments."""
+    if part is None:
+        return None
+    plain = {
+        name: value
+        for name, value in vars(part).items()
+        if name[0] != "_" and isinstance(value, bool | int | float)
+    }
+    arguments = ", ".join(f"{name}={value}" for name, value in plain.items())
+    return f"{type(part).__name__}({arguments})"
+
+
+def _accuracies(evaluations: Sequence[Evaluation]) -> str:
+    rows: list[tuple[object, ...]] = []
+    for evaluation in evaluations:
+        rows += [(report.dataset, step, *_cells(report)) for step, report in evaluation.reports]
+    return _table(("data set", "step", "accuracy", "95 % interval", "problems", "decoding"), rows)
+
+
+def _cells(report: Report) -> tuple[str, ...]:
+    return (
+        f"{report.accuracy:.3f}",
+        f"{report.low:.3f} to {report.high:.3f}",
+        str(report.n),
+        "greedy" if report.greedy else f"mean of {report.k} sampled",
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -90,7 +90,13 @@ class Export(OnRankZero):
         pl_module.export(folder)
         prompt_form.save(prompt_form.of(data), folder)
         evaluations = find_all(trainer, Evaluation)
-        model_card.write(folder, pl_module, data, trainer.global_step, evaluations)
+        model_card.write(
+            folder,
+            policy=pl_module,
+            data=data,
+            steps=trainer.global_step,
+            evaluations=evaluations,
+        )
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
         """Uploads the folder; a hub that fails costs the run nothing."""

@@ -19,7 +19,9 @@ FILE = "README.md"
 PACKAGES = ("lrl", "torch", "lightning", "transformers")
 
 
-def write(folder: Path, policy: Any, data: Any, steps: int, evaluations: list[Evaluation]) -> None:
+def write(
+    folder: Path, *, policy: Any, data: Any, steps: int, evaluations: list[Evaluation]
+) -> None:
     """Writes the card into the folder of a policy.
 
     Args:

@@ -67,6 +67,7 @@ def run_of(one: Group, resumed: Resumed | None = None) -> Any:
         controller=SimpleNamespace(resumed=resumed),
         step_stream=SimpleNamespace(groups=[one], step=5),
         fleet=fleet(),
+        environment=None,
     )
     return SimpleNamespace(datamodule=data, global_step=5, should_stop=False)
 
@@ -214,13 +215,18 @@ def test_every_measurement_has_a_table() -> None:
     )
     kill = {"starting": False, "gone_s": None, "temporary_files": [], "resumed": {"responses": 3}}
     twice = {"missing": [], "twice": [], "epochs_whole": 2, "prompts": 8}
-    counts = {
+    counts: dict[str, Any] = {
         "responses_resumed": 3,
         "tokens_resumed": 30,
         "answers_continued": 3,
         "answers_rewritten": 0,
     }
-    killed = trainer.table(common | {"kills": [kill], "trained": twice} | counts, {"accuracy": 0.9})
+    counts |= {"failed": 1, "played_again": {"replayed": 5}}
+    with_turns = {"settings": {"environment": "module.Calculator"}}
+    killed = trainer.table(
+        common | with_turns | {"kills": [kill], "trained": twice} | counts, {"accuracy": 0.9}
+    )
+    assert "| 1; 5; 0 |" in killed
     assert "0.910; 0.900" in killed and "after which something stayed for 20 s | 1 |" in killed
     slopes = {
         "processes": {"mean": 9.0, "slope": 0.5, "half": 0.1},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
@@ -58,10 +59,7 @@ class Summary(OnRankZero):
         picture = run_folder(trainer) / "curve.png"
         with best_effort("The learning curve", picture):
             draw_curve(picture, self.rewards, evaluations)
-        folder = shlex.quote(str(picture.parent))
-        lines = [f"TensorBoard    tensorboard --logdir {folder}"]
-        if find(trainer, RolloutLog) is not None:
-            lines.append("  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars")
+        lines = where_metrics_are(trainer)
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")
@@ -123,6 +121,24 @@ def _trainer_time(times: StepTimes) -> str:
         f"{times.step:.0f} s: waiting for rollouts {times.wait / times.step:.0%} ({parts}), "
         f"training {times.train / times.step:.0%}, syncing {times.sync / times.step:.0%}"
     )
+
+
+def where_metrics_are(trainer: L.Trainer) -> list[str]:
+    """Returns a line or two for each logger: where its metrics are, and how to look at them."""
+    lines = []
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            lines.append(f"TensorBoard    tensorboard --logdir {shlex.quote(logger.log_dir)}")
+            if find(trainer, RolloutLog) is not None:
+                lines.append(
+                    "  overview     tab Custom Scalars: http://localhost:6006/#custom_scalars"
+                )
+        elif isinstance(logger, CSVLogger):
+            lines.append(f"metrics        {logger.log_dir}/metrics.csv")
+        else:
+            kind = type(logger).__name__.removesuffix("Logger")
+            lines.append(f"{kind:15}{logger.name}, run {logger.version}")
+    return lines
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:

@@ -19,17 +19,27 @@ log = logging.getLogger(__name__)
 
 
 def run_folder(trainer: L.Trainer) -> Path:
-    """Returns the folder of the first logger, or else the trainer's own."""
+    """Returns the folder of the first logger's run, or else the trainer's own.
+
+    A logger without a folder for each run (W&B, MLflow) gets one by the rule of `ModelCheckpoint`:
+    `save_dir/name/version`. They know the version on rank 0 alone; on another rank, whose only file
+    there is the log of its generators, it is their `save_dir`.
+    """
     # Not `trainer.log_dir`: rank 0 broadcasts it at every read, so all ranks would have to read it
     # together.
     first = next(
         (logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)), None
     )
-    return Path(
-        getattr(first, "log_dir", None)
-        or getattr(first, "save_dir", None)
-        or trainer.default_root_dir
-    )
+    if first is None:
+        return Path(trainer.default_root_dir)
+    if log_dir := getattr(first, "log_dir", None):
+        return Path(log_dir)
+    getattr(first, "experiment", None)  # begins the run, which names the version
+    folder = Path(first.save_dir or trainer.default_root_dir)
+    if first.version is None:
+        return folder
+    version = first.version if isinstance(first.version, str) else f"version_{first.version}"
+    return folder / str(first.name) / version
 
 
 class RunFolderLock:

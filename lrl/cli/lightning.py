@@ -138,7 +138,7 @@ class LrlCLI(LightningCLI):
             parser_class=ShortErrorParser,
             parser_kwargs={"parser_mode": "omegaconf+", "allow_abbrev": False},
             save_config_callback=RunConfig,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"overwrite": True, "save_to_log_dir": False},
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

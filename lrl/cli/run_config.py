@@ -11,16 +11,24 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks.base import find_all
 from lrl.callbacks.evaluation import Evaluation
+from lrl.checkpoints.run_folder import run_folder
 from lrl.system.best_effort import may_not_log
 
 REWARD = "reward/mean"
 
 
 class RunConfig(SaveConfigCallback):
-    """Saves the resolved config, as Lightning's own callback does, and logs it."""
+    """Saves the resolved config into the run's folder and logs it. Lightning's own callback would
+    write it over that of the run before where a logger has one folder for all runs."""
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Logs the settings by the names that a user types; called on rank 0."""
+        """Saves the settings, and logs them by the names that a user types; called on rank 0."""
+        folder = run_folder(trainer)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.config_filename
+        self.parser.save(
+            self.config, path, skip_unset=False, overwrite=self.overwrite, multifile=self.multifile
+        )
         text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
         settings = dict(flat(yaml.safe_load(text)))
         for logger in trainer.loggers:

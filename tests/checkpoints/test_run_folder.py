@@ -1,15 +1,21 @@
-"""A run's folder is locked while the run lives."""
+"""A run's folder is its own, and locked while the run lives."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import Logger
 
-from lrl.checkpoints.run_folder import RunFolderLock
+from lrl.callbacks import Export
+from lrl.checkpoints.run_folder import RunFolderLock, run_folder
+from tests.run_without_generators import fit, trainer
+from tests.tiny_policies import tiny_llama
 
 
 def test_a_live_runs_folder_is_an_error_that_names_its_process(tmp_path: Path) -> None:
@@ -39,3 +45,41 @@ def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
     RunFolderLock().acquire(tmp_path)
+
+
+class Tracker(Logger):
+    """Names its runs as W&B and MLflow do: by itself, when a run begins."""
+
+    name = "sums"
+    version = None
+
+    def __init__(self, save_dir: Path) -> None:
+        super().__init__()
+        self.folder = save_dir
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    @property
+    def experiment(self) -> object:
+        self.version = self.version or secrets.token_hex(4)
+        return self
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def log_hyperparams(self, *args: Any) -> None: ...
+
+
+def test_each_run_of_a_logger_with_one_folder_for_all_has_its_own_files(tmp_path: Path) -> None:
+    policy = str(tiny_llama(tmp_path / "tiny"))
+    folders = []
+    for _ in range(2):
+        running = trainer(tmp_path, Export(), logger=Tracker(tmp_path / "runs"), max_steps=1)
+        fit(policy, running)
+        folder = run_folder(running)
+        assert (folder / "policy" / "model.safetensors").exists()
+        (checkpoints,) = running.checkpoint_callbacks
+        assert Path(checkpoints.dirpath) == folder / "checkpoints"
+        folders.append(folder)
+    assert folders[0] != folders[1] and {one.parent for one in folders} == {tmp_path / "runs/sums"}

@@ -4,13 +4,14 @@ VENV := .venv
 STAMP := $(VENV)/installed
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq
 
-.PHONY: help setup quickstart test lint
+.PHONY: help setup quickstart test lint docs
 
 help:
 	@echo "make setup        install lrl and all it needs into $(VENV) (another Python: make setup PYTHON=python3.12)"
 	@echo "make quickstart   train a small policy from nothing to better answers, on any machine"
 	@echo "make test         run the tests"
 	@echo "make lint         ruff and mypy"
+	@echo "make docs         build the site into build/site, without the network once its tools are installed"
 
 setup: $(STAMP)
 
@@ -25,6 +26,14 @@ lint: setup
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+docs: $(VENV)/docs
+	$(VENV)/bin/python -m sphinx -q --fail-on-warning --keep-going --conf-dir docs/site . build/site
+	@echo "Open build/site/index.html"
+
+$(VENV)/docs: requirements/docs.txt | setup
+	$(PIP) --no-deps -r requirements/docs.txt
+	@touch $@
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

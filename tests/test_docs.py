@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "recipes" / "README.md",
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("benchmarks/**/*.md"),
 ]
+NAVIGATION = ROOT / "docs" / "site" / "navigation.md"
 FILES = [
     str(path)
     for folder in ("lrl", "callbacks", "tests", "benchmarks")
@@ -74,3 +79,67 @@ def test_every_link_of_a_page_leads_to_a_heading(page: Path) -> None:
                 re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
             }
             assert anchor in anchors, target
+
+
+def text_of(node: ast.AST) -> str:
+    """A text of the code in one line, with `...` for each value; empty for what is none."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    texts = [part.value if isinstance(part, ast.Constant) else "..." for part in parts]
+    return "".join(text for text in texts if isinstance(text, str)).replace("\n", " ")
+
+
+def is_in(quotation: str, texts: str) -> bool:
+    """Whether one of the lines has the words of the quotation, in which `...` is any text."""
+    words = [re.escape(part.strip()) for part in quotation.split("...") if part.strip(" .;,:")]
+    return re.search(".*".join(words), texts) is not None
+
+
+def quotations() -> list[str]:
+    """The messages in the tables of the page: in the column under `you see`."""
+    found, column = [], 0
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    for cells in (row.split(" | ") for row in re.findall(r"^\| (.*) \|$", page, re.M)):
+        if "you see" in cells:
+            column = cells.index("you see")
+        else:
+            found += re.findall(r"`([^`]+)`", cells[column])
+    return found
+
+
+def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
+    library = [file for file in FILES if file.startswith((f"{ROOT}/lrl/", f"{ROOT}/callbacks/"))]
+    nodes = [node for file in library for node in ast.walk(ast.parse(Path(file).read_text()))]
+    texts = "\n".join(text_of(node) for node in nodes)
+    assert len(quotations()) > 90
+    assert [quotation for quotation in quotations() if not is_in(quotation, texts)] == []
+
+
+def refusals() -> Iterator[str]:
+    """The faults of preflight, and what `lrl doctor` finds wrong, where they have words of their
+    own."""
+    doctor = ROOT / "lrl" / "cli" / "doctor.py"
+    for file in [*(ROOT / "lrl" / "preflight").glob("*.py"), doctor]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"fault", "Check"}:
+                is_fault = ast.unparse(node.func) == "fault"
+                if is_fault or ast.unparse(node.args[1]) != "'ok'":
+                    yield text_of(node.args[0 if is_fault else 2])
+
+
+def test_every_refusal_of_a_run_is_on_the_troubleshooting_page() -> None:
+    with_words = [text for text in refusals() if len(re.findall(r"[a-z]{2,}", text)) > 2]
+    assert len(with_words) > 60
+    quoted = quotations()
+    missing = [text for text in with_words if not any(is_in(one, text) for one in quoted)]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site_once() -> None:
+    listed = [
+        entry
+        for fence in re.findall(r"```{toctree}\n(.*?)```", NAVIGATION.read_text(), re.DOTALL)
+        for entry in fence.splitlines()
+        if entry and not entry.startswith(":")
+    ]
+    pages = {str(page.relative_to(ROOT).with_suffix("")) for page in PAGES} - {"README"}
+    assert sorted(listed) == sorted(pages - {"docs/site/navigation"} | {"docs/site/api/index"})

@@ -89,10 +89,10 @@ class Diagnostics:
         per token by k3, only with a reference.
 
         `by_lag/<k>/...`: the same over the tokens of lag k; besides `share`, of the step's tokens,
-        and `contribution`, of the gradient's mass, the sum over tokens of |d loss / d log pi|.
+        and `contribution`, of the gradient's mass, the sum over tokens of `|d loss / d log pi|`.
 
         `mismatch_kl`, `mismatch_mean`, `mismatch_max`: `kl_behaviour`, and the mean and the largest
-        |log pi - log mu| in nats, over tokens of lag 0. The version in the trainer wrote these
+        `|log pi - log mu|` in nats, over tokens of lag 0. The version in the trainer wrote these
         tokens, so trainer and generator compute it differently.
         """
         table = [dict(zip(self.SUMS, row, strict=True)) for row in self.sums.tolist()]

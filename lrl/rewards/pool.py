@@ -44,8 +44,8 @@ class RewardPool:
     `close()`.
 
     Args:
-        rewards: The rewards; their weighted sum is trained on. Functions and import paths become
-            `Function`s.
+        rewards: The rewards; their weighted sum is trained on. A function or an import path becomes
+            a `Function`.
         workers: Processes on this machine.
         timeout_s: Seconds for one response, all rewards together.
         memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from configparser import ConfigParser
 from contextlib import suppress
@@ -17,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lrl.cli.main import main
+from tests.public_api import SNAPSHOT, public_api
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -39,7 +41,8 @@ def files_a_user_needs() -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the tree, built without the network; the checkout stays clean."""
+    """The wheel of the sdist of a copy of the tree, built without the network; the checkout stays
+    clean."""
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("lrl", *LINKS):
         shutil.copytree(
@@ -47,20 +50,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for name in ("pyproject.toml", "LICENSE", PROJECT["readme"]):
         shutil.copy(ROOT / name, source)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        str(out),
-    ]
-    done = subprocess.run([*pip, str(source)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    build = f"from setuptools.build_meta import build_sdist; build_sdist({str(out)!r})"
+    succeed([sys.executable, "-c", build], cwd=source)
+    offline = ["--no-deps", "--no-index", "--no-build-isolation"]
+    sdist = next(out.glob("*.tar.gz"))
+    succeed([sys.executable, "-m", "pip", "wheel", *offline, "-w", str(out), str(sdist)], cwd=out)
     return next(out.glob("*.whl"))
+
+
+def succeed(command: list[str], cwd: Path, environment: dict[str, str] | None = None) -> str:
+    """Runs a command that has to succeed; returns what it printed."""
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def test_the_wheel_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
@@ -85,6 +87,16 @@ def test_the_package_says_its_version_and_its_names() -> None:
     command = "from lrl.cli.main import main; main(['--version'])"
     message = subprocess.check_output([sys.executable, "-c", command], text=True)
     assert message == f"lrl {version}\n"
+
+
+def test_no_public_name_and_no_argument_of_one_changes_unseen() -> None:
+    """A change that is meant: `python -m tests.public_api`, and a line in the changelog."""
+    assert public_api() == SNAPSHOT.read_text()
+
+
+def test_the_changelog_begins_with_the_version() -> None:
+    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == PROJECT["version"]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +125,33 @@ def test_every_command_and_plugin_of_the_wheel_exists(wheel: Path) -> None:
         assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_recipes_are_found_from_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
-    ZipFile(wheel).extractall(tmp_path)
-    look = (
-        "from importlib.resources import files; print(*(p.name for p in (files('lrl') / "
-        "'recipes').iterdir()))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    found = subprocess.check_output(
-        [sys.executable, "-c", look], cwd=tmp_path, env=environment, text=True
-    )
-    assert {path.name for path in (ROOT / "recipes").glob("*.yaml")} <= set(found.split())
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a clean environment with the wheel; the packages that lrl needs are this
+    one's."""
+    folder = tmp_path_factory.mktemp("environment")
+    succeed([sys.executable, "-m", "venv", "--without-pip", "."], cwd=folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    succeed([*pip, "--no-deps", "--no-index", str(wheel)], cwd=folder)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    # A plain path: the files `.pth` there, one of which leads to this checkout, are not read.
+    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
+def test_an_installed_wheel_works_from_any_folder(installed: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def printed(*words: str) -> str:
+        return succeed([str(installed / words[0]), *words[1:]], tmp_path, environment)
+
+    where = printed("python", "-c", "import lrl; print(lrl.__file__)")
+    assert Path(where).is_relative_to(installed.parent)
+    assert printed("lrl", "--version") == f"lrl {PROJECT['version']}\n"
+    usage = printed("lrl", "--help")
+    assert all(path.stem in usage for path in (ROOT / "recipes").glob("*.yaml"))
+    printed("lrl", "init", "my_run", "--turns")
+    assert (tmp_path / "my_run" / "environment.py").exists()
 
 
 def test_links_lead_to_the_folders_at_the_top() -> None:
@@ -253,3 +281,13 @@ def test_an_old_python_is_refused_by_name(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "lrl needs Python 3.11 or newer, and false is not" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_the_container_file_takes_what_is_there_and_runs_as_no_root() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY")]
+    assert all((ROOT / name).exists() for names in copied for name in names)
+    installed = " ".join(line for line in lines if "pip install" in line)
+    assert "--no-deps --requirement requirements/cuda.txt" in installed
+    users = [line.split()[1] for line in lines if line.startswith("USER")]
+    assert users and users[-1] != "root"

@@ -22,6 +22,7 @@ PAGES = [
     *ROOT.glob("docs/**/*.md"),
     *ROOT.glob("benchmarks/**/*.md"),
 ]
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
 NAVIGATION = ROOT / "docs" / "site" / "navigation.md"
 FILES = [
     str(path)
@@ -67,7 +68,7 @@ def test_every_setting_that_a_page_names_exists(page: Path) -> None:
         assert named - known - NO_SETTINGS == set(), words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK], ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_to_a_heading(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         file, _, anchor = target.partition("#")
@@ -132,6 +133,17 @@ def test_every_refusal_of_a_run_is_on_the_troubleshooting_page() -> None:
     quoted = quotations()
     missing = [text for text in with_words if not any(is_in(one, text) for one in quoted)]
     assert missing == []
+
+
+def test_every_metric_that_a_reader_of_a_run_looks_at_is_one() -> None:
+    metrics = set(
+        re.findall(r"^\| `([a-z_]+/[^`]+)`", (ROOT / "docs" / "metrics.md").read_text(), re.M)
+    )
+    families = "|".join({metric.partition("/")[0] for metric in metrics})
+    page = (ROOT / "docs" / "reading_a_run.md").read_text()
+    named = set(re.findall(rf"`((?:{families})/[a-z_<>/]+)`", page))
+    assert len(named) > 15
+    assert named - metrics == set()
 
 
 def test_every_page_is_in_the_navigation_of_the_site_once() -> None:

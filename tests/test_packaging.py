@@ -208,6 +208,12 @@ def test_the_pinned_list_meets_every_requirement(
         assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
 
 
+def test_the_pinned_tools_of_the_site_meet_their_requirement() -> None:
+    pinned = pins("docs", "3.11")
+    for wanted in map(Requirement, PROJECT["optional-dependencies"]["docs"]):
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), wanted
+
+
 def test_setup_installs_again_only_when_the_requirements_change(tmp_path: Path) -> None:
     lists = ("pyproject.toml", "requirements/cpu.txt", "requirements/cuda.txt")
     for name in ("Makefile", *lists, ".venv/bin/python", ".venv/installed"):

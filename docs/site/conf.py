@@ -1,7 +1,7 @@
 """The settings of Sphinx for the site, which `make docs` builds into build/site.
 
 The pages are read where they are, from the root of the repository, so a link that works on GitHub
-works on the site. The first page is the README. What the site loads comes with it: no fonts and no
+works on the site; Sphinx checks each of them, and every heading. The first page is the README. What the site loads comes with it: no fonts and no
 scripts of other hosts.
 """
 

@@ -1,8 +1,8 @@
 """The settings of Sphinx for the site, which `make docs` builds into build/site.
 
 The pages are read where they are, from the root of the repository, so a link that works on GitHub
-works on the site; Sphinx checks each of them, and every heading. The first page is the README. What the site loads comes with it: no fonts and no
-scripts of other hosts.
+works on the site; Sphinx checks each link and its heading. The first page is the README. What the
+site loads comes with it: no fonts and no scripts of other hosts.
 """
 
 from __future__ import annotations

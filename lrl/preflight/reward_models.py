@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import CountedError
+from lrl.preflight.policy import other_token
 from lrl.rewards import Reward
 from lrl.rewards.reward_model import RewardModel
 from lrl.system.config_errors import EXPECTED, fault, noting
@@ -114,16 +115,6 @@ def _check_tokens(named: str, tokenizer: PreTrainedTokenizerBase, policy: Policy
             f"{named} has another tokenizer than the policy ({difference}), and RewardModel.reads "
             "is tokens: set it to messages or text."
         )
-
-
-def other_token(tokenizer: PreTrainedTokenizerBase, policys: PreTrainedTokenizerBase) -> str:
-    """Returns a token on which a tokenizer and the policy's differ, in words; empty if there is
-    none."""
-    theirs, ours = tokenizer.get_vocab(), policys.get_vocab()
-    for token in sorted(ours | theirs):
-        if theirs.get(token) != ours.get(token):
-            return f"the token {token!r} is {theirs.get(token)} there and {ours.get(token)} here"
-    return ""
 
 
 def _check_length(reward: RewardModel, config: Any, longest: int) -> None:

@@ -187,6 +187,10 @@ class Reference:
                 rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
 
+    def advantages(self, tokens: Tokens) -> Tensor:
+        """Returns the advantages with what this adds to them: float32 [n]."""
+        return tokens.advantages
+
     def token_losses(self, tokens: Tokens) -> Tensor:
         """Returns the KL's part of the loss of each token: float32 [n]."""
         if not self.coefficient or self.penalty_in != "loss":

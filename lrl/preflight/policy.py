@@ -100,7 +100,7 @@ def check_policy(
             check_reference(
                 policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape
             )
-        if teaches(policy):
+        if policy.reference.rewards_tokens:
             with noting():
                 check_teacher(policy.reference.model, policy)
     return shape
@@ -188,7 +188,8 @@ def check_reference(
     check_weights(reference, other, "model.reference.model")
     check_score_cap(reference, other.config, other.attention, "model.reference.model")
     # A teacher's rows are often padded to another number, and the tokenizers are compared.
-    padded = teaches(policy) and other.vocabulary > shape.vocabulary
+    teaches = policy.reference is not None and policy.reference.rewards_tokens
+    padded = teaches and other.vocabulary > shape.vocabulary
     if other.vocabulary != shape.vocabulary and not padded:
         fault(
             f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
@@ -202,15 +203,6 @@ def check_reference(
             f"model.model={policy.policy_folder!r}: the policy's weights do not fit into it. Leave "
             "refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
-
-
-def teaches(policy: Policy) -> bool:
-    """Returns whether the reference is a teacher."""
-    if policy.reference is None or policy.reference.model is None:
-        return False
-    from lrl.training.teacher import Teacher  # most runs have none
-
-    return isinstance(policy.reference, Teacher)
 
 
 def check_teacher(teacher: str, policy: Policy) -> None:

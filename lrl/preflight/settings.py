@@ -14,7 +14,6 @@ from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculat
 from lrl.generators.tool_calls import known_parsers
 from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.objectives import Objective
-from lrl.preflight.policy import teaches
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import any_noted, fault, noting
@@ -271,7 +270,7 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
             f"and data.advantages is {type(advantages).__name__}: use lrl.GroupMean."
         )
-    if teaches(policy):
+    if policy.reference is not None and policy.reference.rewards_tokens:
         check_teaching(objective, data)
     if objective.whole_responses and data.stragglers == "mask":
         fault(

@@ -63,6 +63,9 @@ class Reference:
         ValueError: A setting is outside its range, or would have no effect.
     """
 
+    rewards_tokens = False
+    """Whether it adds to the advantages, so that responses of equal rewards have a gradient."""
+
     def __init__(
         self,
         coefficient: float = 0.0,

@@ -28,6 +28,8 @@ class Teacher(Reference):
         ConfigError: `coefficient` is not above 0.
     """
 
+    rewards_tokens = True
+
     def __init__(self, model: str, coefficient: float = 1.0) -> None:
         super().__init__(model=model)  # which only measures the KL to it
         above(0, "model.reference", coefficient=coefficient)

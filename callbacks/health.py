@@ -142,6 +142,9 @@ class Health(OnRankZero):
     ) -> None:
         """Judges the step that has just ended."""
         metrics = self._metrics.read(trainer)
+        reference = getattr(pl_module, "reference", None)
+        if reference is not None and reference.rewards_tokens:
+            metrics.pop("reward/std", None)
         for report in self._reports:
             report.add(metrics, step=trainer.global_step - 1)  # as on the axis of the metrics
 

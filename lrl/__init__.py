@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lrl.training.critic import Critic
     from lrl.training.lora import LoRA
     from lrl.training.reference import Reference
+    from lrl.training.teacher import Teacher
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
     "Rollout": "types",
     "RolloutDataModule": "datamodule",
     "ServerSettings": "generators.settings",
+    "Teacher": "training.teacher",
 }
 _MODULES = ("advantages", "callbacks", "environments", "errors", "objectives", "rewards")
 

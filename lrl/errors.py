@@ -24,7 +24,8 @@
     │   └── ScorerLostError                    a scorer has ended or does not answer
     ├── CountedError (RuntimeError)            a response has no reward, through no fault of the policy
     │   ├── EpisodeError                       its episode has failed
-    │   └── JudgeError                         a judge has not scored it
+    │   ├── JudgeError                         a judge has not scored it
+    │   └── RewardModelError                   a reward model has not scored it
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
@@ -162,6 +163,10 @@ class EpisodeError(CountedError):
 
 class JudgeError(CountedError):
     """A response that a judge has not scored; its kind is one of `JUDGE_KINDS`."""
+
+
+class RewardModelError(CountedError):
+    """A response that a reward model has not scored; its kind is one of `REWARD_MODEL_KINDS`."""
 
 
 class NoEnvironments(LrlError, RuntimeError):

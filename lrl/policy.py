@@ -84,7 +84,8 @@ class PolicyModule(L.LightningModule):
             per response (`lrl.objectives.normalisation`); null takes the objective's default.
         lora: Train low-rank adapters in the place of the weights (`lrl.LoRA`); null trains all
             weights.
-        reference: A frozen policy to stay near to; null loads none.
+        reference: A frozen policy to stay near to (`lrl.Reference`), or to learn from
+            (`lrl.Teacher`); null loads none.
         critic: A value head that learns the return of each token, for `lrl.advantages.GAE`; null
             for none.
         abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
@@ -431,6 +432,8 @@ class PolicyModule(L.LightningModule):
         else:
             logprobs, values = self(micro, "both")
         tokens = Tokens.select(logprobs, micro, self.diagnostics.version)
+        if self.reference is not None:
+            tokens = tokens._replace(advantages=self.reference.advantages(tokens))
         self.diagnostics.add(self.objective, tokens)
         losses = self.objective.token_losses(tokens)
         if self.reference is not None:

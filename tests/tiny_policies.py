@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -59,6 +60,14 @@ def tiny_qwen2(folder: Path) -> Path:
     folder."""
     torch.manual_seed(0)
     return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
+
+
+def tiny_reward_model(folder: Path) -> Path:
+    """A sequence classifier with one label and the tokenizer of the others; returns the folder."""
+    torch.manual_seed(1)
+    model = LlamaForSequenceClassification(LlamaConfig(**_sizes(), num_labels=1))
+    torch.nn.init.normal_(model.score.weight)
+    return _save(model, folder)
 
 
 def _sizes() -> dict[str, Any]:

@@ -34,6 +34,7 @@ OPTIMIZER = "`configure_optimizers` of a lrl.PolicyModule of your own; the defau
 REFRESH = "model.reference.refresh_every_n_steps, with --model.reference lrl.Reference"
 CHECKPOINTS = "a callback: --trainer.callbacks+ ModelCheckpoint --trainer.callbacks."
 REFERENCE = "model.reference.coefficient, with --model.reference lrl.Reference"
+TEACHER = "model.reference.model, with --model.reference lrl.Teacher"
 MAX_LAG = "data.max_lag, in versions of the policy"
 TIS = "model.objective TIS, and its cap"
 
@@ -126,6 +127,8 @@ SETTINGS = {
     "kl_loss_type": "model.reference.estimator, with --model.reference lrl.Reference",
     "kl_penalty": "model.reference.estimator, with --model.reference lrl.Reference",
     "ref_model": "model.reference.model, with --model.reference lrl.Reference",
+    "teacher_model": TEACHER,
+    "teacher_model_name_or_path": TEACHER,
     "sync_ref_model": REFRESH,
     "ref_model_sync_steps": REFRESH,
     "epsilon": CLIP,

@@ -9,6 +9,7 @@ the rest is right.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrl.checkpoints.run_folder import run_folder
@@ -34,6 +35,7 @@ from lrl.training.model import is_made
 if TYPE_CHECKING:
     import lightning as L
 
+    from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
     from lrl.preflight.policy import Policy
 
@@ -97,11 +99,25 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
         critic = check_critic(policy, shape)
+        _check_reward_models(trainer, policy, data, evaluations)
         check_resources(trainer, policy, data=data, shape=shape, ranker=ranker, critic=critic)
         check_checkpoint_contents(data.resumes_from, policy, data, shape)
     if not any_noted():
         with noting():
             trainer.strategy.claim.acquire(run_folder(trainer))
+
+
+def _check_reward_models(
+    trainer: Any, policy: Policy, data: RolloutDataModule, evaluations: Sequence[Evaluation]
+) -> None:
+    """Checks the reward models of training and evaluations, if there are any."""
+    rewards = list(data.reward_pool.rewards) if data.trains else []
+    for evaluation in evaluations:
+        rewards += evaluation.rewards_for_evaluation(data)
+    if any(reward.reads_tokens for reward in rewards):
+        from lrl.preflight.reward_models import check_reward_models  # most runs have none
+
+        check_reward_models(rewards, policy, data, trainer.strategy.gpus_of_each > 0)
 
 
 def _is_unmade(policy: Policy) -> bool:

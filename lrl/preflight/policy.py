@@ -18,6 +18,7 @@ from lrl.rollouts.stop_tokens import stop_tokens, turn_stop_tokens
 from lrl.system.config_errors import EXPECTED, fault, noting
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
+from lrl.training.model import open_tokenizer
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule
 
@@ -99,6 +100,9 @@ def check_policy(
             check_reference(
                 policy.reference.model, policy.reference.refresh_every_n_steps, policy, shape
             )
+        if policy.reference.rewards_tokens:
+            with noting():
+                check_teacher(policy.reference.model, policy)
     return shape
 
 
@@ -183,7 +187,10 @@ def check_reference(
         return
     check_weights(reference, other, "model.reference.model")
     check_score_cap(reference, other.config, other.attention, "model.reference.model")
-    if other.vocabulary != shape.vocabulary:
+    # A teacher's rows are often padded to another number, and the tokenizers are compared.
+    teaches = policy.reference is not None and policy.reference.rewards_tokens
+    padded = teaches and other.vocabulary > shape.vocabulary
+    if other.vocabulary != shape.vocabulary and not padded:
         fault(
             f"model.reference.model={reference!r} has {other.vocabulary} tokens and model.model="
             f"{policy.policy_folder!r} {shape.vocabulary}: a reference needs the policy's "
@@ -196,6 +203,31 @@ def check_reference(
             f"model.model={policy.policy_folder!r}: the policy's weights do not fit into it. Leave "
             "refresh_every_n_steps out, or take a reference of the policy's architecture."
         )
+
+
+def check_teacher(teacher: str, policy: Policy) -> None:
+    """Checks that the teacher's tokens are the policy's."""
+    try:
+        tokenizer = open_tokenizer(teacher)
+    except EXPECTED as error:
+        fault(f"model.reference.{error}")  # the error begins with "model="
+        return
+    if difference := other_token(tokenizer, policy.tokenizer):
+        fault(
+            f"model.reference.model={teacher!r} has another tokenizer than model.model="
+            f"{policy.policy_folder!r} ({difference}): a teacher reads the policy's tokens. Take one "
+            "of the same family, with its tokenizer in the folder."
+        )
+
+
+def other_token(tokenizer: PreTrainedTokenizerBase, policys: PreTrainedTokenizerBase) -> str:
+    """Returns a token on which a tokenizer and the policy's differ, in words; empty if there is
+    none."""
+    theirs, ours = tokenizer.get_vocab(), policys.get_vocab()
+    for token in sorted(ours | theirs):
+        if theirs.get(token) != ours.get(token):
+            return f"the token {token!r} is {theirs.get(token)} there and {ours.get(token)} here"
+    return ""
 
 
 def check_critic(policy: Policy, shape: Shape) -> int:

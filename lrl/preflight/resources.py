@@ -23,7 +23,7 @@ from lrl.generators import cpu_backend
 from lrl.preflight.folders import check_disk
 from lrl.preflight.model_folder import Shape
 from lrl.system.byte_counts import GIB, in_gib
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import EXPECTED, fault
 from lrl.training.activation_bytes import activation_bytes
 from lrl.training.model import open_meta_model
 from lrl.weights.staged_file import SHARED_MEMORY
@@ -65,7 +65,7 @@ def check_resources(
     of_a_rank = (
         share
         + (STATES_PER_WEIGHT * trained if fits else 0)
-        + (share if fits and has_own_reference(policy) else 0)
+        + (_reference_bytes(policy, shape) // strategy.shards if fits else 0)
         + ((1 + STATES_PER_WEIGHT) * critic_weights // strategy.shards if fits else 0)
     )
     rankers: dict[torch.device, int] = {}
@@ -148,6 +148,19 @@ def has_own_reference(policy: Policy) -> bool:
     return policy.reference is not None and (
         policy.lora is None or policy.reference.model is not None
     )
+
+
+def _reference_bytes(policy: Policy, shape: Shape) -> int:
+    """Returns the bytes of the reference's own weights; those of the
+    policy for one that `check_policy` noted."""
+    if not has_own_reference(policy):
+        return 0
+    model = None if policy.reference is None else policy.reference.model
+    parameters = shape.parameters
+    if model is not None:
+        with suppress(*EXPECTED):
+            parameters = open_meta_model(model, policy.attention).num_parameters()
+    return parameters * BYTES[policy.dtype_name]
 
 
 def memory_here() -> int:

@@ -13,6 +13,7 @@ from lrl.advantages import GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
 from lrl.generators.tool_calls import known_parsers
 from lrl.members.run_file import TOKEN_VARIABLE
+from lrl.objectives import Objective
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import any_noted, fault, noting
@@ -269,11 +270,27 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
             f"and data.advantages is {type(advantages).__name__}: use lrl.GroupMean."
         )
+    if policy.reference is not None and policy.reference.rewards_tokens:
+        check_teaching(objective, data)
     if objective.whole_responses and data.stragglers == "mask":
         fault(
             f"model.objective {type(objective).__name__} weighs whole responses, and "
             "data.stragglers mask leaves out their tokens that are too old: set data.stragglers to "
             "wait, or take an objective that weighs each token."
+        )
+
+
+def check_teaching(objective: Objective, data: RolloutDataModule) -> None:
+    """Checks that nothing takes equal rewards, or the rewards alone, for all there is to learn."""
+    if objective.needs_group_mean:
+        fault(
+            f"model.objective {type(objective).__name__} works on the rewards of whole responses, "
+            "and model.reference Teacher rewards each token: take another objective, such as AIPO."
+        )
+    if data.max_skipped_per_step:
+        fault(
+            f"data.max_skipped_per_step is {data.max_skipped_per_step}, and with model.reference "
+            "Teacher responses of equal rewards have a gradient: leave it out."
         )
 
 

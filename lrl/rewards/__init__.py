@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lrl.rewards.math import Math
     from lrl.rewards.pool import RewardPool
     from lrl.rewards.reasoning_gym import ReasoningGym
+    from lrl.rewards.reward_model import RewardModel, RewardModelServer
     from lrl.rewards.turn_rewards import TurnRewards
 
 _HOMES = {
@@ -38,6 +39,8 @@ _HOMES = {
     "Math": "math",
     "ReasoningGym": "reasoning_gym",
     "Reward": "base",
+    "RewardModel": "reward_model",
+    "RewardModelServer": "reward_model",
     "RewardPool": "pool",
     "TurnRewards": "turn_rewards",
     "as_reward": "function",

@@ -1,50 +1,9 @@
-"""A language model behind an OpenAI-compatible endpoint: one answer to one request, sent again where
-that may help.
+"""A language model behind an OpenAI-compatible endpoint: one answer to one request."""
 
-What may pass by itself is tried again: 429, 5xx, a timeout, a lost connection. A request that is
-refused would be refused again. A connection for each answer, as it costs little beside the seconds
-in which a model writes, and an idle one may be closed as a request goes out on it.
-"""
-
-import asyncio
-import json
-import logging
-import math
-import os
-import random
-import re
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
-
-from lrl.errors import ConfigError, JudgeError
-from lrl.system.auth import bearer
-from lrl.system.endpoint import is_loopback
-
-log = logging.getLogger(__name__)
-
-ROUTE = "/chat/completions"
-FIRST_WAIT_S = 1.0
-"""Seconds before the second request; each further wait is twice as long, up to `LONGEST_WAIT_S`."""
-LONGEST_WAIT_S = 30.0
-_SHORTEST_S = 0.001
-_PASSES_BY_ITSELF = {408, 429, *range(500, 600)}
-_REMEDIES = {
-    400: "See Judge.model, max_tokens, temperature and parameters, and whether the response is too "
-    "long for the judge",
-    401: "Set the key in the environment variable that Judge.api_key_env names",
-    403: "Set a key with access to Judge.model in the variable that Judge.api_key_env names",
-    404: "See Judge.url and Judge.model",
-    405: "See Judge.url",
-    413: "The response is too long for the judge",
-    422: "See Judge.parameters",
-}
-_SHOWN = 160
+from lrl.errors import JudgeError
+from lrl.rewards.model_endpoint import ModelEndpoint
 
 
 class Answer(NamedTuple):
@@ -55,239 +14,30 @@ class Answer(NamedTuple):
     """`stop`, or `length` if it was cut."""
 
 
-class _Trouble(NamedTuple):
-    """Why there is no answer yet."""
+class ChatEndpoint(ModelEndpoint[Answer]):
+    """The endpoint of a judge; see `ModelEndpoint`."""
 
-    reason: str
-    retry_after_s: float = 0.0
+    owner = "Judge"
+    kind = "judge"
+    error = JudgeError
+    route = "/chat/completions"
+    first_path = "/v1"
+    answers_with = "chat completion"
+    remedies = {
+        400: "See Judge.model, max_tokens, temperature and parameters, and whether the response is "
+        "too long for the judge",
+        401: "Set the key in the environment variable that Judge.api_key_env names",
+        403: "Set a key with access to Judge.model in the variable that Judge.api_key_env names",
+        404: "See Judge.url and Judge.model",
+        405: "See Judge.url",
+        413: "The response is too long for the judge",
+        422: "See Judge.parameters",
+    }
 
-
-class ChatEndpoint:
-    """Asks a model behind an endpoint, again where that may help.
-
-    Args:
-        url: `http://host:port`, `https://host/v1`, or the whole address of the route.
-        api_key_env: Name of the environment variable with the key; None for no key. The key itself
-            is read at each request, and never stored or sent to another process.
-        timeout_s: Seconds for one request.
-        retries: Further requests for an answer.
-        deadline_s: Seconds for an answer, all requests and the waits between them.
-
-    Raises:
-        ConfigError: `url` is no address, or there is no key.
-    """
-
-    def __init__(
-        self, url: str, api_key_env: str | None, timeout_s: float, retries: int, deadline_s: float
-    ) -> None:
-        self.url = address_of(url)
-        self.api_key_env = api_key_env
-        self.timeout_s = timeout_s
-        self.retries = retries
-        self.deadline_s = deadline_s
-        if api_key_env is not None:
-            _check_key(api_key_env)
-            self._warn_if_readable()
-
-    async def answer(
-        self, body: dict[str, Any], before_request: Callable[[float], Awaitable[None]]
-    ) -> Answer:
-        """Returns the answer to a request.
-
-        Args:
-            body: The request's JSON.
-            before_request: Called before each request, with the time on the loop's clock at which
-                it must have returned.
-
-        Raises:
-            JudgeError: Of kind `judge_refused`, or of kind `judge_failed` after all requests.
-        """
-        until = asyncio.get_running_loop().time() + self.deadline_s
-        async with aiohttp.ClientSession(headers=self._headers()) as session:
-            for number in range(1, self.retries + 2):
-                await before_request(until)
-                found = await self._request(session, body, until)
-                if isinstance(found, Answer):
-                    return found
-                await self._wait(number, found, until)
-        raise AssertionError("the wait after the last request raises")
-
-    async def _wait(self, number: int, trouble: _Trouble, until: float) -> None:
-        """Waits after request `number`; raises JudgeError if it was the last one."""
-        requests = f"{number} request{'s' * (number > 1)}"
-        if number > self.retries:
-            raise self._failed(trouble, f"{requests} (Judge.retries is {self.retries})")
-        wait_s = max(_backoff_s(number), trouble.retry_after_s)
-        if asyncio.get_running_loop().time() + wait_s >= until:
-            late = f"the next could start in {wait_s:.0f} s, beyond Judge.deadline_s"
-            raise self._failed(trouble, f"{requests}; {late} ({self.deadline_s:g})")
-        await asyncio.sleep(wait_s)
-
-    def _failed(self, trouble: _Trouble, requests: str) -> JudgeError:
-        return JudgeError("judge_failed", f"{self.url}: {trouble.reason}. No answer to {requests}")
-
-    async def _request(
-        self, session: aiohttp.ClientSession, body: dict[str, Any], until: float
-    ) -> Answer | _Trouble:
-        left_s = until - asyncio.get_running_loop().time()
-        # aiohttp takes 0 for no limit, and rounds one of `ceil_threshold` or more up to a second.
-        limit_s = max(_SHORTEST_S, min(self.timeout_s, left_s))
-        timeout = aiohttp.ClientTimeout(total=limit_s, ceil_threshold=math.inf)
-        try:
-            async with session.post(
-                self.url,
-                json=body,
-                proxy=_proxy(self.url),
-                timeout=timeout,
-                allow_redirects=False,  # a POST would become a GET
-            ) as response:
-                text = (await response.read()).decode(errors="replace")
-                return self._read(response, text)
-        except TimeoutError:
-            return _Trouble(f"no answer within {limit_s:.3g} s")
-        except aiohttp.ClientError as error:
-            return _Trouble(f"{type(error).__name__}: {error}"[:_SHOWN])
-
-    def _read(self, response: aiohttp.ClientResponse, text: str) -> Answer | _Trouble:
-        status = response.status
-        if status == 200:
-            return self._answer_in(text)
-        message = f"status {status}: {self._message_in(text)}"
-        if status in _PASSES_BY_ITSELF:
-            return _Trouble(message, _retry_after_s(response.headers.get("Retry-After", "")))
-        if 300 <= status < 400:
-            message = f"status {status}, elsewhere: {response.headers.get('Location', '')!r:.80}"
-        remedy = _REMEDIES.get(status, "See Judge.url")
-        raise JudgeError("judge_refused", f"{self.url}: {message}. {remedy}")
-
-    def _answer_in(self, text: str) -> Answer:
-        try:
-            choice = json.loads(text)["choices"][0]
-            # A model that has only reasoned, or was filtered, has written nothing.
-            content = choice["message"]["content"] or ""
-            if isinstance(content, str):
-                return Answer(content, str(choice.get("finish_reason")))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            log.debug("%s: %r", self.url, error)
-        shown = self._without_key(" ".join(text.split()))
-        raise JudgeError(
-            "judge_refused",
-            f"{self.url}: status 200 with what is no chat completion: {shown!r:.{_SHOWN}}. See "
-            "Judge.url",
-        )
-
-    def _message_in(self, text: str) -> str:
-        """Returns the message of an error, without the key, which a server may repeat."""
-        message = _error_message(text)
-        return f"{self._without_key(' '.join(message.split())):.{_SHOWN}}"
-
-    def _without_key(self, text: str) -> str:
-        key = os.environ.get(self.api_key_env or "", "")
-        return text.replace(key, "***") if key else text
-
-    def _headers(self) -> dict[str, str]:
-        if self.api_key_env is None:
-            return {}
-        if not (key := os.environ.get(self.api_key_env)):
-            raise JudgeError(
-                "judge_refused",
-                f"the environment variable {self.api_key_env} (Judge.api_key_env) is not set on "
-                "this machine",
-            )
-        return {"Authorization": bearer(key)}
-
-    def _warn_if_readable(self) -> None:
-        address = urlsplit(self.url)
-        if address.scheme == "http" and not is_loopback(address.hostname or ""):
-            log.warning(
-                "Judge.url is %s: anyone able to read that network sees the key. Use https if the "
-                "endpoint has it.",
-                self.url,
-            )
-
-
-def address_of(url: str) -> str:
-    """Returns the address of the route for chat completions.
-
-    Raises:
-        ConfigError: It is no such URL.
-    """
-    form = "give http://host:port, or an address such as https://host/v1"
-    try:
-        address = urlsplit(url)
-        known = address.scheme in ("http", "https") and bool(address.hostname)
-        known = known and not address.fragment
-        has_port = address.port is None or address.port > 0  # raises ValueError for no number
-    except (ValueError, TypeError, AttributeError):
-        known = has_port = False
-    if not known or not has_port or re.search(r"\s", url):
-        raise ConfigError(f"Judge.url is {url!r:.80}: {form}.")
-    if address.username is not None or address.password is not None:
-        raise ConfigError(
-            f"Judge.url, of {address.hostname}, has a user or a password: put the key in an "
-            "environment variable, and its name in Judge.api_key_env."
-        )
-    path = address.path.rstrip("/")
-    if not path.endswith(ROUTE):
-        path = (path or "/v1") + ROUTE
-    return urlunsplit((address.scheme, address.netloc, path, address.query, ""))
-
-
-def _error_message(text: str) -> str:
-    """Returns the message in a body of OpenAI's form, else the whole text."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text
-    for name in ("error", "message"):
-        found = found.get(name, found) if isinstance(found, dict) else found
-    return found if isinstance(found, str) else text
-
-
-def _check_key(name: str) -> None:
-    """Raises ConfigError for no key. Nothing that may be a key itself is shown."""
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            "Judge.api_key_env is no name of an environment variable (not shown: it may be the key "
-            "itself). Set the key in a variable, and give its name, such as JUDGE_API_KEY."
-        )
-    key = os.environ.get(name)
-    shown = name if name.isupper() else "(not shown: it may be the key itself)"
-    if not key:
-        raise ConfigError(
-            f"Judge.api_key_env names the environment variable {shown}, which is "
-            f"{'not set' if key is None else 'empty'}: set it to the key, or leave api_key_env out."
-        )
-    if not re.fullmatch(r"[!-~]+", key):
-        raise ConfigError(
-            f"Judge.api_key_env names the environment variable {shown}, whose value has white "
-            "space, a line end or a letter that is not ASCII: set it to the key alone."
-        )
-
-
-def _backoff_s(number: int) -> float:
-    """Returns the seconds after a request: doubled each time, and a random share less, so that many
-    do not come back at once."""
-    return float(min(FIRST_WAIT_S * 2 ** (number - 1), LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
-
-
-def _retry_after_s(header: str) -> float:
-    """Returns the seconds that a server asks to wait: a number, or a date; 0 if it does not say."""
-    if re.fullmatch(r"\s*\d+(\.\d*)?\s*", header):
-        return float(header)
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return 0.0
-    date = date if date.tzinfo else date.replace(tzinfo=UTC)
-    return max(0.0, (date - datetime.now(UTC)).total_seconds())
-
-
-def _proxy(url: str) -> str | None:
-    """Returns the proxy that the environment names for an address; a cluster's does not lead to
-    loopback."""
-    address = urlsplit(url)
-    host = address.hostname or ""
-    if is_loopback(host) or proxy_bypass(host):
-        return None
-    return getproxies().get(address.scheme)
+    def read(self, found: Any) -> Answer:
+        choice = found["choices"][0]
+        # A model that has only reasoned, or was filtered, has written nothing.
+        content = choice["message"]["content"] or ""
+        if not isinstance(content, str):
+            raise TypeError(f"the content is a {type(content).__name__}")
+        return Answer(content, str(choice.get("finish_reason")))

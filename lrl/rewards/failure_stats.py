@@ -20,6 +20,14 @@ JUDGE_KINDS = {
     "judge_budget": "Raise Judge.max_calls.",
 }
 """Reasons for a response that a judge has not scored, each with its remedy."""
+REWARD_MODEL_KINDS = {
+    "reward_model_refused": "Correct the settings of the reward model.",
+    "reward_model_failed": (
+        "See that the server of the reward model answers; raise RewardModel.timeout_s and "
+        "deadline_s if it is slow."
+    ),
+}
+"""Reasons for a response that a reward model has not scored, each with its remedy."""
 BUDGET = "judge_budget"
 """The reason at which the run ends at once: nothing that costs would come of it any more."""
 KINDS = {
@@ -40,6 +48,7 @@ KINDS = {
         "response."
     ),
     **JUDGE_KINDS,
+    **REWARD_MODEL_KINDS,
 }
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {

@@ -10,7 +10,7 @@ from lrl.rewards.chat_endpoint import ChatEndpoint
 from lrl.rewards.judge_cache import CallBudget, JudgeCache
 from lrl.rewards.judge_messages import JudgeMessages, text_of
 from lrl.rewards.judge_score import ScoreReader
-from lrl.system.config_errors import above, at_least
+from lrl.system.config_errors import at_least
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
 """Names that a template may have besides the columns of the row."""
@@ -82,14 +82,8 @@ class Judge(Reward):
         name: str = "judge",
     ) -> None:
         super().__init__(weight, name)
-        at_least(0, "Judge", temperature=temperature, retries=retries)
+        at_least(0, "Judge", temperature=temperature)
         at_least(1, "Judge", max_tokens=max_tokens, max_calls=max_calls)
-        above(0, "Judge", timeout_s=timeout_s, deadline_s=deadline_s)
-        if timeout_s > deadline_s:
-            raise ConfigError(
-                f"Judge.timeout_s is {timeout_s:g}, and Judge.deadline_s, for all requests of a "
-                f"response, is {deadline_s:g}: raise deadline_s, or lower timeout_s."
-            )
         self.deadline_s = deadline_s
         self._messages = JudgeMessages(template, system)
         self._reader = ScoreReader(pattern, lowest, highest)

@@ -15,11 +15,12 @@ import pickle
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import ConfigError, ScorerLostError
 from lrl.rewards.base import Reward
-from lrl.rewards.failure_stats import JUDGE_KINDS, KINDS, FailureStats
+from lrl.rewards.failure_stats import JUDGE_KINDS, KINDS, REWARD_MODEL_KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
@@ -91,6 +92,7 @@ class RewardPool:
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
+        self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -128,6 +130,9 @@ class RewardPool:
             ValueError: A reward cannot be loaded in a worker, or the response got no reward, also
                 when tried again. (With `max_failures` 1 the latter is only logged.)
         """
+        # Once more: a reward may have been told where its server is.
+        spec = replace(self._processes.spec, rewards=pickle.dumps(self.rewards))
+        self._processes.spec = self.remote.spec = spec
         self._processes.start()
         if first is not None:
             self._run_trial(first)
@@ -139,7 +144,8 @@ class RewardPool:
 
     def _run_trial(self, prompt: Prompt) -> None:
         text = trial_response(prompt.columns)
-        trial = Job.of(prompt.text, [(text, _columns(prompt, "stop", max(1, len(text.split()))))])
+        columns = _columns(prompt, "stop", max(1, len(text.split())))
+        trial = Job.of(prompt.text, [(text, columns | self._tokens(prompt, []))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
             outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
         if not isinstance(outcome, str):
@@ -172,7 +178,8 @@ class RewardPool:
         responses = [
             (
                 each.text if each.judged is None else each.judged,
-                _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards),
+                _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards)
+                | self._tokens(prompt, each.token_ids),
             )
             for each in rollouts
         ]
@@ -195,6 +202,16 @@ class RewardPool:
                 rollout.reward_failure = outcome
                 self._failure_stats.failure(prompt.id, rollout.text, str(outcome))
         self._failure_stats.check()
+
+    def _tokens(self, prompt: Prompt, token_ids: list[int]) -> dict[str, Any]:
+        """Returns what `Reward.reads_tokens` asks for; empty if no reward does."""
+        if not self._tells_tokens:
+            return {}
+        return {
+            "prompt_token_ids": prompt.token_ids,
+            "response_token_ids": token_ids,
+            "prompt_messages": None if prompt.chat is None else list(prompt.chat.messages),
+        }
 
     async def _last_outcome(self, prompt: str, response: Response, outcome: Outcome) -> Outcome:
         """Returns the reward of a response, or the failure of its second attempt."""
@@ -243,7 +260,7 @@ class RewardPool:
 def _remedy(failure: str) -> str:
     """Returns what to do about a failure of the trial."""
     kind = failure.partition(":")[0]
-    if kind in JUDGE_KINDS:
+    if kind in JUDGE_KINDS | REWARD_MODEL_KINDS:
         return KINDS[kind]
     return f"{KINDS[kind]} A text that it cannot read is worth 0.0, and not an error."
 

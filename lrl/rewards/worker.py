@@ -17,7 +17,7 @@ from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
-from lrl.errors import JudgeError
+from lrl.errors import CountedError
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
 from lrl.system.foreign_code import (
@@ -208,7 +208,7 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
     if isinstance(error, MemoryError):
         state.out_of_memory = 1
         os._exit(OUT_OF_MEMORY)
-    if isinstance(error, JudgeError):
+    if isinstance(error, CountedError):
         return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
     if isinstance(error, BadValueError):
         return f"{error.kind}: {reward.name}: {error}"[:LONGEST_MESSAGE]

@@ -132,9 +132,15 @@ def open_empty_network(
 def open_config(folder: str) -> Any:
     """Opens a model's config; raises ValueError if it cannot be opened, or its weights are
     quantised."""
-    config = _from_pretrained(AutoConfig, folder)
+    config = read_config(folder)
     check_whole(folder, config)
     return config
+
+
+def read_config(folder: str) -> Any:
+    """Reads a model's config, also of one that lrl could not train; raises ValueError if it
+    cannot."""
+    return _from_pretrained(AutoConfig, folder)
 
 
 def quiet_config(folder: str) -> Any:

@@ -63,6 +63,9 @@ class Reference:
         ValueError: A setting is outside its range, or would have no effect.
     """
 
+    rewards_tokens = False
+    """Whether it adds to the advantages, so that responses of equal rewards have a gradient."""
+
     def __init__(
         self,
         coefficient: float = 0.0,
@@ -186,6 +189,10 @@ class Reference:
                 kl = self._kl(torch.tensor(rollout.logprobs), found)
                 rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
+
+    def advantages(self, tokens: Tokens) -> Tensor:
+        """Returns the advantages with what this adds to them: float32 [n]."""
+        return tokens.advantages
 
     def token_losses(self, tokens: Tokens) -> Tensor:
         """Returns the KL's part of the loss of each token: float32 [n]."""

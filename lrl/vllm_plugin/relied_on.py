@@ -344,6 +344,7 @@ ROUTES = (
     "/update_weights",
     "/finish_weight_update",
     "/tokenize",
+    "/classify",
     "/v1/models",
     "/v1/chat/completions",
     "/v1/chat/completions/derender",
@@ -386,4 +387,6 @@ FLAGS = (
     "middleware",
     "tool-call-parser",
     "enable-auto-tool-choice",
+    "runner",
+    "convert",
 )

@@ -88,6 +88,16 @@ def test_a_figure_is_warned_of_once_in_a_run_in_a_short_line(lines: Lines) -> No
     assert health.outside == {"policy/ess": 10}, "the summary counts them"
 
 
+def test_equal_rewards_are_no_news_while_a_teacher_rewards_each_token(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"reward/std": 0.0}] * 3
+    monkeypatch.setattr(Scripted, "reference", lrl.Teacher("any"), raising=False)
+    assert lines(rows) == []
+    monkeypatch.setattr(Scripted, "reference", lrl.Reference())
+    assert "reward/std is 0" in lines(rows)[0]
+
+
 def test_what_was_never_warned_of_is_not_in_the_summary(lines: Lines) -> None:
     health = Health()
     assert lines(ess(0.9, 0.3, 0.9, 0.3, 0.9), health) == [] and health.outside == {}

@@ -328,6 +328,24 @@ SETTINGS: dict[str, Case] = {
         ("--model.critic.clip", "0.2"),
         ("model.critic.clip is 0.2", "data.replay"),
     ),
+    "a reward model that only writes": (
+        (
+            *("--data.rewards", "RewardModel", "--data.rewards.model", "{in}/models/whole"),
+            *("--data.reward_timeout_s", "150"),
+        ),
+        ("RewardModel.model=", "is a LlamaForCausalLM", "sequence classification"),
+    ),
+    "equal rewards skipped beside a teacher": (
+        (
+            *("--model.reference", "lrl.Teacher", "--model.reference.model", "{in}/models/qwen2"),
+            *("--data.max_skipped_per_step", "2"),
+        ),
+        ("data.max_skipped_per_step is 2", "model.reference Teacher", "leave it out"),
+    ),
+    "a teacher that is not there": (
+        ("--model.reference", "lrl.Teacher", "--model.reference.model", "no/such_model"),
+        ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
+    ),
     "a reference that is not there": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
         ("model.reference.model='no/such_model'", "folder in Hugging Face format"),

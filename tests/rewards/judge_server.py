@@ -1,4 +1,5 @@
-"""An endpoint for a judge: a real server, which answers each response as a test says."""
+"""An endpoint for a judge or a reward model: a real server, which answers each response as a test
+says."""
 
 from __future__ import annotations
 
@@ -35,12 +36,22 @@ def fails(status: int, message: str = "no", **headers: str) -> Reply:
     return Reply(status, json.dumps({"error": {"message": message}}), named)
 
 
+def gives(*scores: float) -> Reply:
+    """What vLLM's route for classification answers."""
+    labels = [{"index": 0, "label": "LABEL_0", "probs": scores, "num_classes": len(scores)}]
+    return Reply(200, json.dumps({"object": "list", "data": labels}), {})
+
+
 class JudgeServer:
     """Use: `with served() as server`."""
 
+    route = "/v1/chat/completions"
+    usual = says("Well. 7")
+    """What it answers to a response without a reply of its own."""
+
     def __init__(self) -> None:
         self.replies: dict[str, list[Reply]] = {}
-        """Replies by response, in their order; the last one stays. Others get the score 7."""
+        """Replies by response, in their order; the last one stays. Others get `usual`."""
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.asked: Counter[str] = Counter()
@@ -57,13 +68,20 @@ class JudgeServer:
             self.bodies.append(body)
             self.headers.append(headers)
             self.asked[response] += 1
-            script = self.replies.get(response, [says("Well. 7")])
+            script = self.replies.get(response, [self.usual])
             reply = script[0] if len(script) == 1 else script.pop(0)
-        if not path.endswith("/v1/chat/completions"):
+        if not path.endswith(self.route):
             return fails(404, f"no route {path}")
         if self.together is not None:
             self.together.wait(60)
         return reply
+
+
+class ScoreServer(JudgeServer):
+    """The same for a reward model; use: `with served(ScoreServer()) as server`."""
+
+    route = "/classify"
+    usual = gives(0.5)
 
 
 class Server(ThreadingHTTPServer):
@@ -73,8 +91,8 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def served() -> Iterator[JudgeServer]:
-    judge_server = JudgeServer()
+def served(judge_server: JudgeServer | None = None) -> Iterator[JudgeServer]:
+    judge_server = judge_server or JudgeServer()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -30,7 +30,8 @@ from scenes import counted, scored  # noqa: E402
 
 from lrl.checkpoints.made_with import fingerprint  # noqa: E402
 from lrl.errors import ConfigError, JudgeError  # noqa: E402
-from lrl.rewards import Judge, Reward, RewardFailuresError, RewardPool, chat_endpoint  # noqa: E402
+from lrl.rewards import Judge, Reward, RewardFailuresError, RewardPool, model_endpoint  # noqa: E402
+from lrl.rewards.chat_endpoint import ChatEndpoint  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 from tests.rewards.judging import judged  # noqa: E402
 
@@ -46,7 +47,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.01)
 
 
 def judge_at(url, **settings):
@@ -172,7 +173,7 @@ def test_without_a_key_none_is_sent(server):
     ],
 )
 def test_a_url_may_leave_the_route_out(url, address):
-    assert chat_endpoint.address_of(url) == address
+    assert ChatEndpoint.address_of(url) == address
 
 
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
@@ -250,13 +251,13 @@ def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, for
     [("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0), ("Fri, 01 Jan 2021 00:00:00 GMT", 0)],
 )
 def test_a_time_to_wait_that_cannot_be_read_is_none(header, seconds):
-    assert chat_endpoint._retry_after_s(header) == seconds
+    assert model_endpoint._retry_after_s(header) == seconds
 
 
 def test_waits_double_up_to_a_bound_and_differ(monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 1.0)
+    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 1.0)
     for number, longest in {1: 1, 2: 2, 5: 16, 6: 30, 50: 30}.items():
-        waits = {chat_endpoint._backoff_s(number) for _ in range(50)}
+        waits = {model_endpoint._backoff_s(number) for _ in range(50)}
         assert len(waits) > 40 and longest / 2 <= min(waits) <= max(waits) <= longest
 
 
@@ -268,7 +269,7 @@ def test_all_requests_of_a_response_stay_within_its_deadline(server):
 
 
 def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):
-    monkeypatch.setattr(chat_endpoint, "FIRST_WAIT_S", 0.5)
+    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.5)
     server.replies["r"] = [fails(500), HANG]
     found = failure(judge_at(server.url, timeout_s=3.0, deadline_s=3.0))
     limit = re.search(r"no answer within ([\d.]+) s", found.message)

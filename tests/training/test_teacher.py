@@ -1,0 +1,173 @@
+"""On-policy distillation: the reward of each token, its gradient, and the teachers that are
+refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from lrl.advantages import GroupMean
+from lrl.errors import ConfigError
+from lrl.objectives import AIPO, REINFORCE, TBA, Tokens
+from lrl.preflight.policy import check_reference, check_teacher
+from lrl.preflight.settings import check_teaching
+from lrl.training.teacher import Teacher
+from lrl.types import Group
+from tests.test_policy import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
+from tests.tiny_policies import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**SIZES, initializer_range=0.2))
+
+
+def prepared(policy: Any, temperature: float = 1.0) -> list[Group]:
+    policy.setup("fit")
+    groups = [make_group(index) for index in range(3)]
+    for group in groups:
+        policy.prepare(group, temperature, 10_000)
+    return groups
+
+
+def logprobs_of(network: LlamaForCausalLM, prompt: list[int], written: list[int], t: float) -> Any:
+    logits = network(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
+    return (logits / t).log_softmax(-1)[range(len(written)), written]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("coefficient", "weight"), [(1.0, 0.0), (0.5, 1.0)])
+def test_the_gradient_is_that_of_a_plain_computation_in_float64(
+    folder: str, teacher: str, coefficient: float, weight: float, temperature: float
+) -> None:
+    policy = opened(folder, objective=REINFORCE(), reference=Teacher(teacher, coefficient))
+    groups = prepared(policy, temperature)
+    for group in groups:
+        for rollout in group.rollouts:
+            assert rollout.reward is not None
+            rollout.reward *= weight
+    (batch,) = pack(groups, 10_000, temperature)
+    policy.compute_loss(batch).backward()
+
+    own = AutoModelForCausalLM.from_pretrained(folder).double()
+    theirs = AutoModelForCausalLM.from_pretrained(teacher).double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for group in groups:
+        mean = sum(rollout.reward or 0.0 for rollout in group.rollouts) / len(group.rollouts)
+        for rollout in group.rollouts:
+            words = group.prompt.token_ids, rollout.token_ids, temperature
+            pi, pi_teacher = logprobs_of(own, *words), logprobs_of(theirs, *words)
+            advantages = rollout.reward - mean + coefficient * (pi_teacher - pi).detach()
+            loss -= (advantages * pi).sum()
+    loss.backward()
+    expected = dict(own.named_parameters())
+    for name, found in policy.network.named_parameters():
+        torch.testing.assert_close(
+            found.grad.double(), expected[name].grad, rtol=1e-3, atol=1e-4, msg=name
+        )
+
+
+def test_the_mean_gradient_is_that_of_the_reverse_kl_whoever_sampled() -> None:
+    """Over all tokens of a vocabulary, each as often as an older policy writes it."""
+    torch.manual_seed(0)
+    logits, teachers, samplers = torch.randn(3, 50, dtype=torch.float64)
+    logits.requires_grad_()
+    log_pi, log_teacher, log_mu = (one.log_softmax(-1) for one in (logits, teachers, samplers))
+    tokens = Tokens(
+        logprobs=log_pi,
+        behaviour_logprobs=log_mu,
+        advantages=torch.zeros(50, dtype=torch.float64),
+        lags=torch.ones(50, dtype=torch.int64),
+        responses=torch.arange(50),
+        groups=torch.zeros(50, dtype=torch.int64),
+        reference_logprobs=log_teacher,
+    )
+    tokens = tokens._replace(advantages=Teacher("any").advantages(tokens))
+    losses = AIPO(rho=1e9).token_losses(tokens)
+    (found,) = torch.autograd.grad((log_mu.exp() * losses).sum(), logits, retain_graph=True)
+    kl = (log_pi.exp() * (log_pi - log_teacher)).sum()
+    (expected,) = torch.autograd.grad(kl, logits)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_without_rewards_a_policy_comes_nearer_to_its_teacher(folder: str, teacher: str) -> None:
+    policy = opened(folder, objective=REINFORCE(), lr=1e-3, reference=Teacher(teacher))
+    groups = prepared(policy)
+    for group in groups:
+        for rollout in group.rollouts:
+            rollout.reward = 0.0
+    running = trainer(max_steps=8)
+    distances: list[float] = []
+    policy.on_train_batch_end = lambda *_: distances.append(  # type: ignore[method-assign]
+        running.callback_metrics["policy/kl_reference"].item()
+    )
+    running.fit(policy, Steps([FakeStep(pack(groups))] * 8))
+    assert distances[-1] < 0.8 * distances[0]
+
+
+def test_a_teacher_has_no_part_in_loss_and_reward_besides_the_advantage(
+    folder: str, teacher: str
+) -> None:
+    policy = opened(folder, reference=Teacher(teacher))
+    (batch,) = pack(prepared(policy), 10_000)
+    assert policy.reference.settings_of_the_reward == ()
+    tokens = Tokens.select(policy(batch), batch, 0)
+    assert not policy.reference.token_losses(tokens).any()
+    assert not any(rollout.kl_penalty for rollout in prepared(policy)[0].rollouts)
+
+
+@pytest.mark.parametrize("coefficient", [0.0, -1.0, float("nan")])
+def test_a_teacher_that_would_teach_nothing_is_refused(coefficient: float) -> None:
+    with pytest.raises(ConfigError, match="model.reference.coefficient is"):
+        Teacher("any", coefficient)
+
+
+def test_equal_rewards_are_not_skipped_and_whole_responses_not_needed() -> None:
+    def check(objective: Any, skipped: int) -> None:
+        check_teaching(objective, SimpleNamespace(max_skipped_per_step=skipped))  # type: ignore[arg-type]
+
+    check(AIPO(), 0)
+    with pytest.raises(ConfigError, match="data.max_skipped_per_step is 2.*leave it out"):
+        check(AIPO(), 2)
+    with pytest.raises(ConfigError, match="model.objective TBA .*rewards each token"):
+        check(TBA(), 0)
+
+
+def test_a_teacher_needs_the_policys_tokenizer(tmp_path: Path) -> None:
+    policy: Any = SimpleNamespace(tokenizer=byte_tokenizer(), policy_folder="own")
+    byte_tokenizer().save_pretrained(tmp_path / "same")
+    check_teacher(str(tmp_path / "same"), policy)
+    other = byte_tokenizer()
+    other.add_tokens(["<tool>"])
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(ConfigError, match="'<tool>' is 259 there and None here.*same family"):
+        check_teacher(str(tmp_path / "other"), policy)
+    with pytest.raises(ConfigError, match="model.reference.model="):
+        check_teacher(str(tmp_path / "none"), policy)
+
+
+def test_a_teacher_may_have_more_rows_than_the_policy_and_not_fewer(tmp_path: Path) -> None:
+    sizes = SIZES | {"vocab_size": SIZES["vocab_size"] + 8}
+    larger = save_model(tmp_path / "larger", LlamaConfig(**sizes))
+    policy: Any = SimpleNamespace(attention=None, policy_folder="own", reference=Teacher(larger))
+    rows = SIZES["vocab_size"]
+    check_reference(larger, None, policy, SimpleNamespace(vocabulary=rows))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"has {rows + 8} tokens"):
+        check_reference(larger, None, policy, SimpleNamespace(vocabulary=rows + 9))  # type: ignore[arg-type]
+
+
+def test_without_a_teacher_the_advantages_are_those_of_the_rewards(folder: str) -> None:
+    (batch,) = pack([make_group(0)], 10_000, advantages=GroupMean())
+    policy = opened(folder, objective=REINFORCE())
+    expected = -(batch.advantages * policy(batch))[batch.mask].sum()
+    torch.testing.assert_close(policy.compute_loss(batch), expected)

@@ -145,7 +145,8 @@ def pass_record(seconds: float, lengths: Sequence[int]) -> MicroBatchRecord:
 def trainable_tokens(group: Group, packer: Packer) -> int:
     """Returns the tokens of a group that may be trained, with its prompt as often as it is read."""
     prompt = len(group.prompt.token_ids)
-    lengths = [prompt + len(rollout.token_ids) for rollout in group.scored]
+    paths = [path for rollout in group.scored for path in rollout.paths]
+    lengths = [prompt + len(path.places) for path in paths]
     return sum(
         tree_lengths(
             lengths,

@@ -87,8 +87,11 @@ class AgentServer:
             body = await request.json()
         except ValueError:
             return _error(400, "the body is no JSON")
-        again = "Idempotency-Key" in request.headers or _retries(request) > 0
-        answering = asyncio.ensure_future(conversation.answer(body, again=again))
+        answering = asyncio.ensure_future(
+            conversation.answer(
+                body, again=_retries(request) > 0, key=request.headers.get("Idempotency-Key")
+            )
+        )
         pending = self._answering[request.match_info["key"]]
         pending.add(answering)
         answering.add_done_callback(pending.discard)

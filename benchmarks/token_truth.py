@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import secrets
 import signal
 import string
@@ -185,7 +186,7 @@ def truth(groups: Sequence[Group], notes: Notes, network: Any) -> dict[str, Any]
     lacking, strange = notes.turns - trained, trained - notes.turns
     return {
         "turns": notes.turns.total(),
-        "branches": sum(len(one.paths) for group in groups for one in group.rollouts),
+        "branches": sum(len(one.branches) for group in groups for one in group.rollouts),
         "tokens": sum(len(turn) * times for (_, turn), times in notes.turns.items()),
         "tokens_trained": packer.tokens,
         "turns_not_trained_as_sampled": lacking.total(),
@@ -281,16 +282,16 @@ async def one_at_a_time(
 
 
 async def load(bench: Bench, minutes: float) -> dict[str, Any]:
-    """Keeps agents talking; returns the memory of the processes, minute by minute, in MiB."""
+    """Keeps agents talking; Ctrl-C ends them in the middle. Returns the memory of the processes
+    every 20 seconds, in MiB."""
     of_run = bench.environment()
     episodes = of_run.episodes(bench.pool.generate, bench.text)
     counts: Counter[str] = Counter()
     memory: list[list[float]] = []
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+    end = time.monotonic() + 60 * minutes
 
     async def keep_talking(first: int) -> None:
-        while not stop.is_set():
+        while time.monotonic() < end:
             counts["begun"] += 1
             group = await bench.play(episodes, first, changes=first % 2 == 1)
             counts["ended"] += 1
@@ -299,16 +300,15 @@ async def load(bench: Bench, minutes: float) -> dict[str, Any]:
             counts["tokens"] += sum(v != ENVIRONMENT for v in group.rollouts[0].versions)
 
     talking = asyncio.gather(*map(keep_talking, range(AT_ONCE)))
-    end = time.monotonic() + 60 * minutes
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, talking.cancel)
     try:
-        while time.monotonic() < end and not stop.is_set():
-            await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=20.0)
+        while not talking.done():
+            await asyncio.wait([talking], timeout=20.0)
             memory.append(memory_mib())
             print(f"{dict(counts)}; MiB of rank 0, agents, server: {memory[-1]}", flush=True)
-        stop.set()
-        await asyncio.wait_for(talking, DEADLINE_S)
+        with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
+            await talking
     finally:
-        talking.cancel()
         of_run.close()
     return {"at_once": AT_ONCE, "minutes": minutes, **counts, "memory_mib": memory}
 
@@ -349,7 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--episodes", type=int, default=128, help="at once (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of the timing (%(default)s)")
-    parser.add_argument("--alone", type=int, default=8, help="episodes alone (%(default)s)")
+    parser.add_argument("--alone", type=int, default=40, help="episodes alone (%(default)s)")
     parser.add_argument("--load", type=float, default=0.0, help="minutes of 256 agents at once")
     arguments.add_places(parser, "token_truth", plot=False)
     args = arguments.parse(parser, argv)
@@ -367,8 +367,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         server.stop()
     sizes = {} if args.load else {"episodes": args.episodes, "repeats": args.repeats}
-    left = psutil.Process().children(recursive=True)
-    record = sizes | figures | {"processes_left": len(left), "command": args.command}
+    children = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
+    # Python's own, which ends with this process.
+    left = [child for child in children if "resource_tracker" not in child]
+    record = sizes | figures | {"processes_left": left, "command": args.command}
     records.append(args.out, record)
     print("\n".join(f"{name}: {value}" for name, value in record.items()))
     return 0

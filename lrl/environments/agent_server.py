@@ -1,6 +1,6 @@
 """The server that agents of a process take for OpenAI's: one for all episodes that it plays.
 
-    POST /KEY/v1/chat/completions    the policy's next turn, whole or as a stream of events
+    POST /KEY/v1/chat/completions    a turn of the policy, whole or as a stream of events
     GET  /KEY/v1/models              one model, "policy"
 
 Each episode has a key of its own, in the address and as the API key; it ends with the episode. The

@@ -80,9 +80,9 @@ class Tokens(NamedTuple):
         if self.partial:
             raise ConfigError(
                 "The objective adds up the tokens of a response (Tokens.sums, means or "
-                "response_ratio), and some are not here: data.stragglers mask leaves out those "
-                "that are too old, and an agent's episode is trained branch by branch. Set "
-                "data.stragglers to wait, and `branches` of lrl.environments.Agent to false."
+                "response_ratio), and data.stragglers mask has left out those that are too old, or "
+                "they are in another branch of an agent's episode: set data.stragglers to wait, "
+                "and `branches` of lrl.environments.Agent to false."
             )
         return sum_by(self.responses, values)
 

@@ -26,7 +26,7 @@ from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.routing.dispatch import Home
-from lrl.types import ENVIRONMENT, Branch, Prompt, Rollout, Sampling
+from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
 """Times that an episode may lose its environment without a reply between, mostly through the fault
@@ -274,7 +274,7 @@ class Episode:
         """Gives the environment the recorded turns; returns whether it gives the recorded
         replies. An episode with branches is not replayed."""
         rollout, end_of_turn, written = self.rollout, 0, None
-        if rollout.branches:
+        if rollout.forks:
             return False
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
         for number, (turn, reward) in enumerate(recorded):
@@ -296,7 +296,7 @@ class Episode:
         rollout.versions = []
         rollout.turn_ends = []
         rollout.turn_rewards = []
-        rollout.branches = []
+        rollout.forks = []
         rollout.open_turn = None
 
     def _count_loss(self, error: EnvironmentLost) -> None:
@@ -332,17 +332,17 @@ class Episode:
         """
         rollout = self.rollout
         end = len(rollout.token_ids)
-        branch = Branch(end, end)
+        fork = Fork(end, end)
         if after is not None:
             before = rollout.path_to(rollout.turn_ends[after]) if after != BEGINNING else []
             read = [rollout.token_ids[place] for place in before] + observation
-            branch, shared = shared_with(rollout, read)
+            fork, shared = shared_with(rollout, read)
             observation = read[shared:]
         if end + len(observation) >= self.sampling.max_tokens:
             rollout.finish_reason = "length"
             return
-        if branch.after != end:
-            rollout.branches.append(branch)
+        if fork.after != end:
+            rollout.forks.append(fork)
         rollout.token_ids += observation
         rollout.logprobs += [0.0] * len(observation)
         rollout.versions += [ENVIRONMENT] * len(observation)
@@ -358,16 +358,16 @@ class Episode:
         return Written(text, token_ids, calls, content)
 
 
-def shared_with(rollout: Rollout, read: list[int]) -> tuple[Branch, int]:
+def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:
     """Returns where tokens that follow the prompt leave what is recorded, and how many come
     before."""
     most, after = 0, 0
-    for places, _ in rollout.paths:
+    for places, _ in rollout.branches:
         pairs = zip(places, read, strict=False)
         common = sum(1 for _ in takewhile(lambda one: rollout.token_ids[one[0]] == one[1], pairs))
         if common > most:
             most, after = common, places[common - 1] + 1
-    return Branch(len(rollout.token_ids), after), most
+    return Fork(len(rollout.token_ids), after), most
 
 
 async def run_episode(episode: Episode) -> None:

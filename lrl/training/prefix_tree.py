@@ -38,7 +38,7 @@ class TrainingSample:
     trained: list[bool]
     """For each token of the sample, whether it is in the loss."""
     places: Sequence[int] | None = None
-    """The tokens of the rollout that the sample has (`Path.places`); None for all."""
+    """The tokens of the rollout that the sample has (`Branch.places`); None for all."""
     trained_elsewhere: int = 0
     """Trained tokens that other samples have of the same rollout."""
 
@@ -84,13 +84,13 @@ def samples_of(
         trained: For each token, whether it is in the loss; a sample without any is left out.
     """
     found, prompt = [], group.prompt.token_ids
-    for places, shared in rollout.paths:
+    for places, shared in rollout.branches:
         own = [trained[place] for place in places[shared:]]
         if any(own):
             sample = TrainingSample(
                 group.index, prompt, rollout, advantages, [False] * shared + own
             )
-            if rollout.branches:
+            if rollout.forks:
                 sample.places = places
                 sample.trained_elsewhere = sum(trained) - sum(own)
             found.append(sample)

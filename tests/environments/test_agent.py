@@ -402,3 +402,53 @@ def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
         assert not told
 
     serve(test)
+
+
+def test_no_route_answers_a_wrong_caller() -> None:
+    async def work() -> None:
+        read: list[Any] = []
+
+        class Policy:
+            async def turn(self, observation: Any, *more: Any, **how: Any) -> Written:
+                read.append(observation)
+                return ANSWER
+
+        server = AgentServer()
+        await server.start()
+        async with (
+            aiohttp.ClientSession() as session,
+            server.serving(AgentConversation(Policy(), (), True)) as mine,
+            server.serving(AgentConversation(Policy(), (), True)) as other,
+        ):
+            async with server.serving(AgentConversation(Policy(), (), True)) as ended:
+                pass
+
+            async def status(method: str, url: str, headers: dict[str, str]) -> int:
+                async with session.request(
+                    method, url, json={"messages": [USER]}, headers=headers
+                ) as answer:
+                    assert ANSWER.content not in await answer.text()
+                    return answer.status
+
+            wrong = {
+                "no key": (mine, {}),
+                "an empty one": (mine, {"Authorization": "Bearer "}),
+                "of another episode": (mine, {"Authorization": f"Bearer {other.api_key}"}),
+                "at another address": (other, {"Authorization": f"Bearer {mine.api_key}"}),
+                "of an ended episode": (ended, {"Authorization": f"Bearer {ended.api_key}"}),
+                "as a password": (mine, {"Authorization": f"Basic {mine.api_key}"}),
+                "in another header": (mine, {"X-API-Key": mine.api_key}),
+            }
+            for why, (address, headers) in wrong.items():
+                for method, route, answered in (
+                    ("POST", "/chat/completions", 401),
+                    ("GET", "/models", 401),
+                    ("GET", "/chat/completions", 404),
+                    ("POST", "/completions", 404),
+                    ("DELETE", "/models", 404),
+                ):
+                    found = await status(method, address.base_url + route, headers)
+                    assert found == answered, (why, route)
+        assert not read
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))

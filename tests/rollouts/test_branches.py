@@ -24,7 +24,7 @@ from lrl.rollouts.episode import Episodes
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.collate import each_rollout
-from lrl.types import Branch, Group, MicroBatch, Path, Prompt, Rollout, Sampling
+from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
 from tests.rollouts.test_episode import PROMPT, STOP, terms
 from tests.rollouts.test_packing import make_group, pack
@@ -167,32 +167,32 @@ def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
         token_ids=[1, 2, 3, 4, 5, 6, 7],
         logprobs=[-1.0] * 7,
         versions=[-(2**31), 0, 0, -(2**31), 0, -(2**31), 0],
-        branches=[Branch(3, 1), Branch(5, 0)],
+        forks=[Fork(3, 1), Fork(5, 0)],
         turn_ends=[3, 5, 7],
     )
-    assert rollout.paths == [
-        Path([0, 1, 2], 0),
-        Path([0, 3, 4], 1),
-        Path([5, 6], 0),
+    assert rollout.branches == [
+        Branch([0, 1, 2], 0),
+        Branch([0, 3, 4], 1),
+        Branch([5, 6], 0),
     ]
     assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
     assert rollout.read == [5, 6]
-    rollout.branches.append(Branch(7, 5))
+    rollout.forks.append(Fork(7, 5))
     assert rollout.read == [0, 3, 4], "the next turn continues the second branch"
-    assert len(rollout.paths) == 3
+    assert len(rollout.branches) == 3
 
 
 def test_a_token_that_several_branches_read_has_one_number_of_the_reference() -> None:
     group, _ = played([(0.0, [1, 2]), (0.0, [1, 2, 0]), (0.5, [0]), (0.0, [2])])
     (rollout,) = group.rollouts
-    assert len(rollout.paths) >= 3
+    assert len(rollout.branches) >= 3
 
     def places(micros: Sequence[MicroBatch]) -> list[torch.Tensor]:
         return [micro.position_ids + micro.labels / 10 for micro in micros]
 
     ((_, found),) = each_rollout(group, 1.0, 64, places)
-    for path in rollout.paths:
-        for position, place in enumerate(path.places, start=len(PROMPT.token_ids) - 1):
+    for branch in rollout.branches:
+        for position, place in enumerate(branch.places, start=len(PROMPT.token_ids) - 1):
             expected = position + rollout.token_ids[place] / 10
             assert found[place].item() == pytest.approx(expected)
 

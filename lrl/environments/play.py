@@ -70,7 +70,9 @@ class Play:
             raise TypeError("`after` is given, and `branches` is not true in the environment")
         if after is not None and not BEGINNING <= after < self._turns:
             raise ValueError(f"`after` is {after}, and the policy has written {self._turns} turns")
-        self._replied(Reply(readable(observation), False, finite(reward), tuple(tools), after))
+        self._replied(
+            Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
+        )
         return await self._written.get()
 
 

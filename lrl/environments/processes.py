@@ -185,7 +185,7 @@ class EnvironmentProcess:
                 "tools": tools,
                 "after": after,
             }:
-                self._answer(number, Reply(observation, done, reward, tuple(tools), after))
+                self._answer(number, Reply(observation, done, reward, tuple(tools), after=after))
 
     def _answer(self, number: int, answer: Reply | Exception) -> None:
         future, _ = self._asked.get(number, (None, 0.0))

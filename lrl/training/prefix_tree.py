@@ -83,16 +83,19 @@ def samples_of(
         advantages: float32 [tokens], or [] for all of them.
         trained: For each token, whether it is in the loss; a sample without any is left out.
     """
-    found, prompt = [], group.prompt.token_ids
+    found = []
     for places, shared in rollout.branches:
         own = [trained[place] for place in places[shared:]]
         if any(own):
             sample = TrainingSample(
-                group.index, prompt, rollout, advantages, [False] * shared + own
+                group.index,
+                group.prompt.token_ids,
+                rollout=rollout,
+                advantages=advantages,
+                trained=[False] * shared + own,
+                places=places if rollout.forks else None,
+                trained_elsewhere=sum(trained) - sum(own),
             )
-            if rollout.forks:
-                sample.places = places
-                sample.trained_elsewhere = sum(trained) - sum(own)
             found.append(sample)
     return found
 

@@ -3,14 +3,15 @@
     python -m benchmarks.other_agents pydantic_ai=PYTHON openai_agents=PYTHON langgraph=PYTHON ...
 
 PYTHON is that of an environment with the library (`benchmarks/agents/`). In the place of a policy
-stands a script of two turns: it calls the tool `add`, and says the result. An agent that lrl can
-train ends with that, in two turns.
+stands a script of two turns: it calls the tool `add`, and says the result, or gives it to the tool
+with which smolagents ends. An agent that lrl can train ends with that, in two turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.environments import Agent, ToolCall, Written
@@ -23,28 +24,30 @@ TURNS = (
     Written("", [1], [ToolCall("add", '{"a": 2, "b": 3}', "t0000c000")], ""),
     Written("The sum is 5.", [2], content="The sum is 5."),
 )
+FINAL = Written("", [2], [ToolCall("final_answer", '{"answer": "5"}', "t0001c000")], "")
+LAST_TURNS = {"smolagents": FINAL}
 DEADLINE_S = 120.0
 
 
-async def play(agent: Agent) -> tuple[int, str]:
+async def play(agent: Agent, turns: Sequence[Written]) -> str:
     """Plays one episode; returns the turns that the agent has taken, and how it ended."""
     replies: asyncio.Queue[Reply] = asyncio.Queue()
     playing = Play(agent, replies.put_nowait)
     task = asyncio.ensure_future(playing.run(PROMPT, {}))
-    taken = 0
+    taken, branches = 0, 1
     while True:
         reply = asyncio.ensure_future(replies.get())
         await asyncio.wait({reply, task}, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
             reply.cancel()
-            error = task.exception()
-            return taken, f"failed: {error}"
+            return f"{taken} turns, failed: {task.exception()}"
+        branches += reply.result().after is not None
         if reply.result().done:
-            return taken, "ended"
-        if taken == len(TURNS):
+            return f"{taken} turns, {branches} branches, ended"
+        if taken == len(turns):
             task.cancel()
-            return taken, "asks on"
-        playing.wrote(TURNS[taken])
+            return f"{taken} turns, asks on"
+        playing.wrote(turns[taken])
         taken += 1
 
 
@@ -53,11 +56,11 @@ async def shown(name: str, python: str) -> str:
     cells = [name]
     for ignore in ((), (*NEUTRAL, *NEVER_NEUTRAL)):
         agent = Agent(command=[python, str(PROGRAMS / f"{name}_adds.py")], ignore=ignore)
+        turns = [TURNS[0], LAST_TURNS.get(name, TURNS[1])]
         try:
-            taken, end = await asyncio.wait_for(play(agent), DEADLINE_S)
+            cells.append(await asyncio.wait_for(play(agent, turns), DEADLINE_S))
         except TimeoutError:
-            taken, end = 0, f"not at its end after {DEADLINE_S:g} s"
-        cells.append(f"{taken} turns, {end}")
+            cells.append(f"not at its end after {DEADLINE_S:g} s")
     return f"| {' | '.join(cells)} |"
 
 

@@ -155,6 +155,8 @@ def scalars(rollouts: list[Rollout]) -> dict[str, float]:
     }
     if any(rollout.turn_ends for rollout in rollouts):
         found["episodes/turns"] = sum(len(one.turn_ends) for one in rollouts) / len(rollouts)
+        if any(rollout.forks for rollout in rollouts):
+            found["episodes/branches"] = sum(len(one.branches) for one in rollouts) / len(rollouts)
         cut = Counter(one.finish_reason for one in rollouts)
         found["episodes/token_limit"] = cut["length"] / len(rollouts)
         found["episodes/turn_limit"] = cut["turns"] / len(rollouts)

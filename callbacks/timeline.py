@@ -145,7 +145,8 @@ def pass_record(seconds: float, lengths: Sequence[int]) -> MicroBatchRecord:
 def trainable_tokens(group: Group, packer: Packer) -> int:
     """Returns the tokens of a group that may be trained, with its prompt as often as it is read."""
     prompt = len(group.prompt.token_ids)
-    lengths = [prompt + len(rollout.token_ids) for rollout in group.scored]
+    branches = [branch for rollout in group.scored for branch in rollout.branches]
+    lengths = [prompt + len(branch.places) for branch in branches]
     return sum(
         tree_lengths(
             lengths,

@@ -438,7 +438,10 @@ class PolicyModule(L.LightningModule):
         losses = self.objective.token_losses(tokens)
         if self.reference is not None:
             losses = losses + self.reference.token_losses(tokens)
-        weights = token_weights(self.normalise_by, tokens.responses)
+        whole = micro.response_tokens
+        weights = token_weights(
+            self.normalise_by, tokens.responses, None if whole is None else whole[micro.mask]
+        )
         loss = (weights * losses).sum()
         return loss if self.critic is None else loss + self.critic.loss(values, micro, weights)
 

@@ -54,10 +54,31 @@ class Turn(NamedTuple):
     stop: int
 
 
+class Fork(NamedTuple):
+    """A place in a rollout where a token does not follow the one before it."""
+
+    start: int
+    """Its first token."""
+    after: int
+    """The place behind the token that it follows; 0 for the prompt."""
+
+
+class Branch(NamedTuple):
+    """One sequence of tokens in a rollout, from the prompt on."""
+
+    places: Sequence[int]
+    """The places of its tokens in the rollout, in their order."""
+    shared: int
+    """First tokens of it that an earlier branch has, too."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Rollout:
     """The record of one episode after a prompt: turns of the policy, and between them what an
     environment wrote. Without an environment it is a single turn.
+
+    Its tokens are one sequence, unless an agent has changed its history: then they are a tree, of
+    which each token is recorded once, in the order of time, and `forks` says what follows what.
 
     The three lists are equally long. Without an environment they grow while the response is being
     written; with one they grow by a whole turn and its observation (`lrl.rollouts.episode`).
@@ -104,6 +125,8 @@ class Rollout:
     open_turn: Rollout | None = None
     """The turn that is being written or waits for its reply; its tokens are not among those above.
     None before the first turn, at the end, and without an environment."""
+    forks: list[Fork] = field(default_factory=list)
+    """The places at which tokens continue earlier ones, in order; empty for one sequence."""
     failure: str = ""
     """Why the episode has failed through no fault of the policy, as in `reward_failure`: it gets
     no reward."""
@@ -144,6 +167,39 @@ class Rollout:
             if start < stop:
                 found.append(Turn(start, stop))
             start = stop
+        return found
+
+    def path_to(self, end: int) -> list[int]:
+        """Returns the places of the tokens that lead to the one before `end`, that one included."""
+        found: list[int] = []
+        for fork in reversed(self.forks):
+            if fork.start < end:
+                found = [*range(fork.start, end), *found]
+                end = fork.after
+        return [*range(end), *found]
+
+    @property
+    def read(self) -> list[int]:
+        """The places of the tokens that the next token follows."""
+        end = len(self.token_ids)
+        if self.forks and self.forks[-1].start == end:
+            end = self.forks[-1].after
+        return self.path_to(end)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """All sequences of tokens that nothing continues; one, unless there are forks."""
+        if not self.forks:
+            return [Branch(range(len(self.token_ids)), 0)]
+        begun = [fork for fork in self.forks if fork.start < len(self.token_ids)]
+        continued = {fork.after for fork in begun}
+        found: list[Branch] = []
+        known: set[int] = set()
+        for stop in [*(fork.start for fork in begun), len(self.token_ids)]:
+            if stop not in continued:
+                places = self.path_to(stop)
+                found.append(Branch(places, sum(place in known for place in places)))
+                known.update(places)
         return found
 
 
@@ -233,6 +289,9 @@ class MicroBatch:
     padding."""
     temperature: float
     """Sampling temperature of the run: the policy divides its logits by it."""
+    response_tokens: Tensor | None = None
+    """int64 [R, L]: trained tokens of the label's rollout, over all of its branches; 0 where `mask`
+    is false. None where no rollout has several: all of its tokens are in this micro-batch."""
     readers_end: Tensor | None = None
     """int64 [R, L]: a token is read by those from its own place to before this one, and by no
     other. None where every rollout has its own copy of all of its tokens, so that `position_ids`
@@ -246,7 +305,7 @@ class MicroBatch:
     """float32 [R, L]: `Rollout.returns` of the label, 0 where `mask` is false; or None."""
     partial: bool = False
     """Whether `mask` has only some of a response's own tokens, because the others are too old to
-    train."""
+    train, or in another branch."""
 
     @property
     def num_tokens(self) -> int:

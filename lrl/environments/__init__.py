@@ -8,6 +8,7 @@ use.
 from typing import TYPE_CHECKING
 
 from lrl.environments.base import (
+    BEGINNING,
     Environment,
     Message,
     Observation,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {"Agent": "agent", "Tools": "tools"}
 __all__ = [
+    "BEGINNING",
     "Environment",
     "Message",
     "Observation",

@@ -32,9 +32,9 @@ class Agent(Environment):
     """Plays an episode by running an agent, which gets the address and the key of an endpoint like
     OpenAI's. Its requests for chat completions are the turns of the policy.
 
-    An episode is one conversation, to which each request adds messages. The agent writes the
-    system message, the prompt and the tools itself; of the data set it gets a row. Rewards get the
-    text of the last turn.
+    A request that adds messages to an earlier one continues its conversation; any other begins a
+    branch. The agent writes the system message, the prompt and the tools itself; of the data set it
+    gets a row. Rewards get the text of the last turn.
 
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
@@ -45,6 +45,9 @@ class Agent(Environment):
             `{"reward": 0.5}` of its output is the reward.
         ignore: Settings of requests that the policy does not follow and that are left out, such as
             temperature and max_tokens; all others are refused with status 400.
+        branches: Whether an agent may change its history, or have several conversations in an
+            episode. If not, a request that does not continue the last one is refused with status
+            400.
 
     Raises:
         ConfigError: There is no such function, or not exactly one of `agent` and `command`.
@@ -59,6 +62,7 @@ class Agent(Environment):
         agent: Callable[..., Any] | str | None = None,
         command: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
+        branches: bool = True,
     ) -> None:
         if (agent is None) == (command is None):
             raise ConfigError("Agent needs a function, `agent`, or a program, `command`: one.")
@@ -75,10 +79,11 @@ class Agent(Environment):
         self.agent = None if agent is None else _function_of(agent)
         self.command = None if command is None else [str(word) for word in command]
         self.ignore = tuple(ignore)
+        self.branches = branches
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
-        conversation = AgentConversation(policy, self.ignore)
+        conversation = AgentConversation(policy, self.ignore, self.branches)
         server = await server_of_this_process()
         async with server.serving(conversation) as address:
             return _reward(await self._run(address, prompt, columns))

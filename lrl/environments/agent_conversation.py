@@ -1,19 +1,24 @@
-"""The conversation of an agent with the policy, as an episode: a request is an observation, and its
+"""The conversations of an agent with the policy, as an episode: a request is an observation, and its
 answer a turn.
 
-Each request of an agent holds the whole conversation. What it adds to the one before is what the
+Each request of an agent holds a whole conversation. What it adds to one that was answered is what the
 policy reads next; the turns themselves are never read again, so nothing is tokenised twice. An
-agent that says something else of the past has begun another conversation, and an episode has one.
+agent that says something else of the past, or gives other tools, has begun a branch. It continues
+the longest conversation that says the same, or begins anew with all of its messages: tokens that
+were read otherwise are never patched.
+
+The turns of an episode are written one after the other, also for requests that come at once: its
+record is in the order of time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-from lrl.environments.base import Message, Policy, Written
+from lrl.environments.base import BEGINNING, Message, Policy, Written
 from lrl.environments.chat_request import (
     ChatRequest,
     RequestError,
@@ -28,32 +33,41 @@ _said_once: set[str] = set()
 """Settings of requests that this process has said to leave out."""
 
 
+class Answered(NamedTuple):
+    """A request that the policy has answered."""
+
+    history: list[Message]
+    """Its messages, and the answer."""
+    tools: list[dict[str, Any]]
+    key: str | None
+    """Its Idempotency-Key."""
+    turn: Written
+
+
 class AgentConversation:
-    """One conversation.
+    """The conversations of one episode.
 
     Args:
         policy: Writes the turns.
         ignore: Settings of requests that are left out, and not refused.
+        branches: Whether a request may continue another turn than the last one, or begin anew.
     """
 
-    def __init__(self, policy: Policy, ignore: Collection[str]) -> None:
+    def __init__(self, policy: Policy, ignore: Collection[str], branches: bool = False) -> None:
         self._policy = policy
         self._ignore = ignore
-        self._history: list[Message] = []
-        """All messages, the policy's included."""
-        self._tools: list[dict[str, Any]] = []
-        self._asked: list[Message] = []
-        """The messages of the last request that was answered."""
-        self._turn: Written | None = None
-        """Its answer."""
+        self._branches = branches
+        self._answered: list[Answered] = []
+        """By the number of the turn."""
         self._one_at_a_time = asyncio.Lock()
 
-    async def answer(self, body: Any, *, again: bool) -> Written:
-        """Returns the policy's next turn.
+    async def answer(self, body: Any, *, again: bool = False, key: str | None = None) -> Written:
+        """Returns a turn of the policy.
 
         Args:
             body: The JSON of a request.
             again: Whether the agent says that it sends this request once more.
+            key: Its Idempotency-Key: a request is sent once more with the same one.
 
         Raises:
             RequestError: It is refused. The conversation stays as it was.
@@ -64,44 +78,66 @@ class AgentConversation:
             log.warning("Requests of the agent have %s, which is left out (Agent.ignore).", name)
         # A request that is sent again may come while the first one is still being answered.
         async with self._one_at_a_time:
-            if again and self._turn is not None and _same(request.messages, self._asked):
-                return self._turn
-            added = self._added(request)
-            tools = () if self._history else request.tools
-            turn = await self._policy.turn(added, tools=tools)
-            self._tools = request.tools
-            self._asked = request.messages
-            self._turn = turn
-            self._history = [*request.messages, turn_message(turn.content, turn.calls)]
+            for one in reversed(self._answered):
+                sent_before = again or (key is not None and key == one.key)
+                if sent_before and _same(request.messages, one.history[:-1]):
+                    return one.turn
+            last = len(self._answered) - 1
+            after = self._continued(request)
+            if after != last and not self._branches:
+                raise RequestError(self._difference(request))
+            begins = after == BEGINNING
+            known = 0 if begins else len(self._answered[after].history)
+            turn = await self._policy.turn(
+                request.messages[known:],
+                tools=request.tools if begins else (),
+                after=None if after == last else after,
+            )
+            history = [*request.messages, turn_message(turn.content, turn.calls)]
+            self._answered.append(Answered(history, request.tools, key, turn))
             return turn
 
-    def _added(self, request: ChatRequest) -> list[Message]:
-        """Returns the messages behind the policy's last turn."""
-        messages, known = request.messages, len(self._history)
-        if not known:
-            return messages
-        if request.tools != self._tools:
-            raise RequestError(
-                "the tools are others than in the request before. An episode has one list of tools"
+    def _continued(self, request: ChatRequest) -> int:
+        """Returns the number of the turn with the longest history that the request continues;
+        `BEGINNING` if it continues none."""
+        found, longest = BEGINNING, 0
+        for number, one in enumerate(self._answered):
+            known = len(one.history)
+            added = request.messages[known:]
+            if (
+                added
+                and known >= longest
+                and request.tools == one.tools
+                and _same(request.messages[:known], one.history)
+                and not any(message["role"] == "assistant" for message in added)
+            ):
+                found, longest = number, known
+        return found
+
+    def _difference(self, request: ChatRequest) -> str:
+        """Returns why a request does not continue the last turn."""
+        last = self._answered[-1]
+        if request.tools != last.tools:
+            return (
+                "the tools are others than in the request before. Without branches "
+                "(Agent.branches) an episode has one list of tools"
             )
-        for number, (said, now) in enumerate(zip(self._history, messages, strict=False)):
+        for number, (said, now) in enumerate(zip(last.history, request.messages, strict=False)):
             if not says_the_same(said, now):
-                raise RequestError(
+                return (
                     f"messages[{number}], of the role {now['role']!r}, is not what was said before. "
-                    "An episode is one conversation, to which each request adds: have the agent "
-                    "keep its history, or play the other conversation in an episode of its own"
+                    "Without branches (Agent.branches) an episode is one conversation, to which "
+                    "each request adds: have the agent keep its history, or play the other "
+                    "conversation in an episode of its own"
                 )
-        added = messages[known:]
-        if not added:
-            raise RequestError(
+        if len(request.messages) <= len(last.history):
+            return (
                 "it adds no message to the conversation, and does not say that it is sent again "
-                "(x-stainless-retry-count, Idempotency-Key). An episode has one turn after each "
-                "message"
+                "(x-stainless-retry-count, Idempotency-Key). Without branches (Agent.branches) an "
+                "episode has one turn after each message"
             )
-        if any(message["role"] == "assistant" for message in added):
-            raise RequestError("it adds an assistant message that the policy has not written")
-        return added
+        return "it adds an assistant message that the policy has not written"
 
 
-def _same(one: list[Message], other: list[Message]) -> bool:
+def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:
     return len(one) == len(other) and all(map(says_the_same, one, other))

@@ -1,6 +1,6 @@
 """The server that agents of a process take for OpenAI's: one for all episodes that it plays.
 
-    POST /KEY/v1/chat/completions    the policy's next turn, whole or as a stream of events
+    POST /KEY/v1/chat/completions    a turn of the policy, whole or as a stream of events
     GET  /KEY/v1/models              one model, "policy"
 
 Each episode has a key of its own, in the address and as the API key; it ends with the episode. The
@@ -87,8 +87,11 @@ class AgentServer:
             body = await request.json()
         except ValueError:
             return _error(400, "the body is no JSON")
-        again = "Idempotency-Key" in request.headers or _retries(request) > 0
-        answering = asyncio.ensure_future(conversation.answer(body, again=again))
+        answering = asyncio.ensure_future(
+            conversation.answer(
+                body, again=_retries(request) > 0, key=request.headers.get("Idempotency-Key")
+            )
+        )
         pending = self._answering[request.match_info["key"]]
         pending.add(answering)
         answering.add_done_callback(pending.discard)

@@ -11,6 +11,10 @@ Observation = str | list[int] | list[Message]
 the policy's chat template renders."""
 
 
+BEGINNING = -1
+"""In the place of a turn's number: before the first one."""
+
+
 class ToolCall(NamedTuple):
     """A call of a tool in a turn of the policy."""
 
@@ -49,6 +53,7 @@ class Policy(Protocol):
         observation: Observation = "",
         reward: float = 0.0,
         tools: Sequence[dict[str, Any]] = (),
+        after: int | None = None,
     ) -> Written:
         """Has the policy read `observation` and write its next turn.
 
@@ -57,6 +62,9 @@ class Policy(Protocol):
             reward: The reward of the turn before.
             tools: JSON schemas of what the policy may call in this episode, with the first
                 observation of an environment that `writes_prompt`.
+            after: The turn that the observation follows, from 0, if it is not the one before: a
+                branch. `BEGINNING` for none: the observation begins as the first one did. Only in
+                an environment with `branches`.
         """
 
 
@@ -74,6 +82,8 @@ class Environment(ABC):
     writes_prompt: bool = False
     """Whether those messages are the whole chat, with the tools of `Policy.turn`: of a row's prompt
     the policy then reads nothing but what they say. `opens` goes with it."""
+    branches: bool = False
+    """Whether an observation may follow another turn than the last (`Policy.turn`, `after`)."""
     judges_last_turn: bool = False
     """Whether `data.rewards` get the text of the last turn, and not that of the whole episode."""
     gives_rewards: bool = True

@@ -41,6 +41,7 @@ NEVER_NEUTRAL = (
 )
 """Those of which every value asks for something."""
 REMEDIES = {
+    "n": "send the request as often: each answer is a branch",
     "temperature": "data.temperature is the run's",
     "max_tokens": "data.max_turn_tokens is the run's",
     "max_completion_tokens": "data.max_turn_tokens is the run's",

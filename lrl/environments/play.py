@@ -9,7 +9,7 @@ from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
-from lrl.environments.base import Environment, Observation, Written
+from lrl.environments.base import BEGINNING, Environment, Observation, Written
 from lrl.errors import EpisodeError
 
 
@@ -20,6 +20,8 @@ class Reply(NamedTuple):
     done: bool = False
     reward: float = 0.0
     tools: Sequence[dict[str, Any]] = ()
+    """See `Policy.turn`."""
+    after: int | None = None
     """See `Policy.turn`."""
 
 
@@ -42,6 +44,7 @@ class Play:
         self._environment = copy.deepcopy(environment)
         self._replied = replied
         self._written: asyncio.Queue[Written] = asyncio.Queue()
+        self._turns = 0
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         """Plays the episode to its end; raises the errors of the environment."""
@@ -52,6 +55,7 @@ class Play:
 
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""
+        self._turns += 1
         self._written.put_nowait(turn)
 
     async def turn(
@@ -59,9 +63,16 @@ class Play:
         observation: Observation = "",
         reward: float = 0.0,
         tools: Sequence[dict[str, Any]] = (),
+        after: int | None = None,
     ) -> Written:
         """See `lrl.environments.base.Policy`."""
-        self._replied(Reply(readable(observation), False, finite(reward), tuple(tools)))
+        if after is not None and not self._environment.branches:
+            raise TypeError("`after` is given, and `branches` is not true in the environment")
+        if after is not None and not BEGINNING <= after < self._turns:
+            raise ValueError(f"`after` is {after}, and the policy has written {self._turns} turns")
+        self._replied(
+            Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
+        )
         return await self._written.get()
 
 

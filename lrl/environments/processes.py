@@ -186,8 +186,9 @@ class EnvironmentProcess:
                 "done": done,
                 "reward": reward,
                 "tools": tools,
+                "after": after,
             }:
-                self._answer(number, Reply(observation, done, reward, tuple(tools)))
+                self._answer(number, Reply(observation, done, reward, tuple(tools), after=after))
 
     def _answer(self, number: int, answer: Reply | Exception) -> None:
         future, _ = self._asked.get(number, (None, 0.0))

@@ -93,9 +93,11 @@ class RemoteEnvironment(RemoteWorkers):
                 "done": bool(done),
                 "reward": reward,
                 "tools": [*tools],
+                "after": int() | None as after,
             }:
                 with suppress(TypeError):
-                    return Reply(readable(observation), done, finite(reward), tuple(tools))
+                    seen = readable(observation)
+                    return Reply(seen, done, finite(reward), tuple(tools), after=after)
         raise BadAnswer(f"{str(answer)[:80]!r} is no reply")
 
     async def _end(self, number: int) -> None:

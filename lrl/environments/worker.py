@@ -138,14 +138,18 @@ class Worker:
         self._clock = ProcessClock(os.getpid())
         self._ran_s = 0.0  # seconds in which the code of any episode ran
         self._playing: dict[int, _Playing] = {}
+        self._kept: dict[int, dict[str, Any]] = {}
+        """Ends of episodes whose turn the policy still writes: rank 0 gets them for that turn."""
 
     def obey(self, message: dict[str, Any]) -> None:
         """Handles a message of rank 0."""
         number = message["episode"]
         if "prompt" in message:
             self._begin(number, base64.b64decode(message["prompt"]))
+        elif "text" in message and number in self._kept:
+            self._say(self._kept.pop(number))
         elif (playing := self._playing.get(number)) is None:
-            return  # it has failed meanwhile
+            self._kept.pop(number, None)  # it has ended meanwhile
         elif "text" in message:
             self._owes(playing)
             calls = [ToolCall(*call) for call in message["calls"]]
@@ -201,16 +205,26 @@ class Worker:
         return self._clock.seconds - (self._ran_s - playing.ran_s)
 
     def _replied(self, number: int, reply: Reply) -> None:
-        if (playing := self._playing.get(number)) is not None:
-            playing.owes_since = None
+        if number in self._playing:
             # Before rank 0 has the reply: a death behind it is not this episode's fault.
             self._progress.episode = 0
-            self._say({"episode": number, **reply._asdict()})
+            self._answer(number, reply._asdict())
 
     def _fail(self, number: int, kind: str, message: str) -> None:
         if number in self._playing:
-            self._say({"episode": number, "failed": [kind, message]})
+            self._answer(number, {"failed": [kind, message]})
             self._end(number)
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        """Sends what rank 0 waits for. An agent may end while a turn is written for it: that end is
+        kept."""
+        playing = self._playing[number]
+        message = {"episode": number, **answer}
+        if playing.owes_since is None:
+            self._kept[number] = message
+        else:
+            playing.owes_since = None
+            self._say(message)
 
     def _end(self, number: int) -> None:
         task = self._playing.pop(number).task

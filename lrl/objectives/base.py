@@ -35,7 +35,8 @@ class Tokens(NamedTuple):
     reference_logprobs: Tensor | None = None
     """float32 [n], nats: log-prob under the reference policy; None without one."""
     partial: bool = False
-    """Whether a response lacks the tokens of it that are too old (`data.stragglers: mask`)."""
+    """Whether a response lacks tokens: those that are too old (`data.stragglers: mask`), or those
+    of another branch."""
 
     @classmethod
     def select(cls, logprobs: Tensor, micro: MicroBatch, version: int) -> Self:
@@ -79,8 +80,9 @@ class Tokens(NamedTuple):
         if self.partial:
             raise ConfigError(
                 "The objective adds up the tokens of a response (Tokens.sums, means or "
-                "response_ratio), and data.stragglers mask has left out those that are too old: "
-                "set data.stragglers to wait."
+                "response_ratio), and data.stragglers mask has left out those that are too old, or "
+                "they are in another branch of an agent's episode: set data.stragglers to wait, "
+                "and `branches` of lrl.environments.Agent to false."
             )
         return sum_by(self.responses, values)
 

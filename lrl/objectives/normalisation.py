@@ -25,11 +25,23 @@ def check_normalise_by(by: NormaliseBy) -> NormaliseBy:
     return by
 
 
-def token_weights(by: NormaliseBy, responses: Tensor) -> Tensor:
-    """Returns the factor of each token's loss, float32 [n]; `responses`, int64 [n], has the
-    response of each token."""
+def token_weights(
+    by: NormaliseBy, responses: Tensor, response_tokens: Tensor | None = None
+) -> Tensor:
+    """Returns the factor of each token's loss, float32 [n].
+
+    Args:
+        by: The divisor.
+        responses: The response of each token, int64 [n].
+        response_tokens: `MicroBatch.response_tokens` of each token, [n]; None if all tokens of each
+            response are here.
+    """
     ones = torch.ones(responses.shape, device=responses.device)
-    return 1 / sum_by(responses, ones)[responses] if by == "sequence" else ones
+    if by != "sequence":
+        return ones
+    if response_tokens is not None:
+        return ones / response_tokens
+    return 1 / sum_by(responses, ones)[responses]
 
 
 def sum_by(ids: Tensor, values: Tensor) -> Tensor:

@@ -278,6 +278,12 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             "data.stragglers mask leaves out their tokens that are too old: set data.stragglers to "
             "wait, or take an objective that weighs each token."
         )
+    if objective.whole_responses and data.environment and data.environment.environment.branches:
+        fault(
+            f"model.objective {type(objective).__name__} weighs whole responses, and the branches "
+            "of an agent's episode are trained one by one: set `branches` of data.environment to "
+            "false, or take an objective that weighs each token."
+        )
 
 
 def check_teaching(objective: Objective, data: RolloutDataModule) -> None:

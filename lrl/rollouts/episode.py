@@ -18,13 +18,15 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Protocol
 
 from lrl.environments import ParsedTurn, Written
+from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.routing.dispatch import Home
-from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
+from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
 """Times that an episode may lose its environment without a reply between, through no fault of
@@ -209,10 +211,11 @@ class Episode:
     async def write_turns(
         self, turns: list[Rollout], verified: Callable[[], None] = lambda: None
     ) -> None:
-        """Writes turns after all that is recorded, with one request; calls `verified` when those
-        that have ended so far stay so."""
+        """Writes turns after what is recorded of their branch, with one request; calls `verified`
+        when those that have ended so far stay so."""
         recorded = self.rollout.token_ids
-        prompt = replace(self.prompt, token_ids=self.prompt.token_ids + recorded)
+        read = [recorded[place] for place in self.rollout.read]
+        prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
         await self.write(prompt, turns, sampling, verified=verified, home=self.home)
@@ -269,8 +272,10 @@ class Episode:
 
     async def _replayed(self, conversation: Conversation, reply: Reply) -> bool:
         """Gives the environment the recorded turns; returns whether it gives the recorded
-        replies."""
+        replies. An episode with branches is not replayed."""
         rollout, end_of_turn, written = self.rollout, 0, None
+        if rollout.forks:
+            return False
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
         for number, (turn, reward) in enumerate(recorded):
             observation = self._observations.ids(reply, written)
@@ -291,6 +296,7 @@ class Episode:
         rollout.versions = []
         rollout.turn_ends = []
         rollout.turn_rewards = []
+        rollout.forks = []
         rollout.open_turn = None
 
     def _count_loss(self, error: EnvironmentLost) -> None:
@@ -316,15 +322,29 @@ class Episode:
         elif len(rollout.turn_ends) >= self.terms.max_turns:
             rollout.finish_reason = "turns"
         else:
-            self._observe(observation)
+            self._observe(observation, reply.after)
 
-    def _observe(self, observation: list[int]) -> None:
+    def _observe(self, observation: list[int], after: int | None = None) -> None:
         """Adds an observation and opens the turn after it; without room for one of that turn's
-        tokens, the episode is cut before the observation."""
+        tokens, the episode is cut before the observation.
+
+        Args:
+            observation: Its tokens.
+            after: See `Reply.after`. Of a branch only those tokens are added that no other has.
+        """
         rollout = self.rollout
-        if len(rollout.token_ids) + len(observation) >= self.sampling.max_tokens:
+        end = len(rollout.token_ids)
+        fork = Fork(end, end)
+        if after is not None:
+            before = rollout.path_to(rollout.turn_ends[after]) if after != BEGINNING else []
+            read = [rollout.token_ids[place] for place in before] + observation
+            fork, shared = shared_with(rollout, read)
+            observation = read[shared:]
+        if end + len(observation) >= self.sampling.max_tokens:
             rollout.finish_reason = "length"
             return
+        if fork.after != end:
+            rollout.forks.append(fork)
         rollout.token_ids += observation
         rollout.logprobs += [0.0] * len(observation)
         rollout.versions += [ENVIRONMENT] * len(observation)
@@ -338,6 +358,18 @@ class Episode:
             raise EpisodeError("environment_error", NO_PARSER)
         content, calls = await self._find_calls(token_ids, number, tools)
         return Written(text, token_ids, calls, content)
+
+
+def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:
+    """Returns where tokens that follow the prompt leave what is recorded, and how many come
+    before."""
+    most, after = 0, 0
+    for places, _ in rollout.branches:
+        pairs = zip(places, read, strict=False)
+        common = sum(1 for _ in takewhile(lambda one: rollout.token_ids[one[0]] == one[1], pairs))
+        if common > most:
+            most, after = common, places[common - 1] + 1
+    return Fork(len(rollout.token_ids), after), most
 
 
 async def run_episode(episode: Episode) -> None:

@@ -12,6 +12,7 @@ from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
+from lrl.environments.base import BEGINNING
 from lrl.environments.chat_splice import (
     STAND_IN,
     Behind,
@@ -129,6 +130,8 @@ class Transcript:
         self._prompt = prompt
         self._vocabulary = vocabulary
         self._chat = prompt.chat
+        self._turns: list[tuple[Chat | None, Written]] = []
+        """Each turn with the chat that it answers."""
         self.tools = tokens.tools
         """JSON schemas of what the policy may call; known after the opening observation."""
 
@@ -142,8 +145,16 @@ class Transcript:
         Raises:
             EpisodeError: The policy cannot read it.
         """
+        if turn is not None:
+            self._turns.append((self._chat, turn))
         if reply.done:
             return []
+        if reply.after == BEGINNING:
+            self._chat, turn = self._prompt.chat, None
+        elif reply.after is not None:
+            self._chat, turn = self._turns[reply.after]
+            if self._tokens.writes_prompt and self._chat is not None:
+                self.tools = self._chat.tools
         ids = self._ids(reply.observation, turn, reply.tools)
         if unknown := [token for token in ids if not 0 <= token < self._vocabulary]:
             raise EpisodeError(
@@ -209,7 +220,9 @@ class Transcript:
         if form not in self._tokens.shown:
             words = [one | {"content": f"word{number}"} for number, one in enumerate(messages)]
             text = self._tokens.tokenizer.decode(tokens_of(_grown(self._chat, turn + words)))
-            if lacking := [one["role"] for one in words if one["content"] not in text]:
+            # Some templates show no content of a message with calls.
+            shown = [one for one in words if not one.get("tool_calls")]
+            if lacking := [one["role"] for one in shown if one["content"] not in text]:
                 raise EpisodeError(
                     "environment_error",
                     f"the chat template leaves out the content of the {lacking[0]} message, or puts "

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.training.collate import blank, fill_rows
-from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
+from lrl.training.prefix_tree import PrefixTree, prefix_trees, samples_of
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]
@@ -128,15 +128,7 @@ class Packer:
             self.masked_tokens += sum(rollout.mask) - sum(trained)
             if any(trained):
                 self.sequences += 1
-                samples.append(
-                    TrainingSample(
-                        group.index,
-                        group.prompt.token_ids,
-                        rollout=rollout,
-                        advantages=advantages,
-                        trained=trained,
-                    )
-                )
+                samples += samples_of(group, rollout, advantages, trained)
             elif self._is_cut(rollout):
                 self.cut_rollouts += 1
             elif any(rollout.mask):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from lrl.checkpoints.made_with import fingerprint
-from lrl.types import Group, Prompt, Rollout
+from lrl.types import Fork, Group, Prompt, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +161,7 @@ def _episode(rollout: Rollout) -> dict[str, Any]:
     return {
         "turn_ends": list(rollout.turn_ends),
         "turn_rewards": list(rollout.turn_rewards),
+        "forks": [tuple(fork) for fork in rollout.forks],
         "recorded": None if rollout.open_turn is None else len(rollout.token_ids),
         "failure": rollout.failure,
     }
@@ -172,6 +173,7 @@ def _restore_episode(rollout: Rollout, saved: dict[str, Any]) -> None:
         return
     rollout.turn_ends = saved["turn_ends"]
     rollout.turn_rewards = saved["turn_rewards"]
+    rollout.forks = [Fork(*fork) for fork in saved.get("forks", ())]
     rollout.failure = saved["failure"]
     if (recorded := saved["recorded"]) is None:
         return

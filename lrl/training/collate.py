@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import Group, MicroBatch, Rollout
 
 
@@ -33,25 +33,24 @@ def each_rollout(
         compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out.
         attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
-    samples = [_sample(group, rollout) for rollout in group.rollouts if rollout.token_ids]
+    rollouts = [rollout for rollout in group.rollouts if rollout.token_ids]
+    samples = [sample for rollout in rollouts for sample in _whole(group, rollout)]
     trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
     batches = list(_batches(trees, micro_batch_tokens))
     micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
+    filled = {id(rollout): torch.zeros(len(rollout.token_ids)) for rollout in rollouts}
     for batch, micro, found in zip(batches, micros, compute(micros), strict=True):
         numbers, owners = found[micro.mask], micro.sequence_ids[micro.mask]
         for number, sample in enumerate(sample for tree in batch for sample in tree.samples):
-            yield sample.rollout, numbers[owners == number]
+            own = numbers[owners == number]
+            filled[id(sample.rollout)][sample.trained_places] = own.float().cpu()
+    for rollout in rollouts:
+        yield rollout, filled[id(rollout)]
 
 
-def _sample(group: Group, rollout: Rollout) -> TrainingSample:
-    """Returns a rollout with at least one token, with every token in the mask."""
-    return TrainingSample(
-        group.index,
-        group.prompt.token_ids,
-        rollout=rollout,
-        advantages=torch.zeros(()),
-        trained=[True] * len(rollout.token_ids),
-    )
+def _whole(group: Group, rollout: Rollout) -> list[TrainingSample]:
+    """Returns the samples of a rollout, with every token of it in the mask of one."""
+    return samples_of(group, rollout, torch.zeros(()), [True] * len(rollout.token_ids))
 
 
 def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[PrefixTree]]:
@@ -71,6 +70,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
     referenced = all(sample.rollout.reference_logprobs is not None for sample in samples)
     valued = all(sample.rollout.returns is not None for sample in samples)
     shares = any(tree.shared for row in rows for tree in row)
+    branched = any(sample.trained_elsewhere for sample in samples)
     batch = MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
         position_ids=torch.zeros(shape, dtype=torch.int64),
@@ -86,6 +86,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
+        response_tokens=torch.zeros(shape, dtype=torch.int64) if branched else None,
         partial=any(sample.partial for sample in samples),
     )
     groups = {
@@ -131,18 +132,21 @@ def _write_tree(batch: MicroBatch, row: int, whole: slice, tree: PrefixTree, num
 
 def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, shared: int) -> None:
     """Writes a sample without its first `shared` tokens."""
-    rollout = sample.rollout
-    batch.input_ids[row, branch] = batch.labels.new_tensor(sample.token_ids[shared:])
+    rollout, tokens = sample.rollout, sample.token_ids
+    batch.input_ids[row, branch] = batch.labels.new_tensor(tokens[shared:])
     batch.position_ids[row, branch] = torch.arange(shared, len(sample))
     # A response token is the label of the position before it, so the first one belongs to the end
     # of the prompt. That position may be in the shared tokens, if its label is not trained.
     first = branch.start - shared + len(sample.prompt) - 1
     trained = batch.mask.new_tensor(sample.trained)
     columns = torch.arange(first, first + len(trained))[trained]
+    places = sample.trained_places
     batch.mask[row, columns] = True
-    batch.labels[row, columns] = batch.labels.new_tensor(rollout.token_ids)[trained]
-    batch.advantages[row, columns] = sample.advantages.expand(len(trained))[trained]
-    batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[trained]
+    batch.labels[row, columns] = batch.labels.new_tensor(tokens[len(sample.prompt) :])[trained]
+    batch.advantages[row, columns] = sample.advantages.expand(len(rollout.token_ids))[places]
+    batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[places]
+    if batch.response_tokens is not None:
+        batch.response_tokens[row, columns] = len(places) + sample.trained_elsewhere
     for field, numbers in (
         (batch.behaviour_logprobs, rollout.logprobs),
         (batch.reference_logprobs, rollout.reference_logprobs),
@@ -150,4 +154,4 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
         (batch.returns, rollout.returns),
     ):
         if field is not None:
-            field[row, columns] = field.new_tensor(numbers)[trained]
+            field[row, columns] = field.new_tensor(numbers)[places]

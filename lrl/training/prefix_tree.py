@@ -14,25 +14,33 @@ histories; 2511.18871 calls the mask of a shared prompt shared-prompt attention.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from lrl.training.tree_cost import divided
-from lrl.types import Rollout
+from lrl.types import Group, Rollout
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class TrainingSample:
-    """One rollout after its prompt, with the inputs of its loss."""
+    """One rollout after its prompt, or one branch of it, with the inputs of its loss."""
 
     group: int
     """`Group.index`."""
     prompt: list[int]
     rollout: Rollout
     advantages: Tensor
-    """float32 [response tokens], or [] for all of them."""
+    """float32 [tokens of the rollout], or [] for all of them."""
     trained: list[bool]
+    """For each token of the sample, whether it is in the loss."""
+    places: Sequence[int] | None = None
+    """The tokens of the rollout that the sample has (`Branch.places`); None for all."""
+    trained_elsewhere: int = 0
+    """Trained tokens that other samples have of the same rollout."""
 
     @property
     def partial(self) -> bool:
@@ -40,9 +48,19 @@ class TrainingSample:
         return any(self.trained) and sum(self.trained) < sum(self.rollout.mask)
 
     @property
+    def trained_places(self) -> list[int]:
+        """The places in the rollout of the trained tokens."""
+        places = range(len(self.trained)) if self.places is None else self.places
+        return [place for place, own in zip(places, self.trained, strict=True) if own]
+
+    @property
     def token_ids(self) -> list[int]:
         """Prompt and response."""
-        return self.prompt + self.rollout.token_ids
+        return self.prompt + self.of(self.rollout.token_ids)
+
+    def of(self, values: list[T]) -> list[T]:
+        """Returns the values of the sample's tokens, of one value for each of the rollout's."""
+        return values if self.places is None else [values[place] for place in self.places]
 
     @property
     def untrained(self) -> int:
@@ -50,7 +68,36 @@ class TrainingSample:
         return len(self.prompt) - 1 + sum(1 for _ in takewhile(lambda one: not one, self.trained))
 
     def __len__(self) -> int:
-        return len(self.prompt) + len(self.rollout.token_ids)
+        return len(self.prompt) + len(self.trained)
+
+
+def samples_of(
+    group: Group, rollout: Rollout, advantages: Tensor, trained: Sequence[bool]
+) -> list[TrainingSample]:
+    """Returns the samples of a rollout: one, or one for each branch. A token that several have is
+    trained in the first of them.
+
+    Args:
+        group: Its group.
+        rollout: The rollout.
+        advantages: float32 [tokens], or [] for all of them.
+        trained: For each token, whether it is in the loss; a sample without any is left out.
+    """
+    found = []
+    for places, shared in rollout.branches:
+        own = [trained[place] for place in places[shared:]]
+        if any(own):
+            sample = TrainingSample(
+                group.index,
+                group.prompt.token_ids,
+                rollout=rollout,
+                advantages=advantages,
+                trained=[False] * shared + own,
+                places=places if rollout.forks else None,
+                trained_elsewhere=sum(trained) - sum(own),
+            )
+            found.append(sample)
+    return found
 
 
 def text_sequence(token_ids: list[int], group: int = 0) -> TrainingSample:

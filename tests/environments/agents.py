@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import threading
 from typing import Any
@@ -77,6 +79,19 @@ async def changes_history(*, prompt: str, base_url: str, api_key: str, **columns
             await client.chat.completions.create(
                 model="any", messages=[{"role": "user", "content": text}]
             )
+
+
+async def gives_up(*, base_url: str, api_key: str, **columns: Any) -> float:
+    """Waits no longer for its first turn, and ends."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        asking = client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": "go"}]
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asking, 0.2)
+    if columns.get("fails"):
+        raise ValueError("no time")
+    return 0.5
 
 
 async def asks_for_a_temperature(*, base_url: str, api_key: str, **columns: Any) -> None:

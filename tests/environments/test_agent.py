@@ -175,7 +175,7 @@ def test_what_an_agent_does_wrong_is_said_to_its_author(
     agent: Any, turns: list[Written], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        played(Agent(agent), turns)
+        played(Agent(agent, branches=False), turns)
 
 
 def test_settings_that_are_named_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -269,15 +269,23 @@ def test_what_asks_for_nothing_is_taken() -> None:
 Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
-def serve(test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]]) -> None:
-    """Runs a test against a server with one conversation; the list has what the policy was told."""
+def serve(
+    test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]], branches: bool = False
+) -> None:
+    """Runs a test against a server with one episode; the list has what the policy was told."""
 
     async def work() -> None:
         told: list[Any] = []
 
         class Policy:
-            async def turn(self, observation: Any, reward: float = 0.0, tools: Any = ()) -> Written:
-                told.append(observation)
+            async def turn(
+                self,
+                observation: Any,
+                reward: float = 0.0,
+                tools: Any = (),
+                after: int | None = None,
+            ) -> Written:
+                told.append(observation if after is None else (after, observation, tools))
                 return ANSWER
 
         server = AgentServer()
@@ -294,7 +302,7 @@ def serve(test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]]) -> No
                 async with session.request(method, url, data=data, headers=sent) as answer:
                     return answer.status, await answer.json()
 
-            conversation = AgentConversation(Policy(), ())
+            conversation = AgentConversation(Policy(), (), branches)
             async with server.serving(conversation) as address:
                 await test(address, ask, told)
             url = f"{address.base_url}/models"
@@ -307,7 +315,7 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
     async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
         url, key = f"{address.base_url}/chat/completions", address.api_key
         body = {"messages": [USER]}
-        first = await ask(url, body, key)
+        first = await ask(url, body, key, Idempotency_Key="abc")
         for headers in ({"x_stainless_retry_count": "1"}, {"Idempotency_Key": "abc"}):
             status, again = await ask(url, body, key, **headers)
             assert status == 200 and again["choices"] == first[1]["choices"]
@@ -341,6 +349,39 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
     serve(test)
 
 
+def test_a_request_continues_the_longest_history_that_says_the_same_and_else_begins_anew() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address.base_url}/chat/completions", address.api_key
+        other = {"role": "user", "content": "stay"}
+        spaced = {"role": "assistant", "content": f" {ANSWER.content}\n"}
+        forged = {"role": "assistant", "content": "It is 6"}
+        system = {"role": "system", "content": "Be brief."}
+        asked = [
+            ([USER], (), [USER]),
+            ([USER, spaced, USER], (), [USER]),
+            ([USER, spaced, other], (), (0, [other], ())),
+            ([USER, spaced, USER, spaced, other], (), (1, [other], ())),
+            ([USER], (), (-1, [USER], [])),
+            ([USER, forged, other], (), (-1, [USER, forged, other], [])),
+            ([system, USER], (), (-1, [system, USER], [])),
+            ([USER, spaced, other], [agents.ADD], (-1, [USER, spaced, other], [agents.ADD])),
+            ([USER, spaced, other, spaced, USER], [agents.ADD], [USER]),
+            ([USER, spaced, other, spaced, USER], (), (2, [USER], ())),
+        ]
+        for messages, tools, expected in asked:
+            body = {"messages": messages, "tools": list(tools)}
+            assert (await ask(url, body, key))[0] == 200
+            assert told[-1] == expected
+        assert len(told) == len(asked)
+        again = await ask(url, {"messages": [system, USER]}, key, x_stainless_retry_count="2")
+        assert again[0] == 200
+        assert len(told) == len(asked), "a request that is sent again is no branch"
+        status, refused = await ask(url, {"messages": [USER], "n": 2}, key)
+        assert status == 400 and "send the request as often" in refused["error"]["message"]
+
+    serve(test, branches=True)
+
+
 def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
     async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
         key, root = address.api_key, address.base_url.partition(address.api_key)[0]
@@ -361,3 +402,53 @@ def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
         assert not told
 
     serve(test)
+
+
+def test_no_route_answers_a_wrong_caller() -> None:
+    async def work() -> None:
+        read: list[Any] = []
+
+        class Policy:
+            async def turn(self, observation: Any, *more: Any, **how: Any) -> Written:
+                read.append(observation)
+                return ANSWER
+
+        server = AgentServer()
+        await server.start()
+        async with (
+            aiohttp.ClientSession() as session,
+            server.serving(AgentConversation(Policy(), (), True)) as mine,
+            server.serving(AgentConversation(Policy(), (), True)) as other,
+        ):
+            async with server.serving(AgentConversation(Policy(), (), True)) as ended:
+                pass
+
+            async def status(method: str, url: str, headers: dict[str, str]) -> int:
+                async with session.request(
+                    method, url, json={"messages": [USER]}, headers=headers
+                ) as answer:
+                    assert ANSWER.content not in await answer.text()
+                    return answer.status
+
+            wrong = {
+                "no key": (mine, {}),
+                "an empty one": (mine, {"Authorization": "Bearer "}),
+                "of another episode": (mine, {"Authorization": f"Bearer {other.api_key}"}),
+                "at another address": (other, {"Authorization": f"Bearer {mine.api_key}"}),
+                "of an ended episode": (ended, {"Authorization": f"Bearer {ended.api_key}"}),
+                "as a password": (mine, {"Authorization": f"Basic {mine.api_key}"}),
+                "in another header": (mine, {"X-API-Key": mine.api_key}),
+            }
+            for why, (address, headers) in wrong.items():
+                for method, route, answered in (
+                    ("POST", "/chat/completions", 401),
+                    ("GET", "/models", 401),
+                    ("GET", "/chat/completions", 404),
+                    ("POST", "/completions", 404),
+                    ("DELETE", "/models", 404),
+                ):
+                    found = await status(method, address.base_url + route, headers)
+                    assert found == answered, (why, route)
+        assert not read
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))

@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.environments import Environment, Written
+from lrl.environments import Agent, Environment, Written
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.environments.worker import Progress, Worker
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
 from tests.environments import broken
+from tests.environments.agents import gives_up
 from tests.environments.worlds import Odd
 from tests.leftovers import lives, wait_for
 
@@ -92,6 +93,26 @@ DEADLY = {
     "leak": "environment_error: MemoryError; data.environment_memory_gib is 1",
     "hang": "tool_timeout: no reply after 2 s",
 }
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: bool) -> None:
+    """Else rank 0 would wait, and end the process with the episodes of all others."""
+    made = EnvironmentPool(Agent(gives_up), workers=1, turn_timeout_s=20.0, memory_gib=None)
+    prompt = Prompt(id=3, token_ids=[1], text="go", columns={"fails": fails})
+
+    async def play() -> str:
+        async with asyncio.timeout(60):
+            episode = made.open(prompt)
+            await episode.begin()
+            await asyncio.sleep(1.5)  # the policy writes
+            return await ending(episode.reply(say("go")))
+
+    try:
+        found = asyncio.run(play())
+        assert ("no time" in found) if fails else (found == str(Reply("", True, 0.5)))
+    finally:
+        made.close()
 
 
 def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:

@@ -373,6 +373,13 @@ SETTINGS: dict[str, Case] = {
         ),
         ("model.objective TBA", "data.advantages", "GRPO", "lrl.GroupMean"),
     ),
+    "GSPO on branches": (
+        (
+            *("--model.objective", "GSPO", "--data.environment", "lrl.environments.Agent"),
+            *("--data.environment.agent", "tests.environments.agents.adds"),
+        ),
+        ("model.objective GSPO", "branches", "data.environment", "false"),
+    ),
     **{
         f"{name} on responses without their old tokens": (
             (*("--data.stragglers", "mask", "--model.objective", name), *more),

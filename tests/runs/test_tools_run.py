@@ -21,7 +21,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ToolCallParser
 from lrl.types import ENVIRONMENT, Group
-from tests.environments.agents import ADD, adds
+from tests.environments.agents import ADD, adds, changes_history
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
 from tests.runs.test_async_run import Witness
@@ -182,3 +182,21 @@ def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(
 ) -> None:
     with pytest.raises(ConfigError, match=r"gets tools, and strategy.server.tool_parser is null"):
         trained(policy, Agent(adds), lrl.AsyncSingleDevice(), tmp_path)
+
+
+def test_the_branches_of_an_agents_episode_are_trained_as_sampled(
+    policy: Path, lent_server: LentServer, tmp_path: Path
+) -> None:
+    groups = trained(policy, Agent(changes_history), parses(lent_server), tmp_path)
+    network = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    for rollout in [rollout for group in groups for rollout in group.rollouts]:
+        assert not rollout.failure and len(rollout.turns) == len(rollout.branches) == 2
+        for places, shared in rollout.branches:
+            read = [rollout.token_ids[place] for place in places]
+            logits = network(torch.tensor([read])).logits[0].detach().log_softmax(-1)
+            own = [place for place in places[shared:] if rollout.versions[place] != ENVIRONMENT]
+            assert own
+            for place in own:
+                at = list(places).index(place)
+                ours = logits[at - 1, read[at]].item()
+                assert ours == pytest.approx(rollout.logprobs[place], abs=1e-3)

@@ -1,0 +1,220 @@
+"""Agents that do what they like with their histories, through the real server of an agent's process.
+A stand-in writes the turns at the pool's edge: every token that it has sampled is trained in one
+place, where it reads what the sampler read, or it belongs to an episode that is counted as failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from lrl.advantages import GroupMean
+from lrl.environments import Agent, Message, ParsedTurn, ToolCall
+from lrl.rollouts.controller import score
+from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.packing import Packer
+from lrl.types import Group, Prompt, Rollout, Sampling
+from tests.chat_templates import CHATML, merging_tokenizer
+from tests.environments.agents import ADD
+from tests.environments.here import Here
+from tests.rollouts.test_branches import trained_tokens
+from tests.rollouts.test_packing import pack
+
+SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
+MOVES = ("ask", "ask", "again", "edit", "tools", "together", "retry", "drop", "forge", "raise")
+moves = st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 7)), min_size=1, max_size=8)
+
+
+class Speaker:
+    """The requests of one agent."""
+
+    def __init__(self, session: aiohttp.ClientSession, base_url: str, api_key: str) -> None:
+        self.session = session
+        self.url = f"{base_url}/chat/completions"
+        self.headers = {"Authorization": f"Bearer {api_key}"}
+        self.asked: list[tuple[dict[str, Any], Message]] = []
+        """Each request with its answer."""
+
+    async def ask(self, body: dict[str, Any], **headers: str) -> Message:
+        async with self.session.post(self.url, json=body, headers=self.headers | headers) as answer:
+            found = await answer.json()
+            if answer.status == 410:
+                raise asyncio.CancelledError  # the episode has ended
+            assert answer.status == 200, found
+            message: Message = found["choices"][0]["message"]
+            self.asked.append((body, message))
+            return message
+
+    def continued(self, number: int) -> dict[str, Any]:
+        """A request that adds to one that was answered."""
+        body, message = self.asked[number % len(self.asked)]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "5"}
+            for call in message.get("tool_calls") or []
+        ]
+        added = results or [{"role": "user", "content": f"more {number}"}]
+        return body | {"messages": [*body["messages"], message, *added]}
+
+
+async def wander(*, base_url: str, api_key: str, plan: Any, **columns: Any) -> float:
+    """Has the conversations of a plan."""
+    async with aiohttp.ClientSession() as session:
+        speaker = Speaker(session, base_url, api_key)
+        await speaker.ask({"messages": [{"role": "user", "content": "go"}], "tools": [ADD]})
+        for move, number in plan:
+            body = speaker.continued(number)
+            match move:
+                case "ask":
+                    await speaker.ask(body)
+                case "again":
+                    await speaker.ask(speaker.asked[number % len(speaker.asked)][0])
+                case "edit":
+                    edited = copy.deepcopy(body)
+                    place = number % len(edited["messages"])
+                    edited["messages"][place]["content"] = f"other words {number}"
+                    await speaker.ask(edited)
+                case "tools":
+                    await speaker.ask(body | {"tools": [[], [SUB], [ADD, SUB]][number % 3]})
+                case "together":
+                    await asyncio.gather(*(speaker.ask(body) for _ in range(3)))
+                case "retry":
+                    sent, answer = speaker.asked[-1]
+                    again = await speaker.ask(sent, **{"x-stainless-retry-count": "1"})
+                    assert again == answer
+                case "drop":
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(speaker.ask(body), number / 1000)
+                case "forge":
+                    forged = {"role": "assistant", "content": "I never said this"}
+                    user = {"role": "user", "content": "did you?"}
+                    await speaker.ask(body | {"messages": [*body["messages"], forged, user]})
+                case "raise":
+                    if number == 7:
+                        raise ValueError("the agent is broken")
+    return float(len(plan))
+
+
+class Sampler:
+    """Writes random tokens, special ones and ends of a turn included."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.draw = random.Random(seed)
+        self.read: dict[float, list[int]] = {}
+        """Log-prob of a token -> what the policy read before it, and the token."""
+
+    async def write(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
+        for rollout in rollouts:
+            await asyncio.sleep(0.001)
+            read = list(prompt.token_ids)
+            rollout.finish_reason = "length"
+            for _ in range(min(40, sampling.max_tokens)):
+                ends = self.draw.random() < 0.2
+                read.append(
+                    sampling.stop_tokens[0] if ends else self.draw.randrange(len(self.tokenizer))
+                )
+                logprob = -float(1 + len(self.read))
+                self.read[logprob] = list(read)
+                rollout.token_ids.append(read[-1])
+                rollout.logprobs.append(logprob)
+                rollout.versions.append(0)
+                if read[-1] in sampling.stop_tokens:
+                    rollout.finish_reason = "stop"
+                    break
+            how["verified"]()
+
+    async def find_calls(
+        self, token_ids: list[int], number: int, tools: Sequence[dict[str, Any]]
+    ) -> ParsedTurn:
+        """Finds a call in every third turn."""
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        if sum(token_ids) % 3:
+            return ParsedTurn(text)
+        name = tools[0]["function"]["name"]
+        return ParsedTurn(text, [ToolCall(name, json.dumps({"a": 1}), f"t{number:04d}c000")])
+
+
+class NoRewards:
+    """Scores by the environment alone."""
+
+    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            if rollout.reward_failure is None:
+                rollout.reward = sum(rollout.turn_rewards)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return merging_tokenizer(CHATML.template)
+
+
+def play(
+    tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
+) -> tuple[Group, Sampler]:
+    """Plays a group of episodes with a plan, and scores it."""
+    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
+    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
+    decode: Callable[[list[int]], str] = lambda ids: tokenizer.decode(  # noqa: E731
+        ids, skip_special_tokens=True
+    )
+    terms = EpisodeTerms(
+        max_turns=max_turns,
+        max_turn_tokens=40,
+        timeout_s=60.0,
+        stop_tokens=(),
+        observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        decode=decode,
+    )
+    sampler = Sampler(tokenizer, seed)
+    host = Here(Agent(wander))
+    episodes = Episodes(sampler.write, host, terms, sampler.find_calls)
+    prompt = Prompt(id=0, token_ids=[], text="go", columns={"plan": plan})
+    group = Group(index=0, prompt=prompt, rollouts=[Rollout() for _ in range(3)])
+    sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(ends)))
+
+    async def work() -> None:
+        async with asyncio.timeout(60):
+            await episodes.generate(prompt, group.rollouts, sampling, priority=0)
+            await score(prompt, group.rollouts, decode, NoRewards(), judges_last_turn=True)
+
+    asyncio.run(work())
+    assert host.open_now == 0
+    return group, sampler
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(moves, st.integers(0, 1000), st.sampled_from([300, 5000]), st.sampled_from([4, 100]))
+def test_every_sampled_token_is_trained_in_one_place_or_counted_as_left_out(
+    tokenizer: PreTrainedTokenizerFast, plan: Any, seed: int, max_tokens: int, max_turns: int
+) -> None:
+    group, sampler = play(tokenizer, plan, seed, max_tokens, max_turns)
+    packer = Packer(64, GroupMean(), 1.0)
+    found = trained_tokens(pack(packer, [group]))
+    times = Counter(logprob for logprob, _ in found)
+    assert max(times.values(), default=1) == 1
+    for logprob, read in found:
+        assert read == sampler.read[logprob]
+    failed = [rollout for rollout in group.rollouts if rollout.failure]
+    assert all("the agent is broken" in rollout.failure for rollout in failed)
+    left_out = sampler.read.keys() - times.keys()
+    scored = {logprob for rollout in group.scored for logprob in rollout.logprobs}
+    if len(failed) < 2:
+        assert packer.discarded_rollouts == len(failed) and packer.sequences == 3 - len(failed)
+        assert not left_out & scored
+    assert bool(left_out) == bool(failed)
+    for rollout in group.rollouts:
+        assert len(rollout.token_ids) <= max_tokens and len(rollout.turn_ends) <= max_turns

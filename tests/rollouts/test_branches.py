@@ -1,0 +1,231 @@
+"""Episodes whose observations follow other turns than the last: one response, a tree of tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.advantages import GroupMean
+from lrl.callbacks.rollout_log import scalars
+from lrl.environments import Environment, Policy
+from lrl.environments.base import BEGINNING
+from lrl.objectives.base import Tokens
+from lrl.objectives.normalisation import token_weights
+from lrl.planning.simulator.clock import run
+from lrl.rollouts.episode import Episodes
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.serialisation import load_group, save_group
+from lrl.training.collate import each_rollout
+from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
+from tests.environments.here import Here
+from tests.rollouts.test_episode import PROMPT, STOP, terms
+from tests.rollouts.test_packing import make_group, pack
+
+LETTERS = 3
+"""Different tokens; so few that observations and turns often begin alike."""
+Plan = list[tuple[float, list[int]]]
+"""For each turn where its observation follows (a share of what is written), and its tokens."""
+plans = st.lists(
+    st.tuples(st.floats(0, 1), st.lists(st.integers(0, LETTERS - 1), max_size=4)),
+    min_size=1,
+    max_size=7,
+)
+
+
+class Wanders(Environment):
+    """Continues where its plan says."""
+
+    branches = True
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.followed: list[int] = []
+
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        for number, (share, observation) in enumerate(self.plan):
+            after = round(share * number) - 1
+            await policy.turn(observation, after=None if after == number - 1 else after)
+        return 1.0
+
+
+class Sampler:
+    """Writes random turns; each token has a log-prob of its own."""
+
+    def __init__(self) -> None:
+        self.draw = random.Random(7)
+        self.read: dict[float, list[int]] = {}
+        """Log-prob of a token -> what the policy read before it, and the token."""
+        self.turns: list[tuple[list[int], list[int]]] = []
+
+    async def write(
+        self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
+        for rollout in rollouts:
+            await asyncio.sleep(1.0)
+            read = list(prompt.token_ids)
+            length = min(self.draw.randrange(1, 5), sampling.max_tokens)
+            for _ in range(length):
+                read.append(self.draw.randrange(LETTERS))
+                logprob = -float(1 + len(self.read))
+                self.read[logprob] = list(read)
+                rollout.token_ids.append(read[-1])
+                rollout.logprobs.append(logprob)
+                rollout.versions.append(5)
+            self.turns.append((list(prompt.token_ids), rollout.token_ids))
+            rollout.finish_reason = "length" if length == sampling.max_tokens else "stop"
+            how["verified"]()
+
+
+def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
+    """Plays episodes with a plan."""
+    sampler = Sampler()
+    episodes = Episodes(sampler.write, Here(Wanders(plan)), terms())
+    group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
+    sampling = Sampling(n=count, max_tokens=max_tokens, stop_tokens=(2, STOP))
+    run(episodes.generate(PROMPT, group.rollouts, sampling, priority=0))
+    for number, rollout in enumerate(group.rollouts):
+        rollout.reward = float(number)
+        rollout.reward_parts = {"environment": rollout.reward}
+    return group, sampler
+
+
+def trained_tokens(batches: Sequence[MicroBatch]) -> list[tuple[float, list[int]]]:
+    """Log-prob of each trained token, with all that stands before it in its row, and itself."""
+    found = []
+    for batch in batches:
+        for number in range(batch.num_sequences):
+            row, columns = (batch.sequence_ids == number).nonzero(as_tuple=True)
+            ids = batch.input_ids[row, columns].tolist()
+            for place in range(len(ids)):
+                at = row[place], columns[place]
+                if batch.mask[at]:
+                    label = int(batch.labels[at])
+                    found.append((batch.behaviour_logprobs[at].item(), [*ids[: place + 1], label]))
+    return found
+
+
+@given(plans, st.sampled_from([20, 1000]), st.sampled_from([1, 64]))
+def test_every_token_is_trained_once_and_reads_what_the_policy_read(
+    plan: Plan, max_tokens: int, budget: int
+) -> None:
+    group, sampler = played(plan, max_tokens, count=2)
+    packer = Packer(budget, GroupMean(), 1.0)
+    batches = pack(packer, [group])
+    found = trained_tokens(batches)
+    assert Counter(logprob for logprob, _ in found) == dict.fromkeys(sampler.read, 1)
+    for logprob, read in found:
+        assert read == sampler.read[logprob]
+    assert packer.tokens == len(sampler.read) and packer.masked_tokens == 0
+    assert packer.sequences == 2, "an episode is one response"
+    for rollout in group.rollouts:
+        assert len(rollout.token_ids) <= max_tokens
+    assert load_group(save_group(group, scored=True), group.prompt).rollouts == group.rollouts
+
+
+@given(plans)
+def test_an_observation_follows_the_turn_that_is_named(plan: Plan) -> None:
+    _, sampler = played(plan)
+    for number, (share, observation) in enumerate(plan):
+        after = round(share * number) - 1
+        before = [*PROMPT.token_ids]
+        if after != BEGINNING:
+            before = [token for part in sampler.turns[after] for token in part]
+        assert sampler.turns[number][0] == before + observation
+
+
+@given(plans, st.sampled_from([1, 64]), st.sampled_from([0, 2]))
+def test_each_episode_keeps_its_weight_whatever_its_branches(
+    plan: Plan, budget: int, oldest: int
+) -> None:
+    group, _ = played(plan, count=3)
+    cut = group.rollouts[0]
+    cut.versions = [min(version, 1 + number % 2) for number, version in enumerate(cut.versions)]
+    batches = pack(Packer(budget, GroupMean(), 1.0, oldest_version=oldest), [group])
+    weights: Counter[float] = Counter()
+    for batch in batches:
+        tokens = Tokens.select(torch.zeros(batch.mask.shape), batch, 5)
+        whole = batch.response_tokens
+        found = token_weights(
+            "sequence", tokens.responses, None if whole is None else whole[batch.mask]
+        )
+        for advantage, weight in zip(tokens.advantages.tolist(), found.tolist(), strict=True):
+            weights[advantage] += weight
+    assert all(abs(weight - 1) < 1e-5 for weight in weights.values())
+    assert len(weights) >= 2
+
+
+def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
+    rollout = Rollout(
+        token_ids=[1, 2, 3, 4, 5, 6, 7],
+        logprobs=[-1.0] * 7,
+        versions=[-(2**31), 0, 0, -(2**31), 0, -(2**31), 0],
+        forks=[Fork(3, 1), Fork(5, 0)],
+        turn_ends=[3, 5, 7],
+    )
+    assert rollout.branches == [
+        Branch([0, 1, 2], 0),
+        Branch([0, 3, 4], 1),
+        Branch([5, 6], 0),
+    ]
+    assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
+    assert rollout.read == [5, 6]
+    rollout.forks.append(Fork(7, 5))
+    assert rollout.read == [0, 3, 4], "the next turn continues the second branch"
+    assert len(rollout.branches) == 3
+
+
+def test_a_token_that_several_branches_read_has_one_number_of_the_reference() -> None:
+    group, _ = played([(0.0, [1, 2]), (0.0, [1, 2, 0]), (0.5, [0]), (0.0, [2])])
+    (rollout,) = group.rollouts
+    assert len(rollout.branches) >= 3
+
+    def places(micros: Sequence[MicroBatch]) -> list[torch.Tensor]:
+        return [micro.position_ids + micro.labels / 10 for micro in micros]
+
+    ((_, found),) = each_rollout(group, 1.0, 64, places)
+    for branch in rollout.branches:
+        for position, place in enumerate(branch.places, start=len(PROMPT.token_ids) - 1):
+            expected = position + rollout.token_ids[place] / 10
+            assert found[place].item() == pytest.approx(expected)
+
+
+def test_branches_are_counted_per_episode() -> None:
+    group, _ = played([(0.0, [1]), (0.0, [2]), (0.0, [0])])
+    whole = make_group(0, 3, [4]).rollouts[0]
+    whole.turn_ends = [4]
+    assert scalars([*group.rollouts, whole])["episodes/branches"] == 2.0
+    assert "episodes/branches" not in scalars([whole])
+
+
+class Undeclared(Wanders):
+    branches = False
+
+
+class TooFar(Wanders):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await policy.turn([1], after=0)
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        (Undeclared([(0.0, []), (0.0, [])]), "`branches` is not true"),
+        (TooFar([]), "the policy has written 0 turns"),
+    ],
+)
+def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
+    environment: Environment, why: str
+) -> None:
+    episodes = Episodes(Sampler().write, Here(environment), terms())
+    rollout = Rollout()
+    run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
+    assert why in rollout.failure

@@ -53,6 +53,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url="about:blank")  # the same address again is no new page
         self.call("Page.navigate", url=url)
+        self.wait("document.documentElement !== null && document.readyState == 'complete'")
 
     def run(self, script: str) -> Any:
         """Returns the value of an expression in the page, which may be a promise."""
@@ -92,9 +93,11 @@ def page() -> Iterator[Page]:
         try:
             with asyncio.Runner() as runner:
                 session = runner.run(_session())
-                address = runner.run(_find(session, Path(folder) / "DevToolsActivePort"))
-                yield Page(runner, runner.run(_connect(session, address)))
-                runner.run(session.close())
+                try:
+                    address = runner.run(_find(session, Path(folder) / "DevToolsActivePort"))
+                    yield Page(runner, runner.run(_connect(session, address)))
+                finally:
+                    runner.run(session.close())
         finally:
             browser.terminate()
             browser.wait(DEADLINE_S)

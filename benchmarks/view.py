@@ -10,6 +10,7 @@ of `lrl.callbacks.RolloutFile`. Needs Chromium in the path.
 from __future__ import annotations
 
 import argparse
+import io
 import random
 import re
 import signal
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 from benchmarks import chromium
 from lrl.callbacks.rollout_file import TokenTexts, group_lines
@@ -44,19 +46,26 @@ class Words:
         return "".join(f" {chr(97 + token) * (1 + token % 7)}" for token in token_ids)
 
 
-def write_run(folder: Path, rollouts: int, tokens: int) -> Path:
-    """Writes a run of so many rollouts, of `tokens` tokens each; returns its file."""
+def write_run(folder: Path, rollouts: int, tokens: int) -> float:
+    """Writes a run of so many rollouts, of `tokens` tokens each; returns the seconds of a core that
+    the lines took."""
     draw = random.Random(0)
     texts = TokenTexts(Words())  # type: ignore[arg-type]
-    path = folder / rollout_file.FILE
-    with path.open("w") as file:
-        for number in range(rollouts // RESPONSES):
-            file.write(_group(draw, number, tokens, texts))
-    return path
+    seconds = 0.0
+    for number in range(rollouts // RESPONSES):
+        step = number // GROUPS_PER_STEP
+        group, samples, ratios = make_group(draw, number, step, tokens)
+        began = time.process_time()
+        text = group_lines(group, samples, ratios, step=step, texts=texts)
+        rollout_file.append(folder / rollout_file.FILE, text)
+        seconds += time.process_time() - began
+    return seconds
 
 
-def _group(draw: random.Random, number: int, tokens: int, texts: TokenTexts) -> str:
-    step = number // GROUPS_PER_STEP
+def make_group(
+    draw: random.Random, number: int, step: int, tokens: int
+) -> tuple[Group, list[TrainingSample], dict[int, list[float]]]:
+    """Returns a group, what a step has trained of it, and the log-ratios of its tokens."""
     prompt = Prompt(id=number, token_ids=[1, 2, 3], text=f"prompt {number}")
     samples = []
     for _ in range(RESPONSES):
@@ -68,18 +77,18 @@ def _group(draw: random.Random, number: int, tokens: int, texts: TokenTexts) -> 
             finish_reason="stop",
             reward=float(draw.random() < 0.5),
         )
-        samples.append(
-            TrainingSample(
-                number,
-                prompt.token_ids,
-                rollout=rollout,
-                advantages=torch.tensor(draw.uniform(-1, 1)),
-                trained=[True] * tokens,
-            )
+        advantage = torch.tensor(draw.uniform(-1, 1))
+        sample = TrainingSample(
+            number,
+            prompt.token_ids,
+            rollout=rollout,
+            advantages=advantage,
+            trained=[True] * tokens,
         )
+        samples.append(sample)
     group = Group(index=number, prompt=prompt, rollouts=[one.rollout for one in samples])
     ratios = {id(one.rollout): [draw.gauss(0, 0.1) for _ in range(tokens)] for one in samples}
-    return group_lines(group, samples, ratios, step=step, texts=texts)
+    return group, samples, ratios
 
 
 @contextmanager
@@ -144,10 +153,6 @@ def take_pictures(run: Path, folder: Path, group: str, colour: str) -> None:
 
 def write_small(png: bytes, path: Path) -> None:
     """Writes a picture with 64 colours."""
-    import io
-
-    from PIL import Image
-
     picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(64)
     picture.save(path, optimize=True)
 
@@ -168,7 +173,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         measure(args.run)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            write_run(Path(folder), args.rollouts, args.tokens)
+            seconds = write_run(Path(folder), args.rollouts, args.tokens)
+            written = args.rollouts * args.tokens
+            print(f"writing: {1e6 * seconds / written:.1f} us of a core a token")
             measure(Path(folder))
 
 

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         path = rollouts_of(args.run)
         endpoint = checked_endpoint(args)
-        viewer = Viewer(path, str(args.run.resolve().name))
+        viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
         token = secrets.token_urlsafe(32)
         server = viewer.serve(endpoint, token, args.port)
     except (ConfigError, OSError) as error:

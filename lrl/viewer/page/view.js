@@ -78,14 +78,15 @@ function draw() {
   $("total").textContent = `${list.total.toLocaleString("en")} groups`;
   const first = Math.max(0, Math.floor(box.scrollTop / ROW) - 5);
   const last = Math.min(list.total, first + Math.ceil(box.clientHeight / ROW) + 10);
+  for (const at of [first - PAGE / 2, first, last, last + PAGE / 2]) {
+    const part = Math.floor(at / PAGE);
+    if (at < 0 || at >= list.total || list.pages.has(part)) continue;
+    list.pages.set(part, []);
+    page(part, list.generation).catch((error) => { list.pages.delete(part); say(error); });
+  }
   const rows = [];
   for (let at = first; at < last; at++) {
-    const part = Math.floor(at / PAGE);
-    if (!list.pages.has(part)) {
-      list.pages.set(part, []);
-      page(part, list.generation).catch(say);
-    }
-    const group = list.pages.get(part)[at % PAGE];
+    const group = list.pages.get(Math.floor(at / PAGE))?.[at % PAGE];
     if (group) rows.push(row(group, at));
   }
   $("rows").replaceChildren(...rows);
@@ -122,7 +123,9 @@ async function open(group) {
   remember();
   document.body.classList.add("open");
   draw();
-  shown = await ask("group", { step: view.step, index: view.index });
+  const found = await ask("group", { step: view.step, index: view.index });
+  if (!isShown(found)) return;  // another one was chosen meanwhile
+  shown = found;
   shown.responses.forEach(spread);
   drawGroup();
 }

@@ -32,8 +32,9 @@ from lrl.types import Group, Prompt, Rollout
 from lrl.viewer import rollout_file
 
 GROUPS_PER_STEP, RESPONSES = 8, 8
-WINDOWS = {"view": (1400, 860), "view_narrow": (420, 800)}
-"""Width and height of each picture."""
+WINDOWS = {"view": (1400, 860, False), "view_narrow": (420, 800, True)}
+"""Width and height of each picture, and whether it has the dark scheme."""
+COLOURS = 128
 
 
 class Words:
@@ -141,20 +142,14 @@ SCROLL = """new Promise((done) => {
 
 
 def take_pictures(run: Path, folder: Path, group: str, colour: str) -> None:
-    """Writes the pictures of `WINDOWS`, compressed; the wide one also as the dark scheme has it."""
+    """Writes the pictures of `WINDOWS`, with few colours."""
     with viewer(run) as (url, _), chromium.page() as page:
-        for name, (width, height) in WINDOWS.items():
-            for dark in (False, True):
-                page.open(f"{url}&{group}&colour={colour}", width, height, dark)
-                page.wait("document.querySelector('.response .tokens') && true")
-                time.sleep(0.5)
-                write_small(page.picture(), folder / f"{name}{'_dark' * dark}.png")
-
-
-def write_small(png: bytes, path: Path) -> None:
-    """Writes a picture with 64 colours."""
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(64)
-    picture.save(path, optimize=True)
+        for name, window in WINDOWS.items():
+            page.open(f"{url}&{group}&colour={colour}", *window)
+            page.wait("document.querySelector('.response .tokens') && true")
+            time.sleep(0.5)
+            picture = Image.open(io.BytesIO(page.picture())).convert("RGB")
+            picture.quantize(COLOURS).save(folder / f"{name}.png", optimize=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -159,6 +159,8 @@ def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
     gaps = [later - earlier for earlier, later in zip(written, written[1:], strict=False)]
     assert gaps == sorted(gaps)
     assert "one in 4 of its steps. Raise max_mb" in caplog.text
+    little = run(tmp_path / "little", RolloutFile(max_mb=4.5 * size / MB), steps)
+    assert 3 * size < little.path.stat().st_size <= 4.5 * size
 
 
 def test_steps_between_are_left_out(tmp_path: Path) -> None:

@@ -67,11 +67,15 @@ def test_a_resumed_run_has_each_group_once_and_a_viewer_sees_it(tmp_path: Path) 
     path.write_text("".join(GROUPS)[:-10])
     index = index_of(path)
     assert truncate(path, step=2) == 1
-    for text in GROUPS[2:]:
+    again = [lines(step, 7 + step, [rollout("34"), rollout("9", 0.0)]) for step in (2, 3)]
+    for text in again:
         append(path, text)
     index.refresh()
     assert steps_of(index) == [0, 1, 2, 3]
-    assert path.read_text() == "".join(GROUPS)
+    assert path.read_text() == "".join(GROUPS[:2] + again)
+    found = index.read(2, 9)
+    assert found is not None and found["responses"][0]["text"] == "34"
+    assert index.revision > 3, "though the file is as long as before"
     assert os.listdir(tmp_path) == [path.name]
     assert truncate(path, step=4) == 0 and truncate(tmp_path / "none", step=4) == 0
 

@@ -223,6 +223,7 @@ function token(response, at, place) {
 const mixed = (colour, share) => `color-mix(in srgb, ${colour} ${Math.round(100 * Math.min(1, share))}%, transparent)`;
 const HUES = [205, 35, 145, 285, 75, 345, 175, 15];
 const hue = (lag) => `hsl(${HUES[lag % HUES.length]} 70% 55% / .38)`;
+const unlikely = (nats) => mixed("#c2557f", Math.min(0.7, -nats / 8));
 const twoSided = (value, whole) => mixed(value < 0 ? "#d9822b" : "#2f86c5", (0.75 * Math.abs(value)) / whole);
 
 function largest(name) {
@@ -234,7 +235,7 @@ function colourOf(response, place) {
   const version = response.versions[place];
   if (version === null || view.colour === "none") return "";
   if (view.colour === "version") return hue(shown.step - version);
-  if (view.colour === "log-prob") return mixed("#b5527a", -(response.logprobs[place] ?? -6) / 6);
+  if (view.colour === "log-prob") return unlikely(response.logprobs[place] ?? -6);
   if (view.colour === "ratio") return response.ratios[place] === null ? "" : twoSided(response.ratios[place], 0.7);
   if (view.colour === "mask") return response.trained[place] ? mixed("#3f9f6b", 0.3) : "";
   const advantage = response.advantages?.[place];
@@ -248,7 +249,7 @@ function legend() {
   if (view.colour === "version") {
     for (const one of [...versions].sort((a, b) => b - a).slice(0, 12)) add(`${one} (lag ${shown.step - one})`, hue(shown.step - one));
   }
-  if (view.colour === "log-prob") for (const nats of [0, -2, -4, -6]) add(`${nats} nats`, mixed("#b5527a", -nats / 6));
+  if (view.colour === "log-prob") for (const nats of [0, -2, -4, -6]) add(`${nats} nats`, unlikely(nats));
   if (view.colour === "ratio") for (const ratio of [0.5, 0.8, 1, 1.25, 2]) add(`π/μ ${ratio}`, twoSided(Math.log(ratio), 0.7));
   if (view.colour === "advantage") { add("below the group", twoSided(-1, 1.5)); add("above", twoSided(1, 1.5)); }
   if (view.colour === "mask") { add("trained", mixed("#3f9f6b", 0.3)); add("only context", "transparent"); }

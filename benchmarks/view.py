@@ -26,7 +26,8 @@ import torch
 from PIL import Image
 
 from benchmarks import chromium
-from lrl.callbacks.rollout_file import TokenTexts, group_lines
+from lrl.callbacks.rollout_file import group_lines
+from lrl.rollouts.token_texts import TokenTexts
 from lrl.training.prefix_tree import TrainingSample
 from lrl.types import Group, Prompt, Rollout
 from lrl.viewer import rollout_file

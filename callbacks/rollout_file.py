@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 from torch import Tensor
@@ -15,6 +15,7 @@ from lrl.callbacks.base import OnRankZero
 from lrl.callbacks.samples import reference
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.stream import StepStream
+from lrl.rollouts.token_texts import TokenTexts
 from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import above, at_least
 from lrl.training.prefix_tree import TrainingSample
@@ -22,17 +23,12 @@ from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from lrl.viewer import rollout_file
 from lrl.viewer.rollout_file import Record
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 log = logging.getLogger(__name__)
 
 MB = 2**20
 SHOWN_PROMPT = 200
 """Characters of a prompt in a list of groups."""
 DIGITS = 4
-LONGEST_CHARACTER = 8
-"""Tokens that may be parts of one character; bytes that are none come as they are after it."""
 
 
 class RolloutFile(OnRankZero):
@@ -153,7 +149,7 @@ def group_lines(
     ratios: dict[int, list[float]],
     *,
     step: int,
-    texts: "TokenTexts",
+    texts: TokenTexts,
 ) -> str:
     """Returns the lines of a group that a step has trained.
 
@@ -172,7 +168,6 @@ def group_lines(
         "index": group.index,
         "prompt_id": group.prompt.id,
         "prompt": group.prompt.text[:SHOWN_PROMPT],
-        "admitted_by": group.admitted_by,
         "responses": [_summary(rollout, step) for rollout in group.rollouts],
     }
     return rollout_file.lines_of(shown, prompt_record(group.prompt, texts), responses)
@@ -192,7 +187,7 @@ def _summary(rollout: Rollout, step: int) -> Record:
     }
 
 
-def prompt_record(prompt: Prompt, texts: "TokenTexts") -> Record:
+def prompt_record(prompt: Prompt, texts: TokenTexts) -> Record:
     """Returns a prompt with its tokens."""
     chat = prompt.chat
     return {
@@ -212,7 +207,7 @@ def response_record(
     rollout: Rollout,
     sample: TrainingSample | None,
     ratios: Sequence[float] | None,
-    texts: "TokenTexts",
+    texts: TokenTexts,
 ) -> Record:
     """Returns a response with its tokens; what is the same for many tokens in a row stands once,
     with their number."""
@@ -250,51 +245,3 @@ def _rounded(number: float | None) -> float | None:
     if number is None or not math.isfinite(number):
         return None
     return round(float(number), DIGITS)
-
-
-class TokenTexts:
-    """The text of each token of a sequence; together they are the text of the sequence.
-
-    Of tokens that are parts of one character, the last one has it, and the others are empty.
-    """
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
-        # Behind another token: some tokenizers leave out the space at the beginning of a text.
-        self._before: list[int] = []
-        every = range(len(tokenizer))
-        words = ([token] for token in every if self._decode([token]).strip().isalnum())
-        self._before = next(words, [])
-        self._skipped = len(self._decode([]))
-
-    def __call__(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns a text for each token."""
-        found: list[str] = []
-        parts: list[int] = []
-        for token in token_ids:
-            text = self._of_one(token) if not parts else self._text([*parts, token])
-            parts.append(token)
-            if text.endswith("\ufffd") and len(parts) < LONGEST_CHARACTER:
-                found.append("")
-                continue
-            found.append(text)
-            parts = []
-        if parts:
-            found[-1] = self._text(parts)
-        return found
-
-    def _of_one(self, token: int) -> str:
-        if token not in self._known:
-            self._known[token] = self._text([token])
-        return self._known[token]
-
-    def _text(self, token_ids: list[int]) -> str:
-        return self._decode(token_ids)[self._skipped :]
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(
-            [*self._before, *token_ids],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )

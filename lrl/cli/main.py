@@ -63,6 +63,7 @@ COMMANDS_MEANT_BY = {
     "evaluate": "validate",
     "test": "validate",
     "talk": "chat",
+    "show": "view",
 }
 """Words of other tools, and lrl's."""
 

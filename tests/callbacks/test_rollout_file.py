@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
 from lrl.callbacks import RolloutFile
-from lrl.callbacks.rollout_file import MB, TokenTexts, log_ratios, spread
+from lrl.callbacks.rollout_file import MB, log_ratios, spread
 from lrl.objectives import AIPO, Diagnostics, Tokens
 from lrl.rollouts.packing import Packer
+from lrl.rollouts.token_texts import TokenTexts
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.tiny_policies import byte_tokenizer

@@ -116,6 +116,8 @@ def test_a_browser_shows_a_response_as_text_and_only_the_rows_in_sight(run: Path
             choose = f"choice.value = '{colour}', choice.onchange()"
             page.run(f"{{ const choice = document.querySelector('.head select'); {choose} }}")
             assert page.run(colours) == least, colour
-        for words, found in {"failure=timeout": 1, "": 600, "finish_reason=stop": 600}.items():
+        append(run / "rollouts.jsonl", lines(600, 600, [rollout("3")]))
+        page.wait("document.getElementById('total').textContent == '601 groups'")
+        for words, found in {"failure=timeout": 1, "": 601, "finish_reason=stop": 601}.items():
             page.run(f"filters.elements.end.value = '{words}'; filters.oninput()")
             page.wait(f"document.getElementById('total').textContent == '{found} groups'")

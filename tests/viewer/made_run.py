@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lrl.callbacks.rollout_file import TokenTexts, group_lines
+from lrl.callbacks.rollout_file import group_lines
+from lrl.rollouts.token_texts import TokenTexts
 from lrl.training.prefix_tree import TrainingSample
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
 from tests.tiny_policies import byte_tokenizer

@@ -56,6 +56,7 @@ class RolloutFile(OnRankZero):
         self.max_mb = max_mb
         self._texts: TokenTexts | None = None
         self._sparsest = 1
+        self._full = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keeps the groups of finished steps."""
@@ -70,12 +71,27 @@ class RolloutFile(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Writes groups of the step that has just ended."""
-        policy: Any = pl_module
         stream: StepStream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0
         if stream.step % (self.every_n_steps * self._thinned(size)):
             return
+        text = self._lines(stream, pl_module)
+        if size + len(text) <= self.max_mb * MB:
+            with best_effort("The file of rollouts", path):
+                rollout_file.append(path, text)
+        elif not self._full:
+            self._full = True
+            log.warning(
+                "rollouts.jsonl has no room for step %d, %.2g MiB: RolloutFile.max_mb is %g. Raise "
+                "it, or lower groups.",
+                stream.step,
+                len(text) / MB,
+                self.max_mb,
+            )
+
+    def _lines(self, stream: StepStream, policy: Any) -> str:
+        """Returns the lines of the groups of a step that are written."""
         if self._texts is None:
             self._texts = TokenTexts(policy.tokenizer)
         ratios = log_ratios(stream, policy)
@@ -84,9 +100,7 @@ class RolloutFile(OnRankZero):
         for group in spread(stream.groups, self.groups):
             of_group = [samples.get(id(rollout)) for rollout in group.rollouts]
             text += group_lines(group, of_group, ratios, step=stream.step, texts=self._texts)
-        if size + len(text) <= self.max_mb * MB:
-            with best_effort("The file of rollouts", path):
-                rollout_file.append(path, text)
+        return text
 
     def _thinned(self, size: int) -> int:
         """Returns how many of its steps one is written for, in a file of this size; warns when they

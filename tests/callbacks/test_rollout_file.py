@@ -161,6 +161,7 @@ def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
     assert gaps == sorted(gaps)
     assert "one in 4 of its steps. Raise max_mb" in caplog.text
     little = run(tmp_path / "little", RolloutFile(max_mb=4.5 * size / MB), steps)
+    assert caplog.text.count("has no room for step") == 1
     assert 3 * size < little.path.stat().st_size <= 4.5 * size
 
 

@@ -156,7 +156,7 @@ function promptCard(prompt) {
   const parts = (prompt.messages || [{ role: "prompt", content: prompt.text }]).flatMap((one) => [
     element("div", "role", visible(one.role)), element("pre", "", visible(one.content))]);
   const tokens = element("div", "tokens", ...prompt.texts.map((text, at) => {
-    const made = element("b", "", visible(text) || "·");
+    const made = element("b", "", ...(text ? [visible(text)] : []));
     made.dataset.tip = `token ${prompt.token_ids[at]}\n${JSON.stringify(text)}`;
     return made;
   }));
@@ -170,7 +170,7 @@ function responseCard(response, at) {
   const own = response.versions.filter((version) => version !== null);
   const lags = own.length ? `lag ${shown.step - Math.min(...new Set(own))}` : "no token";
   const advantage = response.advantages && `advantage ${[...new Set(response.advantages)].slice(0, 3).map((one) => number(one)).join(", ")}`;
-  const facts = [`${own.length} tokens`, lags, response.finish_reason, advantage || "not trained"];
+  const facts = [`${own.length} token${own.length === 1 ? "" : "s"}`, lags, response.finish_reason, advantage || "not trained"];
   const head = element("header", "",
     element("div", response.reward === null ? "reward bad" : "reward", response.reward === null ? "no reward" : number(response.reward)),
     parts.length ? element("div", "facts", parts.join(" · ")) : null,
@@ -211,7 +211,7 @@ function segments(response, at, from, to) {
 
 function token(response, at, place) {
   const text = response.texts[place];
-  const made = element("b", "", text === "" ? "·" : visible(text).replace(/\n/g, "↵\n"));
+  const made = element("b", "", ...(text ? [visible(text).replace(/\n/g, "↵\n")] : []));
   made.dataset.token = `${at} ${place}`;
   const colour = colourOf(response, place);
   if (colour) made.style.background = colour;

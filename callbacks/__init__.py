@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lrl.callbacks.export import Export
     from lrl.callbacks.health import Health
     from lrl.callbacks.progress import Progress
+    from lrl.callbacks.rollout_file import RolloutFile
     from lrl.callbacks.rollout_log import RolloutLog
     from lrl.callbacks.summary import Summary
     from lrl.callbacks.throughput import Throughput
@@ -29,6 +30,7 @@ _HOMES = {
     "Health": "health",
     "OnRankZero": "base",
     "Progress": "progress",
+    "RolloutFile": "rollout_file",
     "RolloutLog": "rollout_log",
     "Summary": "summary",
     "Throughput": "throughput",

@@ -19,6 +19,7 @@ ORDER = (
     "WeightSync",
     "Evaluation",
     "RolloutLog",
+    "RolloutFile",
     "Throughput",
     # They read the metrics of the callbacks above.
     "Timeline",

@@ -15,6 +15,7 @@ from lrl.callbacks.base import OnRankZero, find, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
+from lrl.callbacks.rollout_file import RolloutFile
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.callbacks.weight_sync import WeightSync
@@ -60,6 +61,8 @@ class Summary(OnRankZero):
         with best_effort("The learning curve", picture):
             draw_curve(picture, self.rewards, evaluations)
         lines = where_metrics_are(trainer)
+        if find(trainer, RolloutFile) is not None:
+            lines.append(f"rollouts       lrl view {shlex.quote(str(picture.parent))}")
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")

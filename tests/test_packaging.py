@@ -26,9 +26,13 @@ LINKS = {"callbacks": "lrl/callbacks", "recipes": "lrl/recipes"}
 
 
 def files_a_user_needs() -> set[str]:
-    """Modules, recipes, the project of `lrl init` and the marker of types by their path in the
-    wheel."""
-    files = [*(ROOT / "lrl").rglob("*.py"), *(ROOT / "lrl" / "project").glob("*.*")]
+    """Modules, recipes, the project of `lrl init`, the page of `lrl view` and the marker of types by
+    their path in the wheel."""
+    files = [
+        *(ROOT / "lrl").rglob("*.py"),
+        *(ROOT / "lrl" / "project").glob("*.*"),
+        *(ROOT / "lrl" / "viewer" / "page").glob("*.*"),
+    ]
     own = {path.relative_to(ROOT).as_posix() for path in files} | {"lrl/py.typed"}
     linked = {
         f"{inside}/{path.relative_to(ROOT / folder).as_posix()}"

@@ -32,6 +32,7 @@ bare_names.install()
 USUAL_CALLBACKS = (
     "WeightSync",
     "RolloutLog",
+    "RolloutFile",
     "Throughput",
     "Health",
     "Progress",

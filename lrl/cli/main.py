@@ -25,6 +25,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
   dequantize a quantised model, whole:    lrl dequantize FOLDER OUT
+  view       look at a run's rollouts:    lrl view runs/quickstart/version_0
   prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
   join       one more generator for it:   lrl join runs/quickstart/version_0
              one that scores for it:      lrl join https://ADDRESS:PORT --kind scorer
@@ -45,6 +46,7 @@ OTHERS = (
     "chat",
     "export",
     "dequantize",
+    "view",
     "prompt",
     "join",
     "leave",
@@ -61,6 +63,7 @@ COMMANDS_MEANT_BY = {
     "evaluate": "validate",
     "test": "validate",
     "talk": "chat",
+    "show": "view",
 }
 """Words of other tools, and lrl's."""
 

@@ -40,6 +40,8 @@ class Diagnostics:
         self.sums = torch.zeros(MAX_LAG_SHOWN + 1, len(self.SUMS))
         self.maxima = torch.zeros(MAX_LAG_SHOWN + 1, 3)  # ratio, difference of log-probs, lag
         self.has_reference = False
+        self.log_ratios: list[tuple[Tensor, Tensor]] = []
+        """Of each micro-batch of this rank `Tokens.responses` and `Tokens.log_ratio`."""
 
     @torch.no_grad()
     def add(self, objective: Objective, tokens: Tokens) -> None:
@@ -47,6 +49,7 @@ class Diagnostics:
         if not len(tokens.lags):
             return
         tokens = tokens._replace(logprobs=tokens.logprobs.detach())
+        self.log_ratios.append((tokens.responses, tokens.log_ratio))
         rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
         ratio, lag = tokens.ratio, tokens.lags.float()
         reference, kl_reference = tokens.reference_logprobs, torch.zeros_like(ratio)

@@ -87,6 +87,10 @@ class Packer:
         """Responses without a reward, and responses of discarded groups."""
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
+        self.samples: list[TrainingSample] = []
+        """Responses with a token in the loss."""
+        self.on_first_rank: list[list[TrainingSample]] = []
+        """For each micro-batch of rank 0, its samples in the order of `MicroBatch.sequence_ids`."""
         self._slots = self._padded = 0
         self._copied = self._saved = 0
         self._bins = BinPacker[PrefixTree](
@@ -133,6 +137,7 @@ class Packer:
                 self.cut_rollouts += 1
             elif any(rollout.mask):
                 self.old_rollouts += 1
+        self.samples += samples
         for tree in prefix_trees(samples, self.micro_batch_tokens, self.attention_tokens):
             copied = sum(map(len, tree.samples))
             self._copied += copied
@@ -159,6 +164,8 @@ class Packer:
         return self.mask_truncated and rollout.cut
 
     def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
+        if trees := [tree for row in each[0] or () for tree in row]:
+            self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
         filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
         for micro in filled:
             if micro is not None:

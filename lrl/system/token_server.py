@@ -2,7 +2,7 @@
 the generators are."""
 
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -27,6 +27,7 @@ class TokenServer:
         routes: What it answers.
         port: Its port; 0 for a free one.
         longest_request: Bytes of the body of a request; 0 for any number.
+        open_paths: Paths that it answers without the token.
 
     Raises:
         ConfigError: `endpoint.host` is no address of this machine, or the port is taken.
@@ -39,7 +40,9 @@ class TokenServer:
         routes: Sequence[web.RouteDef],
         port: int = 0,
         longest_request: int = 2**20,
+        open_paths: Collection[str] = (),
     ) -> None:
+        self._open_paths = open_paths
         self.endpoint = endpoint
         self.token = token
         app = web.Application(middlewares=[self._guard], client_max_size=longest_request)
@@ -76,6 +79,6 @@ class TokenServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         credentials = [value.encode() for value in request.headers.getall("Authorization", [])]
-        if not is_allowed(credentials, self.token):
+        if request.path not in self._open_paths and not is_allowed(credentials, self.token):
             raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
         return await handler(request)

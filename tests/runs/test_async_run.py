@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
-from lrl.callbacks import Evaluation, Export, Throughput, Timeline, WeightSync
+from lrl.callbacks import Evaluation, Export, RolloutFile, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.generators.client import GeneratorClient
@@ -38,6 +38,7 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.rankers import Ranker
 from lrl.system.stopwatch import GENERATOR, TRAINER
 from lrl.types import Group, Prompt, Rollout
+from lrl.viewer.rollout_file import RolloutIndex
 from tests.leftovers import wait_for
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.tiny_policies import END, PAD
@@ -58,6 +59,7 @@ class Witness(L.Callback):
     groups: list[tuple[int, Group]] = field(default_factory=list)
     weights: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     lrs: list[float] = field(default_factory=list)
+    file: Path = Path()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._keep(trainer, pl_module)
@@ -154,16 +156,20 @@ def fit(
 def far_off_policy(
     lent_server: LentServer, policy_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Witness:
-    """A run whose responses are written over several versions."""
+    """A run whose responses are written over several versions, with all of them in its file."""
     long = lrl.rewards.Function("tests.odd_lengths:brevity", weight=-1.0)
-    return fit(
+    folder = tmp_path_factory.mktemp("run")
+    witness = fit(
         lent_server,
         policy_folder,
-        tmp_path_factory.mktemp("run"),
+        folder,
         steps=14,
+        callbacks=[RolloutFile(groups=GROUPS)],
         max_lag=4,
         rewards=[long],
     )
+    witness.file = folder / "rollouts.jsonl"
+    return witness
 
 
 class Frozen(L.Callback):
@@ -379,6 +385,37 @@ def recomputed(model: Any, prompt: list[int], rollout: Rollout) -> list[float]:
     logits = model(torch.tensor([prompt + rollout.token_ids])).logits[0, len(prompt) - 1 : -1]
     tokens = torch.tensor(rollout.token_ids)[:, None]
     return torch.log_softmax(logits / TEMPERATURE, -1).gather(1, tokens)[:, 0].tolist()
+
+
+def test_the_file_of_rollouts_has_what_was_trained_with_the_ratio_of_the_version_that_trained(
+    far_off_policy: Witness, policy_folder: Path
+) -> None:
+    index = RolloutIndex(far_off_policy.file)
+    index.refresh()
+    assert len(index.groups) == len(far_off_policy.groups) and not index.cut_short
+    model = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32).eval()
+    for number, (step, group) in enumerate(far_off_policy.groups):
+        found = index.read(step, group.index)
+        assert found is not None and found["prompt"]["token_ids"] == group.prompt.token_ids
+        for written, rollout in zip(found["responses"], group.rollouts, strict=True):
+            assert written["token_ids"] == rollout.token_ids
+            assert spelled(written["versions"]) == rollout.versions
+            assert written["logprobs"] == [round(logp, 4) for logp in rollout.logprobs]
+            assert spelled(written["trained"]) == [True] * len(rollout.token_ids)
+            assert written["reward"] == pytest.approx(rollout.reward, abs=1e-4)
+        if number % 4 == 0:
+            weights = far_off_policy.weights[step].items()
+            model.load_state_dict({name.removeprefix("network."): one for name, one in weights})
+            written, rollout = found["responses"][0], group.rollouts[0]
+            logprobs = recomputed(model, group.prompt.token_ids, rollout)
+            pairs = zip(logprobs, rollout.logprobs, strict=True)
+            expected = [ours - theirs for ours, theirs in pairs]
+            assert written["log_ratios"] == pytest.approx(expected, abs=2e-3)
+
+
+def spelled(runs: list[list[Any]]) -> list[Any]:
+    """Of pairs of a value and a count the value of each token."""
+    return [value for value, count in runs for _ in range(count)]
 
 
 class Interrupt(L.Callback):

@@ -15,14 +15,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
-from lrl.callbacks import Evaluation
+from lrl.callbacks import Evaluation, RolloutFile
 from lrl.members.launchers import Slurm
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.types import ENVIRONMENT
+from lrl.viewer.rollout_file import RolloutIndex
 from tests.environments.worlds import Echo, Moody
 from tests.leftovers import wait_for, words
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import GROUPS, PROMPTS, STEPS, TEMPERATURE, Witness, fit
+from tests.runs.test_async_run import (
+    GROUPS,
+    PROMPTS,
+    STEPS,
+    TEMPERATURE,
+    Witness,
+    fit,
+    spelled,
+)
 from tests.runs.test_launched_run import SRUN
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
@@ -43,13 +52,24 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
         rewards=[],
         max_turn_tokens=20,
         max_lag=1,
-        callbacks=[evaluation],
+        callbacks=[evaluation, RolloutFile(groups=GROUPS)],
     )
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
     network = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     assert len({group.index for _, group in run.groups}) == STEPS * GROUPS
     turns = 0
+    index = RolloutIndex(tmp_path / "rollouts.jsonl")
+    index.refresh()
     for step, group in run.groups:
+        found = index.read(step, group.index)
+        assert found is not None
+        for written, rollout in zip(found["responses"], group.rollouts, strict=True):
+            assert spelled(written["trained"]) == rollout.mask
+            assert [None if one == ENVIRONMENT else one for one in rollout.versions] == spelled(
+                written["versions"]
+            )
+            assert written["turn_ends"] == rollout.turn_ends
+            assert len(written["log_ratios"]) == sum(rollout.mask)
         for rollout in group.rollouts:
             turns += len(rollout.turns)
             assert rollout.reward == sum(rollout.turn_rewards)

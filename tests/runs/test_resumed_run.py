@@ -11,7 +11,8 @@ import lightning as L
 import pytest
 import torch
 
-from lrl.callbacks import RolloutLog
+from lrl.callbacks import RolloutFile, RolloutLog
+from lrl.viewer.rollout_file import RolloutIndex
 from tests.lent_server import LentServer
 from tests.runs.test_async_run import GROUPS, STEPS, Witness, data_module, fit
 
@@ -81,7 +82,7 @@ def test_a_resumed_run_continues_its_half_written_responses(
             lent_server,
             policy_folder,
             tmp_path,
-            callbacks=[first, CutInTheMiddle(path)],
+            callbacks=[first, RolloutFile(), CutInTheMiddle(path)],
             max_lag=2,
             capacity=CAPACITY,
         )
@@ -90,7 +91,7 @@ def test_a_resumed_run_continues_its_half_written_responses(
         lent_server,
         policy_folder,
         tmp_path,
-        callbacks=[RolloutLog(), told],
+        callbacks=[RolloutLog(), RolloutFile(), told],
         max_lag=2,
         ckpt_path=str(path),
     )
@@ -107,6 +108,9 @@ def test_a_resumed_run_continues_its_half_written_responses(
     assert told.logged == (len(begun), sum(len(token_ids) for token_ids, _, _ in begun.values()))
     trained = [group.index for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == list(range(STEPS * GROUPS))
+    index = RolloutIndex(tmp_path / "rollouts.jsonl")
+    index.refresh()
+    assert [group.shown["index"] for group in index.groups] == trained, "each group once"
     assert all(
         step - version <= 2 for step, rollout in rest.rollouts for version in rollout.versions
     )

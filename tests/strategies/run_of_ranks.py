@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.tensor import DTensor
 
 import lrl
-from lrl.callbacks import Export, RolloutLog, Summary, Throughput, WeightSync
+from lrl.callbacks import Export, RolloutFile, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
 from lrl.members.admission import JoinedServer
 from lrl.strategies.several_ranks import SeveralRanks
@@ -146,6 +146,7 @@ def main(policy: str, run_folder: str, steps: str, checkpoint: str, kind: str, w
         callbacks=[
             WeightSync(),
             RolloutLog(),
+            RolloutFile(),
             Throughput(),
             Export(str(folder / "policy")),
             Summary(),

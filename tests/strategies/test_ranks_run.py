@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from lrl.strategies.several_ranks import RANK_TIMEOUT
+from lrl.viewer.rollout_file import RolloutIndex
 from tests import program
 from tests.leftovers import MARK, lives, nothing_left, wait_for, words
 from tests.lent_server import LentServer
@@ -166,6 +167,24 @@ def check_whole(tmp_path: Path) -> None:
         "not that of the meeting"
     )
     assert (tmp_path / "policy" / "config.json").exists()
+    check_rollouts(tmp_path / "rollouts.jsonl")
+
+
+def check_rollouts(path: Path) -> None:
+    """Checks that the file has every group once, and ratios of the responses that rank 0 trained."""
+    index = RolloutIndex(path)
+    index.refresh()
+    places = [(group.shown["step"], group.shown["index"]) for group in index.groups]
+    assert sorted(index for _, index in places) == list(range(STEPS * GROUPS))
+    assert sorted({step for step, _ in places}) == list(range(STEPS))
+    with_ratios = 0
+    responses = [one for place in places for one in (index.read(*place) or {})["responses"]]
+    for response in responses:
+        if response["log_ratios"] is not None:
+            with_ratios += 1
+            trained = sum(count for value, count in response["trained"] if value)
+            assert len(response["log_ratios"]) == trained
+    assert 0 < with_ratios < len(responses)
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,261 @@
+"""Rollouts of finished steps as `rollouts.jsonl` in the run's folder, for `lrl view`
+(`lrl.viewer.rollout_file`)."""
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+from lrl.callbacks.base import OnRankZero
+from lrl.callbacks.samples import reference
+from lrl.checkpoints.run_folder import run_folder
+from lrl.rollouts.stream import StepStream
+from lrl.rollouts.token_texts import TokenTexts
+from lrl.system.best_effort import best_effort
+from lrl.system.config_errors import above, at_least
+from lrl.training.prefix_tree import TrainingSample
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
+from lrl.viewer import rollout_file
+from lrl.viewer.rollout_file import Record
+
+log = logging.getLogger(__name__)
+
+MB = 2**20
+SHOWN_PROMPT = 200
+"""Characters of a prompt in a list of groups."""
+DIGITS = 4
+
+
+class RolloutFile(OnRankZero):
+    """Writes rollouts of each step to `rollouts.jsonl` in the run's folder, for `lrl view`: every
+    token with its text, log-prob, version, ratio and advantage; some 30 bytes a token.
+
+    A run that resumes in the same folder keeps the groups up to its first step and removes later
+    ones, which it trains again. From half of `max_mb` on it writes one in 4 of its steps, from
+    three quarters on one in 16, and so on: so it has something of every part of a run, and nothing
+    that is written is removed.
+
+    Args:
+        groups: Groups of a step that are written, spread evenly over the order in which they
+            arrived. If the step has a failed response and none of them has one, the first group
+            with one comes in addition.
+        every_n_steps: Optimizer steps between steps that are written.
+        max_mb: Most MiB of the file.
+    """
+
+    def __init__(self, groups: int = 4, every_n_steps: int = 1, max_mb: float = 256.0) -> None:
+        at_least(1, "RolloutFile", groups=groups, every_n_steps=every_n_steps)
+        above(0, "RolloutFile", max_mb=max_mb)
+        self.groups = groups
+        self.every_n_steps = every_n_steps
+        self.max_mb = max_mb
+        self._texts: TokenTexts | None = None
+        self._sparsest = 1
+        self._full = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keeps the groups of finished steps."""
+        path = self.path(trainer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with best_effort("The file of rollouts", path):
+            if removed := rollout_file.truncate(path, trainer.global_step):
+                text = "%s: %d groups of step %d and later ones are removed, as they are trained again."
+                log.warning(text, path, removed, trainer.global_step)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Writes groups of the step that has just ended."""
+        stream: StepStream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        path = self.path(trainer)
+        size = path.stat().st_size if path.exists() else 0
+        if stream.step % (self.every_n_steps * self._thinned(size)):
+            return
+        text = self._lines(stream, pl_module)
+        if size + len(text) <= self.max_mb * MB:
+            with best_effort("The file of rollouts", path):
+                rollout_file.append(path, text)
+        elif not self._full:
+            self._full = True
+            log.warning(
+                "rollouts.jsonl has no room for step %d, %.2g MiB: RolloutFile.max_mb is %g. Raise "
+                "it, or lower groups.",
+                stream.step,
+                len(text) / MB,
+                self.max_mb,
+            )
+
+    def _lines(self, stream: StepStream, policy: Any) -> str:
+        """Returns the lines of the groups of a step that are written."""
+        if self._texts is None:
+            self._texts = TokenTexts(policy.tokenizer)
+        ratios = log_ratios(stream, policy)
+        samples = {id(sample.rollout): sample for sample in stream.packer.samples}
+        text = ""
+        for group in spread(stream.groups, self.groups):
+            of_group = [samples.get(id(rollout)) for rollout in group.rollouts]
+            text += group_lines(group, of_group, ratios, step=stream.step, texts=self._texts)
+        return text
+
+    def _thinned(self, size: int) -> int:
+        """Returns how many of its steps one is written for, in a file of this size; warns when they
+        become fewer."""
+        left = max(1 - size / (self.max_mb * MB), 2.0**-20)
+        one_of = 4 ** math.floor(-math.log2(left))
+        if one_of > self._sparsest:
+            self._sparsest = one_of
+            log.warning(
+                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one in "
+                "%d of its steps. Raise max_mb, or lower groups.",
+                100 * size / (self.max_mb * MB),
+                self.max_mb,
+                one_of,
+            )
+        return one_of
+
+    @staticmethod
+    def path(trainer: L.Trainer) -> Path:
+        """Returns the path of a run's file."""
+        return run_folder(trainer) / rollout_file.FILE
+
+
+def spread(groups: Sequence[Group], count: int) -> list[Group]:
+    """Returns `count` groups, evenly spread; and the first one with a failure, if none of them has
+    one."""
+    # The first ones to arrive have the shortest responses.
+    count = min(count, len(groups))
+    chosen = [groups[number * len(groups) // count] for number in range(count)]
+    failed = next((group for group in groups if _has_failed(group)), None)
+    if failed is not None and not any(map(_has_failed, chosen)):
+        chosen.append(failed)
+    return chosen
+
+
+def _has_failed(group: Group) -> bool:
+    return any(rollout.reward is None for rollout in group.rollouts)
+
+
+def log_ratios(stream: StepStream, policy: Any) -> dict[int, list[float]]:
+    """Returns the log of pi / mu of each trained token, by the `id` of the rollout, for the
+    rollouts that this rank has trained.
+
+    It is empty for a policy whose `compute_loss` keeps no diagnostics.
+    """
+    found: dict[int, list[float]] = {}
+    passes = policy.diagnostics.log_ratios
+    if len(passes) != len(stream.packer.on_first_rank):
+        return found
+    for samples, (owners, ratios) in zip(stream.packer.on_first_rank, passes, strict=True):
+        owners, ratios = owners.cpu(), ratios.cpu()
+        for number, sample in enumerate(samples):
+            found[id(sample.rollout)] = ratios[owners == number].tolist()
+    return found
+
+
+def group_lines(
+    group: Group,
+    samples: Sequence[TrainingSample | None],
+    ratios: dict[int, list[float]],
+    *,
+    step: int,
+    texts: TokenTexts,
+) -> str:
+    """Returns the lines of a group that a step has trained.
+
+    Args:
+        group: The group.
+        samples: For each response what was trained of it; None for nothing.
+        ratios: See `log_ratios`.
+        step: The step.
+        texts: Makes the texts of tokens.
+    """
+    responses = []
+    for rollout, sample in zip(group.rollouts, samples, strict=True):
+        responses.append(response_record(rollout, sample, ratios.get(id(rollout)), texts))
+    shown = {
+        "step": step,
+        "index": group.index,
+        "prompt_id": group.prompt.id,
+        "prompt": group.prompt.text[:SHOWN_PROMPT],
+        "responses": [_summary(rollout, step) for rollout in group.rollouts],
+    }
+    return rollout_file.lines_of(shown, prompt_record(group.prompt, texts), responses)
+
+
+def _summary(rollout: Rollout, step: int) -> Record:
+    """Returns what a list shows of a response."""
+    versions = rollout.policy_versions
+    failure = rollout.failure or rollout.reward_failure or ""
+    return {
+        "reward": _rounded(rollout.reward),
+        "lag": step - min(versions) if versions else None,
+        "tokens": rollout.num_tokens,
+        "turns": len(rollout.turns),
+        "finish_reason": rollout.finish_reason,
+        "failure": failure.partition(":")[0],
+    }
+
+
+def prompt_record(prompt: Prompt, texts: TokenTexts) -> Record:
+    """Returns a prompt with its tokens."""
+    chat = prompt.chat
+    return {
+        "text": prompt.text,
+        "answer": reference(prompt),
+        "messages": None if chat is None else [_message(one) for one in chat.messages],
+        "token_ids": prompt.token_ids,
+        "texts": texts(prompt.token_ids),
+    }
+
+
+def _message(message: dict[str, Any]) -> Record:
+    return {"role": str(message.get("role")), "content": str(message.get("content"))}
+
+
+def response_record(
+    rollout: Rollout,
+    sample: TrainingSample | None,
+    ratios: Sequence[float] | None,
+    texts: TokenTexts,
+) -> Record:
+    """Returns a response with its tokens; what is the same for many tokens in a row stands once,
+    with their number."""
+    trained = [False] * len(rollout.token_ids) if sample is None else sample.trained
+    versions = [None if version == ENVIRONMENT else version for version in rollout.versions]
+    return {
+        "token_ids": rollout.token_ids,
+        "texts": texts(rollout.token_ids),
+        "logprobs": list(map(_rounded, rollout.logprobs)),
+        "versions": _runs(versions),
+        "trained": _runs(trained),
+        "log_ratios": None if ratios is None else list(map(_rounded, ratios)),
+        "advantages": None if sample is None else _runs(_advantages(sample)),
+        "turn_ends": rollout.turn_ends,
+        "turn_rewards": list(map(_rounded, rollout.turn_rewards)),
+        "reward": _rounded(rollout.reward),
+        "parts": {name: _rounded(part) for name, part in rollout.reward_parts.items()},
+        "finish_reason": rollout.finish_reason,
+        "failure": rollout.failure or rollout.reward_failure or "",
+        "text": rollout.text,
+    }
+
+
+def _advantages(sample: TrainingSample) -> list[float | None]:
+    values: Tensor = sample.advantages.expand(len(sample.trained))
+    return [_rounded(value) for value in values.tolist()]
+
+
+def _runs(values: Iterable[Any]) -> list[list[Any]]:
+    return [[value, len(list(equal))] for value, equal in groupby(values)]
+
+
+def _rounded(number: float | None) -> float | None:
+    """Returns a number of a line; None for one that JSON has not."""
+    if number is None or not math.isfinite(number):
+        return None
+    return round(float(number), DIGITS)

@@ -1,0 +1,113 @@
+"""`lrl view`: the rollouts of a run, finished or live, in the browser."""
+
+import argparse
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from lrl.errors import ConfigError
+from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
+from lrl.viewer.rollout_file import FILE
+
+SIGNS_OF_A_RUN = ("config.yaml", "checkpoints", "events.out.tfevents.*", "generator-*.log")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves the page until Ctrl-C.
+
+    Args:
+        argv: The words after `lrl view`.
+
+    Returns:
+        Exit status: 2 if the command is wrong, or the run has no rollouts.
+    """
+    args = parser().parse_args(argv)
+    from lrl.viewer.server import Viewer  # aiohttp: not for --help
+
+    try:
+        path = rollouts_of(args.run)
+        endpoint = checked_endpoint(args)
+        viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
+        token = secrets.token_urlsafe(32)
+        server = viewer.serve(endpoint, token, args.port)
+    except (ConfigError, OSError) as error:
+        sys.stderr.write(f"lrl: error: {_in_words_of_the_command(error)}\n")
+        return 2
+    address = socket.gethostname() if endpoint.is_everywhere else ""
+    sys.stdout.write(
+        f"{len(viewer.index.groups):,} groups of {args.run}. Ctrl-C ends this.\n\n"
+        f"    {endpoint.url(server.port, address)}/#token={token}\n"
+    )
+    sys.stdout.flush()
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    finally:
+        server.close()
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the settings of the command."""
+    words = argparse.ArgumentParser(
+        prog="lrl view", allow_abbrev=False, description="Look at a run's rollouts in the browser."
+    )
+    words.add_argument("run", metavar="RUN", type=Path, help=f"the run's folder, with {FILE}")
+    words.add_argument("--port", type=int, default=0, help="(a free one)")
+    words.add_argument(
+        "--host", default=LOOPBACK, help="an address of this machine, or 0.0.0.0 (%(default)s)"
+    )
+    words.add_argument("--tls_cert", metavar="FILE", help="certificate, PEM")
+    words.add_argument("--tls_key", metavar="FILE", help="its key, PEM")
+    words.add_argument(
+        "--insecure", action="store_true", help="plain HTTP at an address that others reach"
+    )
+    return words
+
+
+def rollouts_of(run: Path) -> Path:
+    """Returns the file of rollouts of a run; raises ConfigError with the remedy if there is none."""
+    if (path := run / FILE).is_file():
+        return path
+    if not run.is_dir():
+        raise ConfigError(
+            f"{run} is no folder: give that of a run, such as runs/quickstart/version_0."
+        )
+    inside = sorted(run.rglob(FILE), key=lambda file: file.stat().st_mtime)
+    if inside:
+        raise ConfigError(f"{run} is no run. The newest in it is {inside[-1].parent}")
+    if any(any(run.glob(sign)) for sign in SIGNS_OF_A_RUN):
+        raise ConfigError(
+            f"{run} has no {FILE}. A run writes it at the end of its first step, if "
+            "trainer.callbacks has lrl.callbacks.RolloutFile."
+        )
+    raise ConfigError(
+        f"{run} is no run: nothing in it is a run's. Give its folder, such as "
+        "runs/quickstart/version_0."
+    )
+
+
+def checked_endpoint(args: argparse.Namespace) -> Endpoint:
+    """Returns the address to listen on; raises ConfigError if others could read the token on its
+    way."""
+    if not 0 <= args.port < 2**16:
+        raise ConfigError(f"--port is {args.port}; it must be from 0 to 65535.")
+    if not (is_loopback(args.host) or args.tls_cert or args.insecure):
+        raise ConfigError(
+            f"--host {args.host}: plain HTTP would show the rollouts to all who read that network. "
+            "Leave --host out and use a tunnel (ssh -L PORT:127.0.0.1:PORT MACHINE, with --port), "
+            "or give --tls_cert and --tls_key, or --insecure if nobody else is on it."
+        )
+    endpoint = Endpoint(args.host, args.tls_cert, args.tls_key, insecure=args.insecure)
+    endpoint.check()
+    return endpoint
+
+
+def _in_words_of_the_command(error: Exception) -> str:
+    """Returns the message of an error; `Endpoint`'s name the settings of a run."""
+    text = str(error).replace("strategy.join_port", "--port")
+    return text.replace("strategy.server.", "--")

@@ -1,0 +1,149 @@
+"""The server of `lrl view`: a page without data, open to all, and the rollouts as JSON, behind a
+token.
+
+The browser gets the token in the part of the address behind `#`, which it sends to no server, and the
+page sends it with each request for data. So the token is in no log and no `Referer`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from aiohttp import web
+
+from lrl.system.endpoint import Endpoint
+from lrl.system.token_server import TokenServer
+from lrl.viewer.rollout_file import RolloutIndex, Wanted
+
+PAGE = Path(__file__).parent / "page"
+FILES = {"/": "index.html", "/view.js": "view.js", "/view.css": "view.css"}
+MOST_ROWS = 200
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""A response is text that nobody has read. Should any of it be taken for a script, the browser runs
+and loads nothing."""
+
+
+class Viewer:
+    """Answers the page's requests about one run.
+
+    Args:
+        path: The run's `rollouts.jsonl`.
+        name: The run's name, for the page.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.index = RolloutIndex(path)
+        self.name = name
+
+    def serve(self, endpoint: Endpoint, token: str, port: int) -> TokenServer:
+        """Starts a server; see `TokenServer` for arguments and errors."""
+        self.index.refresh()
+        routes = [web.get(path, self._file) for path in FILES]
+        routes += [
+            web.get("/api/run", self._run),
+            web.get("/api/groups", self._groups),
+            web.get("/api/group", self._group),
+        ]
+        return TokenServer(endpoint, token, routes, port, open_paths=FILES)
+
+    async def _file(self, request: web.Request) -> web.FileResponse:
+        return web.FileResponse(PAGE / FILES[request.path], headers=HEADERS)
+
+    async def _run(self, request: web.Request) -> web.Response:
+        self.index.refresh()
+        if request.query.get("revision") == str(self.index.revision):
+            return _json({"revision": self.index.revision})
+        return _json({"name": self.name} | overview(self.index))
+
+    async def _groups(self, request: web.Request) -> web.Response:
+        self.index.refresh()
+        asked = dict(request.query)
+        try:
+            offset = int(asked.pop("offset", 0))
+            order = asked.pop("order", "newest")
+            wanted = wanted_by(asked)
+            found = self.index.find(wanted, order)
+        except (KeyError, TypeError, ValueError) as error:
+            raise web.HTTPBadRequest(text=f"The list cannot be had: {error!r}") from error
+        rows = [group.shown for group in found[offset : offset + MOST_ROWS]]
+        return _json({"revision": self.index.revision, "total": len(found), "rows": rows})
+
+    async def _group(self, request: web.Request) -> web.Response:
+        self.index.refresh()
+        try:
+            found = self.index.read(int(request.query["step"]), int(request.query["index"]))
+        except (KeyError, ValueError) as error:
+            raise web.HTTPBadRequest(text=f"The group cannot be read: {error!r}") from error
+        if found is None:
+            raise web.HTTPNotFound(text="The run has no such group; it may have been resumed.")
+        return _json(found)
+
+
+def wanted_by(asked: dict[str, str]) -> Wanted:
+    """Returns what the words of a request want; an empty word wants nothing of its kind. Raises
+    TypeError or ValueError for others."""
+    kinds: dict[str, Any] = {
+        "first_step": int,
+        "last_step": int,
+        "least_reward": float,
+        "most_reward": float,
+        "least_lag": int,
+    }
+    words = {name: word for name, word in asked.items() if word}
+    return Wanted(**{name: kinds.get(name, str)(word) for name, word in words.items()})
+
+
+def overview(index: RolloutIndex) -> dict[str, Any]:
+    """Returns what the head of the page shows of all groups."""
+    rewards: dict[int, list[float]] = defaultdict(list)
+    failures, finish_reasons = Counter[str](), Counter[str]()
+    responses = 0
+    for group in index.groups:
+        of_step = rewards[group.shown["step"]]
+        for response in group.shown["responses"]:
+            responses += 1
+            finish_reasons[response["finish_reason"]] += 1
+            if response["failure"]:
+                failures[response["failure"]] += 1
+            if response["reward"] is not None:
+                of_step.append(response["reward"])
+    every = [reward for of_step in rewards.values() for reward in of_step]
+    steps = sorted(rewards)
+    return {
+        "revision": index.revision,
+        "groups": len(index.groups),
+        "responses": responses,
+        "steps": [[step, fmean(rewards[step]) if rewards[step] else None] for step in steps],
+        "least_reward": min(every, default=0.0),
+        "most_reward": max(every, default=0.0),
+        "failures": failures,
+        "finish_reasons": finish_reasons,
+        "notes": notes(index),
+    }
+
+
+def notes(index: RolloutIndex) -> list[str]:
+    """Returns what a reader should know about the file."""
+    found = []
+    if index.cut_short:
+        found.append(
+            "The last group is not whole: it is being written, or the run was killed then."
+        )
+    if index.unreadable:
+        found.append(f"{index.unreadable} lines of {index.path.name} are no part of a whole group.")
+    return found
+
+
+def _json(content: dict[str, Any]) -> web.Response:
+    return web.json_response(content, headers=HEADERS)

@@ -1,0 +1,171 @@
+"""`RolloutFile`: which groups it writes, what a token has, and how large the file gets."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lrl.advantages import GroupMean
+from lrl.callbacks import RolloutFile
+from lrl.callbacks.rollout_file import MB, log_ratios, spread
+from lrl.objectives import AIPO, Diagnostics, Tokens
+from lrl.rollouts.packing import Packer
+from lrl.rollouts.token_texts import TokenTexts
+from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.viewer.rollout_file import RolloutIndex
+from tests.tiny_policies import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+PER_TOKEN = 0.01
+"""The policy of these steps raises the log-prob of token k by k times this."""
+
+
+def rollout(token_ids: Sequence[int], reward: float | None, version: int = 3) -> Rollout:
+    return Rollout(
+        token_ids=list(token_ids),
+        logprobs=[-1.0] * len(token_ids),
+        versions=[version] * len(token_ids),
+        finish_reason="stop",
+        reward=reward,
+        reward_failure=None if reward is not None else "timeout: after 9 s",
+    )
+
+
+def group(index: int, *rollouts: Rollout, prompt: Sequence[int] = (5, 6, 7, 8)) -> Group:
+    asked = Prompt(id=index, token_ids=list(prompt), text="?")
+    return Group(index=index, prompt=asked, rollouts=list(rollouts))
+
+
+def passes(packer: Packer, groups: Sequence[Group]) -> list[MicroBatch]:
+    """The micro-batches of rank 0."""
+    rounds = [each for one in groups for each in packer.add(one)]
+    rounds += list(packer.flush())
+    return [each[0] for each in rounds if each[0] is not None]
+
+
+def trained(step: int, groups: Sequence[Group], packer: Packer | None = None) -> tuple[Any, Any]:
+    """The stream of a step, and the policy that has trained it."""
+    packer = packer or Packer(64, GroupMean(), temperature=1.0)
+    diagnostics = Diagnostics(version=step)
+    for micro in passes(packer, groups):
+        logprobs = micro.behaviour_logprobs + PER_TOKEN * micro.labels
+        diagnostics.add(AIPO(), Tokens.select(logprobs, micro, step))
+    stream = SimpleNamespace(step=step, groups=list(groups), packer=packer)
+    return stream, SimpleNamespace(diagnostics=diagnostics, tokenizer=TOKENIZER)
+
+
+def run(folder: Path, callback: RolloutFile, steps: Sequence[Sequence[Group]]) -> RolloutIndex:
+    """The index of the file of a run with these groups in its steps."""
+    trainer: Any = SimpleNamespace(
+        loggers=[], default_root_dir=folder, datamodule=SimpleNamespace(), global_step=0
+    )
+    callback.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for step, groups in enumerate(steps):
+        trainer.datamodule.step_stream, policy = trained(step, groups)
+        callback.on_train_batch_end(trainer, policy)
+    index = RolloutIndex(callback.path(trainer))
+    index.refresh()
+    return index
+
+
+@given(st.binary(max_size=40))
+def test_the_texts_of_tokens_together_are_the_text(text: bytes) -> None:
+    """One token is one byte here, and many of these are no character, or a part of one."""
+    letters = TOKENIZER.backend_tokenizer.get_vocab()
+    alphabet = TOKENIZER.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    token_ids = [letters[alphabet(chr(byte))[0][0][0]] for byte in text if byte < 128]
+    token_ids += TOKENIZER.encode(text.decode(errors="ignore"))
+    found = TokenTexts(TOKENIZER)(token_ids)
+    assert len(found) == len(token_ids)
+    assert "".join(found) == TOKENIZER.decode(token_ids, clean_up_tokenization_spaces=False)
+
+
+def test_bytes_that_are_no_character_keep_their_place() -> None:
+    broken = TOKENIZER.encode("日")[:2]
+    found = TokenTexts(TOKENIZER)([*broken, *TOKENIZER.encode("ab")])
+    assert len(found) == 4 and "".join(found).endswith("ab") and "\ufffd" in "".join(found)
+    assert TokenTexts(TOKENIZER)(broken)[-1] != ""
+
+
+def test_groups_are_taken_from_the_whole_step_and_a_failure_is_never_left_out() -> None:
+    groups = [group(number, rollout([1], 1.0)) for number in range(12)]
+    assert [one.index for one in spread(groups, 4)] == [0, 3, 6, 9]
+    assert [one.index for one in spread(groups, 99)] == list(range(12))
+    groups[7].rollouts[0].reward = groups[8].rollouts[0].reward = None
+    assert [one.index for one in spread(groups, 4)] == [0, 3, 6, 9, 7]
+    assert [one.index for one in spread(groups, 6)] == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("attention_tokens", [0, 10**6])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_token_has_the_ratio_that_the_loss_had(attention_tokens: int, ranks: int) -> None:
+    groups = [
+        group(0, rollout([11, 12, 13], 1.0), rollout([14], 0.0), rollout([15, 16], 0.0)),
+        group(1, rollout([21], 1.0), rollout([22] * 9, None), rollout([23, 24], 0.0)),
+        group(2, rollout([31, 32, 33, 34], 1.0, version=0), rollout([35], 0.0)),
+    ]
+    packer = Packer(
+        16,
+        GroupMean(),
+        temperature=1.0,
+        oldest_version=1,
+        data_parallel_size=ranks,
+        attention_tokens=attention_tokens,
+    )
+    stream, policy = trained(3, groups, packer)
+    found = log_ratios(stream, policy)
+    everything = [one for each in groups for one in each.rollouts]
+    known = [one for one in everything if id(one) in found]
+    for one in known:
+        expected = [PER_TOKEN * token for token in one.token_ids]
+        assert found[id(one)] == pytest.approx(expected, abs=1e-5)
+    # Not: a response without a reward, one that is too old, and those of another rank.
+    assert len(known) == 6 if ranks == 1 else 0 < len(known) < 6
+    policy.diagnostics.log_ratios = []  # a `compute_loss` of one's own may leave them out
+    assert log_ratios(stream, policy) == {}
+
+
+def test_a_number_that_json_has_not_is_none(tmp_path: Path) -> None:
+    odd = rollout([11, 12], 1.0)
+    odd.logprobs, odd.reward_parts = [float("-inf"), -0.123456], {"right": float("nan")}
+    index = run(tmp_path, RolloutFile(), [[group(0, odd, rollout([1], 0.0))]])
+    found = index.read(0, 0)
+    assert found is not None
+    assert found["responses"][0]["logprobs"] == [None, -0.1235]
+    assert found["responses"][0]["parts"] == {"right": None}
+    for line in index.path.read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_a_full_file_gets_fewer_steps_loses_none_and_never_passes_its_limit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = [[group(step, rollout([11] * 20, 1.0), rollout([12], 0.0))] for step in range(400)]
+    size = run(tmp_path / "one", RolloutFile(), steps[:1]).path.stat().st_size
+    limit = 60 * size
+    with caplog.at_level(logging.WARNING):
+        index = run(tmp_path / "all", RolloutFile(max_mb=limit / MB), steps)
+    written = [one.shown["step"] for one in index.groups]
+    assert index.path.stat().st_size <= limit
+    assert written[:25] == list(range(25)), "all of them while there is room"
+    assert written[-1] > 300, "and some of the end"
+    gaps = [later - earlier for earlier, later in zip(written, written[1:], strict=False)]
+    assert gaps == sorted(gaps)
+    assert "one in 4 of its steps. Raise max_mb" in caplog.text
+    little = run(tmp_path / "little", RolloutFile(max_mb=4.5 * size / MB), steps)
+    assert caplog.text.count("has no room for step") == 1
+    assert 3 * size < little.path.stat().st_size <= 4.5 * size
+
+
+def test_steps_between_are_left_out(tmp_path: Path) -> None:
+    steps = [[group(step, rollout([11], 1.0), rollout([12], 0.0))] for step in range(7)]
+    index = run(tmp_path, RolloutFile(every_n_steps=3), steps)
+    assert [one.shown["step"] for one in index.groups] == [0, 3, 6]

@@ -1,0 +1,63 @@
+"""Groups in the form in which a run writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lrl.callbacks.rollout_file import group_lines
+from lrl.rollouts.token_texts import TokenTexts
+from lrl.training.prefix_tree import TrainingSample
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
+from tests.tiny_policies import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+TEXTS = TokenTexts(TOKENIZER)
+
+
+def rollout(text: str, reward: float | None = 1.0, version: int = 0, failure: str = "") -> Rollout:
+    """A response of one version, with a token a byte."""
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    return Rollout(
+        token_ids=token_ids,
+        logprobs=[-0.5] * len(token_ids),
+        versions=[version] * len(token_ids),
+        finish_reason="failed" if failure else "stop",
+        text=text,
+        reward=reward,
+        reward_parts={} if reward is None else {"right": reward},
+        reward_failure=failure or None,
+    )
+
+
+def episode(turn: str, observation: str, last: str) -> Rollout:
+    """An episode of two turns with an observation in between."""
+    first, written, second = (rollout(text) for text in (turn, observation, last))
+    ends = [len(first.token_ids), sum(len(one.token_ids) for one in (first, written, second))]
+    return Rollout(
+        token_ids=first.token_ids + written.token_ids + second.token_ids,
+        logprobs=first.logprobs + [0.0] * len(written.token_ids) + second.logprobs,
+        versions=first.versions + [ENVIRONMENT] * len(written.token_ids) + second.versions,
+        finish_reason="stop",
+        text=turn + observation + last,
+        reward=1.5,
+        turn_ends=ends,
+        turn_rewards=[0.5, 1.0],
+    )
+
+
+def lines(step: int, index: int, rollouts: Sequence[Rollout], prompt: str = "1+1=") -> str:
+    """The lines of a group whose responses with a reward were trained."""
+    asked = Prompt(id=index, token_ids=TOKENIZER.encode(prompt), text=prompt)
+    group = Group(index=index, prompt=asked, rollouts=list(rollouts))
+    samples = [
+        None
+        if one.reward is None
+        else TrainingSample(
+            index, asked.token_ids, rollout=one, advantages=torch.tensor(0.5), trained=one.mask
+        )
+        for one in rollouts
+    ]
+    ratios = {id(one): [0.01] * sum(one.mask) for one in rollouts}
+    return group_lines(group, samples, ratios, step=step, texts=TEXTS)

@@ -66,8 +66,9 @@ def write_run(folder: Path, rollouts: int, tokens: int) -> float:
 
 def make_group(
     draw: random.Random, number: int, step: int, tokens: int
-) -> tuple[Group, list[TrainingSample], dict[int, list[float]]]:
-    """Returns a group, what a step has trained of it, and the log-ratios of its tokens."""
+) -> tuple[Group, list[list[TrainingSample]], dict[int, dict[int, float]]]:
+    """Returns a group, what a step has trained of it, and the log-ratios of its tokens, as
+    `group_lines` takes them."""
     prompt = Prompt(id=number, token_ids=[1, 2, 3], text=f"prompt {number}")
     samples = []
     for _ in range(RESPONSES):
@@ -89,8 +90,11 @@ def make_group(
         )
         samples.append(sample)
     group = Group(index=number, prompt=prompt, rollouts=[one.rollout for one in samples])
-    ratios = {id(one.rollout): [draw.gauss(0, 0.1) for _ in range(tokens)] for one in samples}
-    return group, samples, ratios
+    ratios = {
+        id(rollout): {place: draw.gauss(0, 0.1) for place in range(tokens)}
+        for rollout in group.rollouts
+    }
+    return group, [[one] for one in samples], ratios
 
 
 @contextmanager

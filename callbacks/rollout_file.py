@@ -3,6 +3,7 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -95,10 +96,12 @@ class RolloutFile(OnRankZero):
         if self._texts is None:
             self._texts = TokenTexts(policy.tokenizer)
         ratios = log_ratios(stream, policy)
-        samples = {id(sample.rollout): sample for sample in stream.packer.samples}
+        samples: dict[int, list[TrainingSample]] = defaultdict(list)
+        for sample in stream.packer.samples:
+            samples[id(sample.rollout)].append(sample)
         text = ""
         for group in spread(stream.groups, self.groups):
-            of_group = [samples.get(id(rollout)) for rollout in group.rollouts]
+            of_group = [samples[id(rollout)] for rollout in group.rollouts]
             text += group_lines(group, of_group, ratios, step=stream.step, texts=self._texts)
         return text
 
@@ -140,27 +143,28 @@ def _has_failed(group: Group) -> bool:
     return any(rollout.reward is None for rollout in group.rollouts)
 
 
-def log_ratios(stream: StepStream, policy: Any) -> dict[int, list[float]]:
-    """Returns the log of pi / mu of each trained token, by the `id` of the rollout, for the
-    rollouts that this rank has trained.
+def log_ratios(stream: StepStream, policy: Any) -> dict[int, dict[int, float]]:
+    """Returns the log of pi / mu of each token that this rank has trained, by the `id` of its
+    rollout and its place there.
 
     It is empty for a policy whose `compute_loss` keeps no diagnostics.
     """
-    found: dict[int, list[float]] = {}
+    found: dict[int, dict[int, float]] = defaultdict(dict)
     passes = policy.diagnostics.log_ratios
     if len(passes) != len(stream.packer.on_first_rank):
         return found
     for samples, (owners, ratios) in zip(stream.packer.on_first_rank, passes, strict=True):
         owners, ratios = owners.cpu(), ratios.cpu()
         for number, sample in enumerate(samples):
-            found[id(sample.rollout)] = ratios[owners == number].tolist()
+            of_sample = zip(sample.trained_places, ratios[owners == number].tolist(), strict=True)
+            found[id(sample.rollout)].update(of_sample)
     return found
 
 
 def group_lines(
     group: Group,
-    samples: Sequence[TrainingSample | None],
-    ratios: dict[int, list[float]],
+    samples: Sequence[Sequence[TrainingSample]],
+    ratios: dict[int, dict[int, float]],
     *,
     step: int,
     texts: TokenTexts,
@@ -169,14 +173,15 @@ def group_lines(
 
     Args:
         group: The group.
-        samples: For each response what was trained of it; None for nothing.
+        samples: For each response what was trained of it: a sample, one for each branch, or none.
         ratios: See `log_ratios`.
         step: The step.
         texts: Makes the texts of tokens.
     """
     responses = []
-    for rollout, sample in zip(group.rollouts, samples, strict=True):
-        responses.append(response_record(rollout, sample, ratios.get(id(rollout)), texts))
+    for rollout, of_rollout in zip(group.rollouts, samples, strict=True):
+        own_ratios = ratios.get(id(rollout))
+        responses.append(response_record(rollout, of_rollout, own_ratios, texts))
     shown = {
         "step": step,
         "index": group.index,
@@ -219,13 +224,16 @@ def _message(message: dict[str, Any]) -> Record:
 
 def response_record(
     rollout: Rollout,
-    sample: TrainingSample | None,
-    ratios: Sequence[float] | None,
+    samples: Sequence[TrainingSample],
+    ratios: dict[int, float] | None,
     texts: TokenTexts,
 ) -> Record:
     """Returns a response with its tokens; what is the same for many tokens in a row stands once,
     with their number."""
-    trained = [False] * len(rollout.token_ids) if sample is None else sample.trained
+    places = sorted(place for sample in samples for place in sample.trained_places)
+    trained = [False] * len(rollout.token_ids)
+    for place in places:
+        trained[place] = True
     versions = [None if version == ENVIRONMENT else version for version in rollout.versions]
     return {
         "token_ids": rollout.token_ids,
@@ -233,8 +241,9 @@ def response_record(
         "logprobs": list(map(_rounded, rollout.logprobs)),
         "versions": _runs(versions),
         "trained": _runs(trained),
-        "log_ratios": None if ratios is None else list(map(_rounded, ratios)),
-        "advantages": None if sample is None else _runs(_advantages(sample)),
+        "log_ratios": None if ratios is None else [_rounded(ratios.get(one)) for one in places],
+        "advantages": _runs(_advantages(samples[0])) if samples else None,
+        "forks": [list(fork) for fork in rollout.forks],
         "turn_ends": rollout.turn_ends,
         "turn_rewards": list(map(_rounded, rollout.turn_rewards)),
         "reward": _rounded(rollout.reward),
@@ -246,7 +255,7 @@ def response_record(
 
 
 def _advantages(sample: TrainingSample) -> list[float | None]:
-    values: Tensor = sample.advantages.expand(len(sample.trained))
+    values: Tensor = sample.advantages.expand(len(sample.rollout.token_ids))
     return [_rounded(value) for value in values.tolist()]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from lrl.advantages import Advantages
 from lrl.rollouts.bin_packing import BinPacker, Rows
 from lrl.training.collate import blank, fill_rows
-from lrl.training.prefix_tree import PrefixTree, prefix_trees, samples_of
+from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 
 Round = list[MicroBatch | None]

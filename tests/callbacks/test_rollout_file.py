@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
 from lrl.callbacks import RolloutFile
-from lrl.callbacks.rollout_file import MB, log_ratios, spread
+from lrl.callbacks.rollout_file import MB, group_lines, log_ratios, spread
 from lrl.objectives import AIPO, Diagnostics, Tokens
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.token_texts import TokenTexts
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Fork, Group, MicroBatch, Prompt, Rollout
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.tiny_policies import byte_tokenizer
 
@@ -126,11 +126,35 @@ def test_each_token_has_the_ratio_that_the_loss_had(attention_tokens: int, ranks
     known = [one for one in everything if id(one) in found]
     for one in known:
         expected = [PER_TOKEN * token for token in one.token_ids]
-        assert found[id(one)] == pytest.approx(expected, abs=1e-5)
+        assert list(found[id(one)].values()) == pytest.approx(expected, abs=1e-5)
     # Not: a response without a reward, one that is too old, and those of another rank.
     assert len(known) == 6 if ranks == 1 else 0 < len(known) < 6
     policy.diagnostics.log_ratios = []  # a `compute_loss` of one's own may leave them out
     assert log_ratios(stream, policy) == {}
+
+
+@pytest.mark.parametrize("attention_tokens", [0, 10**6])
+def test_each_token_of_a_branch_stands_once_with_its_own_numbers(
+    tmp_path: Path, attention_tokens: int
+) -> None:
+    branched = rollout([11, 12, 13, 14, 15], 1.0)
+    branched.versions[2] = ENVIRONMENT
+    branched.turn_ends = [2, 5]
+    branched.forks = [Fork(2, 1)]  # 13 follows 11
+    groups = [group(0, branched, rollout([16], 0.0))]
+    packer = Packer(16, GroupMean(), temperature=1.0, attention_tokens=attention_tokens)
+    stream, policy = trained(3, groups, packer)
+    samples = [one for one in packer.samples if one.rollout is branched]
+    assert len(samples) == 2
+    of_group = [samples, []]
+    lines = group_lines(
+        groups[0], of_group, log_ratios(stream, policy), step=3, texts=TokenTexts(TOKENIZER)
+    )
+    found = json.loads(lines.splitlines()[2])
+    assert found["trained"] == [[True, 2], [False, 1], [True, 2]]
+    expected = [PER_TOKEN * token for token in (11, 12, 14, 15)]
+    assert found["log_ratios"] == pytest.approx(expected, abs=1e-4)
+    assert found["forks"] == [[2, 1]] and found["advantages"] == [[0.5, 5]]
 
 
 def test_a_number_that_json_has_not_is_none(tmp_path: Path) -> None:

@@ -51,13 +51,11 @@ def lines(step: int, index: int, rollouts: Sequence[Rollout], prompt: str = "1+1
     """The lines of a group whose responses with a reward were trained."""
     asked = Prompt(id=index, token_ids=TOKENIZER.encode(prompt), text=prompt)
     group = Group(index=index, prompt=asked, rollouts=list(rollouts))
-    samples = [
-        None
-        if one.reward is None
-        else TrainingSample(
+    samples = []
+    for one in rollouts:
+        sample = TrainingSample(
             index, asked.token_ids, rollout=one, advantages=torch.tensor(0.5), trained=one.mask
         )
-        for one in rollouts
-    ]
-    ratios = {id(one): [0.01] * sum(one.mask) for one in rollouts}
+        samples.append([] if one.reward is None else [sample])
+    ratios = {id(one): dict.fromkeys(range(len(one.token_ids)), 0.01) for one in rollouts}
     return group_lines(group, samples, ratios, step=step, texts=TEXTS)

@@ -196,7 +196,9 @@ function segments(response, at, from, to) {
   for (let place = from; place < to; place++) {
     const policys = response.versions[place] !== null;
     const turn = response.turn_ends.findIndex((end) => place < end);
-    if (block === null || policys !== own || response.turn_ends.includes(place)) {
+    const fork = response.forks.find(([start]) => start === place);
+    if (fork) found.push(element("div", "part branch", branchName(response, fork[1])));
+    if (block === null || fork || policys !== own || response.turn_ends.includes(place)) {
       own = policys;
       block = element("div", policys ? "tokens" : "tokens observation");
       const reward = response.turn_rewards[turn];
@@ -207,6 +209,13 @@ function segments(response, at, from, to) {
     block.append(token(response, at, place));
   }
   return found;
+}
+
+// An agent has changed its history: the tokens do not follow the one before.
+function branchName(response, after) {
+  if (!after) return "branch, from the prompt on";
+  const turn = response.turn_ends.indexOf(after);
+  return turn < 0 ? `branch, after token ${after}` : `branch, after turn ${turn + 1}`;
 }
 
 function token(response, at, place) {

@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"lrl: error: {_in_words_of_the_command(error)}\n")
         return 2
     address = socket.gethostname() if endpoint.is_everywhere else ""
-    sys.stdout.write(
-        f"{len(viewer.index.groups):,} groups of {args.run}. Ctrl-C ends this.\n\n"
-        f"    {endpoint.url(server.port, address)}/#token={token}\n"
-    )
-    sys.stdout.flush()
     try:
+        sys.stdout.write(
+            f"{len(viewer.index.groups):,} groups of {args.run}. Ctrl-C ends this.\n\n"
+            f"    {endpoint.url(server.port, address)}/#token={token}\n"
+        )
+        sys.stdout.flush()
         threading.Event().wait()
     except KeyboardInterrupt:
         sys.stdout.write("\n")

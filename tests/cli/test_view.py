@@ -18,7 +18,7 @@ from lrl.cli.main import main
 from lrl.viewer.rollout_file import append
 from tests.certificates import self_signed
 from tests.http_call import call
-from tests.viewer.made_run import episode, lines, rollout
+from tests.viewer.made_run import branched, episode, lines, rollout
 
 HOSTILE = "<script>document.title = 'taken'</script>\u202e"
 COMMAND = "import sys; from lrl.cli.main import main; sys.exit(main())"
@@ -116,8 +116,12 @@ def test_a_browser_shows_a_response_as_text_and_only_the_rows_in_sight(run: Path
             choose = f"choice.value = '{colour}', choice.onchange()"
             page.run(f"{{ const choice = document.querySelector('.head select'); {choose} }}")
             assert page.run(colours) == least, colour
-        append(run / "rollouts.jsonl", lines(600, 600, [rollout("3")]))
+        append(run / "rollouts.jsonl", lines(600, 600, [branched()]))
         page.wait("document.getElementById('total').textContent == '601 groups'")
+        page.run("document.querySelector('.row').click()")
+        page.wait("document.querySelectorAll('.response').length == 1")
+        branch = page.run("document.querySelector('.branch').textContent")
+        assert branch == "branch, after what the environment wrote behind turn 1"
         for words, found in {"failure=timeout": 1, "": 601, "finish_reason=stop": 601}.items():
             page.run(f"filters.elements.end.value = '{words}'; filters.oninput()")
             page.wait(f"document.getElementById('total').textContent == '{found} groups'")

@@ -9,7 +9,7 @@ import torch
 from lrl.callbacks.rollout_file import group_lines
 from lrl.rollouts.token_texts import TokenTexts
 from lrl.training.prefix_tree import TrainingSample
-from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
+from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
 from tests.tiny_policies import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -45,6 +45,19 @@ def episode(turn: str, observation: str, last: str) -> Rollout:
         turn_ends=ends,
         turn_rewards=[0.5, 1.0],
     )
+
+
+def branched() -> Rollout:
+    """An episode whose third turn continues the first, as if there were no second."""
+    found = episode("6*7", "=42", "so 42")
+    again = rollout("or 41")
+    found.forks = [Fork(start=len(found.token_ids), after=6)]
+    found.token_ids += again.token_ids
+    found.logprobs += again.logprobs
+    found.versions += again.versions
+    found.turn_ends.append(len(found.token_ids))
+    found.turn_rewards.append(0.0)
+    return found
 
 
 def lines(step: int, index: int, rollouts: Sequence[Rollout], prompt: str = "1+1=") -> str:

@@ -214,8 +214,9 @@ function segments(response, at, from, to) {
 // An agent has changed its history: the tokens do not follow the one before.
 function branchName(response, after) {
   if (!after) return "branch, from the prompt on";
-  const turn = response.turn_ends.indexOf(after);
-  return turn < 0 ? `branch, after token ${after}` : `branch, after turn ${turn + 1}`;
+  const turn = response.turn_ends.findIndex((end) => after <= end);
+  const policys = response.versions[after - 1] !== null;
+  return policys ? `branch, after turn ${turn + 1}` : `branch, after what the environment wrote behind turn ${turn}`;
 }
 
 function token(response, at, place) {

@@ -156,8 +156,10 @@ def log_ratios(stream: StepStream, policy: Any) -> dict[int, dict[int, float]]:
     for samples, (owners, ratios) in zip(stream.packer.on_first_rank, passes, strict=True):
         owners, ratios = owners.cpu(), ratios.cpu()
         for number, sample in enumerate(samples):
-            of_sample = zip(sample.trained_places, ratios[owners == number].tolist(), strict=True)
-            found[id(sample.rollout)].update(of_sample)
+            own = ratios[owners == number].tolist()
+            # A `compute_loss` of one's own may measure a part of the tokens, nobody knows which.
+            if len(own) == len(sample.trained_places):
+                found[id(sample.rollout)].update(zip(sample.trained_places, own, strict=True))
     return found
 
 

@@ -145,7 +145,7 @@ class RewardPool:
     def _run_trial(self, prompt: Prompt) -> None:
         text = trial_response(prompt.columns)
         columns = _columns(prompt, "stop", max(1, len(text.split())))
-        trial = Job.of(prompt.text, [(text, columns | self._tokens(prompt, []))])
+        trial = Job.of(prompt.text, [(text, columns | self._tokens(prompt))])
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
             outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
         if not isinstance(outcome, str):
@@ -179,7 +179,7 @@ class RewardPool:
             (
                 each.text if each.judged is None else each.judged,
                 _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards)
-                | self._tokens(prompt, each.token_ids),
+                | self._tokens(prompt, each),
             )
             for each in rollouts
         ]
@@ -203,13 +203,14 @@ class RewardPool:
                 self._failure_stats.failure(prompt.id, rollout.text, str(outcome))
         self._failure_stats.check()
 
-    def _tokens(self, prompt: Prompt, token_ids: list[int]) -> dict[str, Any]:
-        """Returns what `Reward.reads_tokens` asks for; empty if no reward does."""
+    def _tokens(self, prompt: Prompt, rollout: Rollout | None = None) -> dict[str, Any]:
+        """Returns what `Reward.reads_tokens` asks for; empty if no reward does. A response that is
+        made up has no token."""
         if not self._tells_tokens:
             return {}
         return {
             "prompt_token_ids": prompt.token_ids,
-            "response_token_ids": token_ids,
+            "response_token_ids": [] if rollout is None else rollout.token_ids,
             "prompt_messages": None if prompt.chat is None else list(prompt.chat.messages),
         }
 

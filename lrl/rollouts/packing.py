@@ -88,7 +88,7 @@ class Packer:
         self.discarded_groups: list[int] = []
         """`Group.index` of each group with too few scored responses for a baseline."""
         self.samples: list[TrainingSample] = []
-        """Responses with a token in the loss."""
+        """Samples with a token in the loss: responses, or their branches."""
         self.on_first_rank: list[list[TrainingSample]] = []
         """For each micro-batch of rank 0, its samples in the order of `MicroBatch.sequence_ids`."""
         self._slots = self._padded = 0

@@ -189,14 +189,15 @@ def test_the_branches_of_an_agents_episode_are_trained_as_sampled(
 ) -> None:
     groups = trained(policy, Agent(changes_history), parses(lent_server), tmp_path)
     network = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    prompt = groups[0].prompt.token_ids
     for rollout in [rollout for group in groups for rollout in group.rollouts]:
         assert not rollout.failure and len(rollout.turns) == len(rollout.branches) == 2
         for places, shared in rollout.branches:
-            read = [rollout.token_ids[place] for place in places]
+            read = prompt + [rollout.token_ids[place] for place in places]
             logits = network(torch.tensor([read])).logits[0].detach().log_softmax(-1)
             own = [place for place in places[shared:] if rollout.versions[place] != ENVIRONMENT]
             assert own
             for place in own:
-                at = list(places).index(place)
+                at = len(prompt) + list(places).index(place)
                 ours = logits[at - 1, read[at]].item()
                 assert ours == pytest.approx(rollout.logprobs[place], abs=1e-3)

@@ -52,9 +52,11 @@ class StepRecorder(OnRankZero):
         """Keeps the half-written responses, to find each again in the trained ones."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
             responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
-            unfinished = [not reason for reason in group["finish_reasons"]]
             self._begun[group["index"]] = [
-                a if a and u else [] for a, u in zip(responses, unfinished, strict=True)
+                response if _half_written(reason, episode) else []
+                for response, reason, episode in zip(
+                    responses, group["finish_reasons"], group["episodes"], strict=True
+                )
             ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -132,6 +134,11 @@ class StepRecorder(OnRankZero):
             skipped=sorted(ledger["skipped"]),
             rewards=data.reward_pool.counts,
         )
+
+
+def _half_written(reason: str, episode: dict[str, Any]) -> bool:
+    """Tells whether a saved response goes on: it has not ended, or only its last turn has."""
+    return not reason or episode.get("recorded") is not None
 
 
 def _played_again(data: Any) -> dict[str, int]:

@@ -98,6 +98,19 @@ def test_a_response_counts_as_continued_only_with_exactly_the_tokens_of_the_chec
     assert (step["indices"], step["prompts"], step["lag_max"], step["tokens"]) == ([7], [2], 2, 4)
 
 
+def test_an_episode_that_waits_for_a_reply_counts_as_continued(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    one = recorder.StepRecorder(Journal(path), tmp_path / "stop")
+    begun = group([[4], []], finished=False)
+    turn = Rollout(token_ids=[5], logprobs=[-1.0], versions=[3], finish_reason="stop")
+    begun.rollouts[0].open_turn = turn
+    saved = save_group(begun, scored=False)
+    one.on_load_checkpoint(None, None, {"RolloutDataModule": {"ledger": {"running": [saved]}}})  # type: ignore[arg-type]
+    one.on_train_batch_end(run_of(group([[4, 5, 6], [7]], finished=True)), None)  # type: ignore[arg-type]
+    (step,) = Reader(path).refresh()
+    assert (step["continued"], step["rewritten"]) == (1, 0)
+
+
 def test_a_run_ends_after_the_step_that_finds_the_stop_file(tmp_path: Path) -> None:
     one, run = (
         recorder.StepRecorder(Journal(tmp_path / "journal.jsonl"), tmp_path / "stop"),

@@ -137,7 +137,7 @@ class StepRecorder(OnRankZero):
 
 
 def _half_written(reason: str, episode: dict[str, Any]) -> bool:
-    """Tells whether a saved response goes on: it has not ended, or only its last turn has."""
+    """Tells whether a saved response continues: it has not ended, or only its last turn has."""
     return not reason or episode.get("recorded") is not None
 
 

@@ -3,7 +3,10 @@ chat command."""
 
 import shlex
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import lightning as L
@@ -23,6 +26,9 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.stopwatch import GENERATOR, shares
+
+HEIGHTS = "▁▂▃▄▅▆▇█"
+BARS = 30
 
 
 class Summary(OnRankZero):
@@ -69,11 +75,11 @@ class Summary(OnRankZero):
             prompts = trainer.datamodule.prompts  # type: ignore[attr-defined]
             lines.append(f"chat with it   {chat_command(export.path(trainer), prompts)}")
         console = Console()
-        console.print(self._table(trainer, evaluations))
+        console.print(self._table(trainer, evaluations, in_ascii=console.options.ascii_only))
         for line in lines:
             console.print(line, soft_wrap=True)
 
-    def _table(self, trainer: L.Trainer, evaluations: list[Evaluation]) -> Table:
+    def _table(self, trainer: L.Trainer, evaluations: list[Evaluation], in_ascii: bool) -> Table:
         table = Table(title="Summary", show_header=False)
         for evaluation in evaluations:
             before, after = evaluation.reports[0][1], evaluation.reports[-1][1]
@@ -82,6 +88,8 @@ class Summary(OnRankZero):
                 f"{after.high:.3f})"
             )
             table.add_row(f"accuracy on {evaluation.prompts.name}", values)
+        if len(self.rewards) > 1 and not in_ascii:
+            table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
         table.add_row("steps", f"{trainer.global_step}")
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -108,6 +116,18 @@ class Summary(OnRankZero):
                 ", ".join(f"{state} {share:.0%}" for state, share in parts),
             )
         return table
+
+
+def curve_in_a_line(values: Sequence[float]) -> str:
+    """Returns a curve as bars, from the lowest value to the highest, with its first and its last
+    one; neighbours share a bar where there are more than `BARS`."""
+    count = min(BARS, len(values))
+    edges = [number * len(values) // count for number in range(count + 1)]
+    means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(HEIGHTS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(HEIGHTS[round(scale * (mean - low))] for mean in means)
+    return f"{bars}  {means[0]:.3f} to {means[-1]:.3f}"
 
 
 def _trainer_time(times: StepTimes) -> str:

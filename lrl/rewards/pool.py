@@ -179,7 +179,7 @@ class RewardPool:
             (
                 each.text if each.judged is None else each.judged,
                 _columns(prompt, each.finish_reason, each.num_tokens, each.turn_rewards)
-                | self._tokens(prompt, each.token_ids),
+                | self._tokens(prompt, _last_branch(each)),
             )
             for each in rollouts
         ]
@@ -255,6 +255,13 @@ class RewardPool:
             f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
             "that does not apply"
         )
+
+
+def _last_branch(rollout: Rollout) -> list[int]:
+    """Returns the tokens that end with the last one: all, unless an agent has changed its
+    history."""
+    token_ids = rollout.token_ids
+    return [token_ids[place] for place in rollout.path_to(len(token_ids))]
 
 
 def _remedy(failure: str) -> str:

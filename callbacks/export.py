@@ -106,7 +106,9 @@ class Export(OnRankZero):
             api.upload_folder(
                 repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps"
             )
-        except (OSError, HTTPError) as error:
+        # ValueError: the hub refuses the card, or a proxy answers with a page of HTML in its place.
+        # RuntimeError: the transport of large files has failed.
+        except (OSError, HTTPError, ValueError, RuntimeError) as error:
             log.warning(
                 "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s",
                 folder,

@@ -44,7 +44,8 @@ class Reward(ABC):
     """Seconds after which it raises an error by itself; 0 if it has no deadline of its own."""
     reads_tokens: bool = False
     """Whether it gets three more values of the response: `prompt_token_ids`, `response_token_ids`
-    and `prompt_messages` (the messages of a chat, else None)."""
+    (of an episode with branches those of its last one) and `prompt_messages` (the messages of a
+    chat, else None)."""
     needs_server: bool = False
     """Whether the run has to start a server for it before its workers (`RewardModel`)."""
 

@@ -210,7 +210,7 @@ class RewardPool:
             return {}
         return {
             "prompt_token_ids": prompt.token_ids,
-            "response_token_ids": [] if rollout is None else rollout.token_ids,
+            "response_token_ids": [] if rollout is None else _last_branch(rollout),
             "prompt_messages": None if prompt.chat is None else list(prompt.chat.messages),
         }
 
@@ -256,6 +256,13 @@ class RewardPool:
             f"{sorted(self._parts)}; a reward gives the same ones for every response, 0.0 for one "
             "that does not apply"
         )
+
+
+def _last_branch(rollout: Rollout) -> list[int]:
+    """Returns the tokens that end with the last one: all, unless an agent has changed its
+    history."""
+    token_ids = rollout.token_ids
+    return [token_ids[place] for place in rollout.path_to(len(token_ids))]
 
 
 def _remedy(failure: str) -> str:

@@ -31,6 +31,10 @@ from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 ATTEMPTS = 5
 """Times that an episode may lose its environment without a reply between, through no fault of
 another episode."""
+ATTEMPTS_OF_OTHERS = 50
+"""Times that it may do so through the fault of other episodes. Each time one of them fails; but the
+share of failures is taken of whole groups, and of hundreds of episodes at once most would have to
+end a process of their own before the first group is whole."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
@@ -191,7 +195,7 @@ class Episode:
         self._observations = terms.observations(prompt)
         self.home = Home()
         self._conversation: Conversation | None = None
-        self._losses = 0
+        self._losses = self._losses_by_others = 0
 
     async def begin(self, loss: EnvironmentLost | None = None) -> None:
         """Opens the environment's side, which gets to know the recorded turns; else the episode
@@ -230,7 +234,7 @@ class Episode:
             written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
             reply = await self._conversation.reply(written)
             self._record(turn, reply, self._observations.ids(reply, written))
-            self._losses = 0
+            self._losses = self._losses_by_others = 0
         except EnvironmentLost as error:
             await self.begin(error)
         except EpisodeError as error:
@@ -300,11 +304,13 @@ class Episode:
         rollout.open_turn = None
 
     def _count_loss(self, error: EnvironmentLost) -> None:
-        if error.by_other:
-            return  # each such loss fails an episode at fault, so this one gets its turn
-        self._losses += 1
+        self._losses += not error.by_other
+        self._losses_by_others += error.by_other
         if self._losses == ATTEMPTS:
             raise EpisodeError("environment_lost", f"{ATTEMPTS} times, at last: {error}")
+        if self._losses_by_others == ATTEMPTS_OF_OTHERS:
+            times = f"{ATTEMPTS_OF_OTHERS} times by other episodes"
+            raise EpisodeError("environment_lost", f"{times}, at last: {error}")
 
     def _record(self, turn: Rollout, reply: Reply, observation: list[int]) -> None:
         """Adds a turn and its reply, between two waits: no checkpoint has half of it."""

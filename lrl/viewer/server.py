@@ -61,13 +61,13 @@ class Viewer:
         return web.FileResponse(PAGE / FILES[request.path], headers=HEADERS)
 
     async def _run(self, request: web.Request) -> web.Response:
-        self.index.refresh()
+        self._refresh()
         if request.query.get("revision") == str(self.index.revision):
             return _json({"revision": self.index.revision})
         return _json({"name": self.name} | overview(self.index))
 
     async def _groups(self, request: web.Request) -> web.Response:
-        self.index.refresh()
+        self._refresh()
         asked = dict(request.query)
         try:
             offset = int(asked.pop("offset", 0))
@@ -80,7 +80,7 @@ class Viewer:
         return _json({"revision": self.index.revision, "total": len(found), "rows": rows})
 
     async def _group(self, request: web.Request) -> web.Response:
-        self.index.refresh()
+        self._refresh()
         try:
             found = self.index.read(int(request.query["step"]), int(request.query["index"]))
         except (KeyError, ValueError) as error:
@@ -88,6 +88,16 @@ class Viewer:
         if found is None:
             raise web.HTTPNotFound(text="The run has no such group; it may have been resumed.")
         return _json(found)
+
+    def _refresh(self) -> None:
+        """Reads what the run has written since the last request."""
+        try:
+            self.index.refresh()
+        except OSError as error:
+            raise web.HTTPNotFound(
+                text=f"{error.filename} cannot be read: {error.strerror}. If the run's folder has "
+                "another place now, end lrl view and start it there."
+            ) from error
 
 
 def wanted_by(asked: dict[str, str]) -> Wanted:

@@ -36,6 +36,10 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.commits: list[str] = []
         self.refuses = False
+        self.faults: list[str] = []
+        """What it says against the card."""
+        self.is_behind_a_page = False
+        """Whether something before it answers with a page, as the portal of a network does."""
 
 
 class Routes(BaseHTTPRequestHandler):
@@ -43,7 +47,9 @@ class Routes(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.refuses or self.headers["Authorization"] != "Bearer hf_secret":
+        if self.server.is_behind_a_page:
+            self._send(200, b"<html>Accept the terms.</html>", "text/html")
+        elif self.server.refuses or self.headers["Authorization"] != "Bearer hf_secret":
             self._answer(403, {"error": "not yours"})
         elif self.path == "/api/repos/create":
             self.server.made.append(json.loads(body))
@@ -53,7 +59,8 @@ class Routes(BaseHTTPRequestHandler):
             inline = {"uploadMode": "regular", "shouldIgnore": False}
             self._answer(200, {"files": [{"path": path, **inline} for path in paths]})
         elif self.path == "/api/validate-yaml":  # of the card
-            self._answer(200, {"errors": [], "warnings": []})
+            errors = [{"message": fault} for fault in self.server.faults]
+            self._answer(400 if errors else 200, {"errors": errors, "warnings": []})
         else:
             self._commit([json.loads(line) for line in body.splitlines()])
 
@@ -71,9 +78,11 @@ class Routes(BaseHTTPRequestHandler):
         self._answer(200, {"commitUrl": url, "commitOid": "1" * 40})
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
-        data = json.dumps(content).encode()
+        self._send(status, json.dumps(content).encode(), "application/json")
+
+    def _send(self, status: int, data: bytes, kind: str) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -123,6 +132,19 @@ def test_a_hub_that_refuses_costs_the_run_nothing_and_says_how_to_upload(
     fit(policy, running)
     assert (folder / "model.safetensors").exists()
     assert f"hf upload {NAME} {folder}" in caplog.text and "403" in caplog.text
+
+
+@pytest.mark.parametrize("behind_a_page", [False, True])
+def test_a_hub_that_refuses_the_card_or_gives_no_answer_costs_the_run_nothing(
+    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture, behind_a_page: bool
+) -> None:
+    hub.is_behind_a_page = behind_a_page
+    hub.faults = ["license is none"]
+    folder = tmp_path / "policy"
+    running = trainer(tmp_path, Export(str(folder), push_to_hub=NAME), max_steps=1)
+    fit(policy, running)
+    assert f"hf upload {NAME} {folder}" in caplog.text
+    assert behind_a_page or "license is none" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "why"), [("sums", "`user/sums`"), ("a b/c", "push_to_hub")])

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import odd_rewards  # noqa: E402
 from judge_server import CLOSE, HANG, ScoreServer, fails, gives, served  # noqa: E402
-from scenes import counted, scored  # noqa: E402
+from scenes import counted, rollouts_of, scored  # noqa: E402
 
 from lrl.checkpoints.made_with import fingerprint  # noqa: E402
 from lrl.errors import ConfigError, RewardModelError  # noqa: E402
@@ -38,7 +38,7 @@ from lrl.rewards import (  # noqa: E402
     RewardPool,
     model_endpoint,  # noqa: E402
 )
-from lrl.types import Chat, Prompt  # noqa: E402
+from lrl.types import Chat, Fork, Prompt  # noqa: E402
 from tests.http_call import call  # noqa: E402
 from tests.lent_server import LentServer  # noqa: E402
 from tests.runs.test_async_run import fit  # noqa: E402
@@ -93,6 +93,19 @@ def test_a_pool_gives_it_all_messages_of_a_chat_and_the_tokens_of_prompt_and_res
         assert server.bodies[0]["messages"] == [system, {"role": "assistant", "content": "0"}]
         (rollout,) = scored(pool, "four")
         assert rollout.reward_parts == {"reward_model": 0.5, "told": 1 + 1000 * 12}
+    finally:
+        pool.close()
+
+
+def test_of_an_episode_with_branches_it_gets_the_tokens_of_the_last_one():
+    pool = RewardPool([odd_rewards.told], 1)
+    pool._tells_tokens = True  # as beside a reward that reads them
+    pool.start()
+    try:
+        (rollout,) = rollouts_of("four")
+        rollout.token_ids, rollout.forks = [3, 4, 5, 6], [Fork(2, 1)]
+        asyncio.run(pool.score(Prompt(id=0, token_ids=[1, 2], text="go"), [rollout]))
+        assert rollout.reward_parts == {"told": 1 + 2 + 1000 * 356}
     finally:
         pool.close()
 

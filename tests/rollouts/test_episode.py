@@ -14,7 +14,7 @@ from lrl.environments import Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.turns import Answer
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
+from lrl.rollouts.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes, EpisodeTerms
 from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
@@ -380,6 +380,13 @@ def test_other_episodes_that_end_the_process_again_and_again_cost_this_one_nothi
     lost = dict.fromkeys(range(1, 4 * ATTEMPTS), call)
     whole = one(Here(Adds()), [[4, 2], [99]])
     assert one(Here(Adds(), lost=lost, by_other=True), [[4, 2], [99]]) == whole
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_an_environment_that_every_episode_ends_is_given_up(call: int) -> None:
+    lost = dict.fromkeys(range(1, 2 * ATTEMPTS_OF_OTHERS), call)
+    rollout = one(Here(Adds(), lost=lost, by_other=True), [[4, 2], [99]])
+    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS_OF_OTHERS} times by other")
 
 
 def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> None:

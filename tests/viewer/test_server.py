@@ -62,6 +62,16 @@ def test_no_path_leads_out_of_the_page(served: Served) -> None:
         assert served.ask(path)[0] == 404
 
 
+def test_a_folder_that_has_moved_away_is_named_and_found_again(served: Served) -> None:
+    away = served.path.with_name("away")
+    served.path.rename(away)
+    for path in ("/api/run", "/api/groups", "/api/group?step=0&index=0"):
+        status, body = served.ask(path)
+        assert status == 404 and f"{served.path} cannot be read".encode() in body
+    away.rename(served.path)
+    assert served.json("/api/run")["groups"] == 2
+
+
 def test_the_overview_counts_rewards_and_failures_by_kind(served: Served) -> None:
     found = served.json("/api/run")
     assert (found["name"], found["groups"], found["responses"]) == ("a run", 2, 4)

@@ -1,5 +1,8 @@
 """A server's command line and life cycle. For the life cycle a small HTTP program stands in for
-vLLM."""
+vLLM.
+
+Covers lrl/generators/cpu_backend.py.
+"""
 
 from __future__ import annotations
 

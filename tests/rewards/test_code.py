@@ -1,5 +1,8 @@
 """Programs of a policy against a row's tests: what counts, and that settings are checked. The attacks
-on the sandbox are in `test_code_attacks.py`."""
+on the sandbox are in `test_code_attacks.py`.
+
+Covers lrl/rewards/code_text.py, sandbox_python.py, sandbox_runner.py.
+"""
 
 import asyncio
 import sys

@@ -2,6 +2,8 @@
 
 A program that attacks sets `won` if it has succeeded, and its test is `assert won`: it is worth 1
 only then. Where it can be tried without harm, the same program wins without the sandbox.
+
+Covers lrl/rewards/code.py, sandbox.py, sandbox_session.py.
 """
 
 import os

@@ -1,5 +1,8 @@
 """If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays
-an error."""
+an error.
+
+Covers lrl/rewards/math.py, math_magnitude.py.
+"""
 
 import logging
 import os

@@ -1,4 +1,7 @@
-"""The small rewards, and rewards by their class paths."""
+"""The small rewards, and rewards by their class paths.
+
+Covers lrl/rewards/base.py, exact_match.py, format.py, length_penalty.py.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A sandbox that does not work is refused or an error, and never a 0."""
+"""A sandbox that does not work is refused or an error, and never a 0.
+
+Covers lrl/rewards/bubblewrap.py.
+"""
 
 import os
 import shutil

@@ -1,5 +1,8 @@
 """Rewards are tried before anything else starts; the error names the reward and the line that
-raised."""
+raised.
+
+Covers lrl/rewards/pool.py.
+"""
 
 import os
 import subprocess

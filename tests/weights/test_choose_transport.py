@@ -1,4 +1,7 @@
-"""Transports by their names, and which way weights travel on which hardware."""
+"""Transports by their names, and which way weights travel on which hardware.
+
+Covers lrl/weights/requirements.py.
+"""
 
 from types import SimpleNamespace
 from typing import Any

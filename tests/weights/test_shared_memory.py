@@ -1,4 +1,7 @@
-"""The transport that writes files."""
+"""The transport that writes files.
+
+Covers lrl/weights/staged_file.py.
+"""
 
 import os
 import resource

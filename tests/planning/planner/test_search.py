@@ -1,4 +1,7 @@
-"""Plans fit their devices, their times add up, and the search finds the best."""
+"""Plans fit their devices, their times add up, and the search finds the best.
+
+Covers lrl/planning/planner/layouts.py.
+"""
 
 from __future__ import annotations
 

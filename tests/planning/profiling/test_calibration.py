@@ -1,4 +1,7 @@
-"""Costs fitted to a timeline."""
+"""Costs fitted to a timeline.
+
+Covers lrl/planning/costs.py.
+"""
 
 import functools
 import random

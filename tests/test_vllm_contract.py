@@ -1,5 +1,8 @@
 """All that lrl relies on in vLLM is there: in the installed release, and in each release that
-pyproject.toml allows."""
+pyproject.toml allows.
+
+Covers lrl/vllm_plugin/relied_on.py.
+"""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""The order of lrl's callbacks."""
+"""The order of lrl's callbacks.
+
+Covers callbacks/base.py.
+"""
 
 from __future__ import annotations
 

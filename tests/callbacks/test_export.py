@@ -1,5 +1,8 @@
 """The upload of an exported policy: refused before a run if it cannot be, whole with its card, and
-no loss for the run if the hub fails."""
+no loss for the run if the hub fails.
+
+Covers callbacks/model_card.py.
+"""
 
 from __future__ import annotations
 

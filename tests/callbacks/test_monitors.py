@@ -1,5 +1,8 @@
 """ModelCheckpoint and EarlyStopping on metrics of rollouts and evaluations, without a validation
-loop."""
+loop.
+
+Covers lrl/preflight/monitors.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A sync whose weights are copied: the trainer continues, and nothing else may."""
+"""A sync whose weights are copied: the trainer continues, and nothing else may.
+
+Covers callbacks/weight_sync.py, lrl/weights/sync.py.
+"""
 
 from __future__ import annotations
 

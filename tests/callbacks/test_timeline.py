@@ -1,4 +1,7 @@
-"""`Timeline` on a real Trainer, policy and fleet, with given groups and idle generators."""
+"""`Timeline` on a real Trainer, policy and fleet, with given groups and idle generators.
+
+Covers callbacks/throughput.py.
+"""
 
 from __future__ import annotations
 

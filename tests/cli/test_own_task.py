@@ -3,6 +3,8 @@ wrong.
 
 The command runs in a process of its own, with real reward workers, and ends where the first server
 would start.
+
+Covers lrl/system/config_errors.py.
 """
 
 from __future__ import annotations

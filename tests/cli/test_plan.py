@@ -1,4 +1,7 @@
-"""`lrl plan`: output, recipe, errors and imports."""
+"""`lrl plan`: output, recipe, errors and imports.
+
+Covers lrl/planning/planner/recipe.py, report.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small
-programs."""
+programs.
+
+Covers lrl/members/discovery.py.
+"""
 
 from __future__ import annotations
 

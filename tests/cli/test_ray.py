@@ -1,5 +1,8 @@
 """`lrl ray` before it goes to Ray: what it derives from the settings, what it refuses; the manifest
-for Kubernetes."""
+for Kubernetes.
+
+Covers lrl/cli/ray_request.py.
+"""
 
 from __future__ import annotations
 

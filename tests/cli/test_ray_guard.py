@@ -1,5 +1,8 @@
 """The guard of a command: whoever owned it and however that one ends, the command may save and
-nothing is left."""
+nothing is left.
+
+Covers lrl/system/parent_death.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """What a typed value becomes: texts stay as they are, files are named and not read, short forms
-become classes."""
+become classes.
+
+Covers lrl/cli/typed_values.py, null_values.py, short_forms.py.
+"""
 
 from __future__ import annotations
 

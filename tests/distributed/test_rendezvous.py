@@ -1,4 +1,7 @@
-"""Ranks on two machines (network namespaces) meet, or end with the reason, on both."""
+"""Ranks on two machines (network namespaces) meet, or end with the reason, on both.
+
+Covers lrl/distributed/interface.py.
+"""
 
 from __future__ import annotations
 

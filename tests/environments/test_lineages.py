@@ -1,6 +1,9 @@
 """Agents that do what they like with their histories, through the real server of an agent's process.
 A stand-in writes the turns at the pool's edge: every token that it has sampled is trained in one
-place, where it reads what the sampler read, or it belongs to an episode that is counted as failed."""
+place, where it reads what the sampler read, or it belongs to an episode that is counted as failed.
+
+Covers lrl/environments/agent.py, lrl/rollouts/episode.py.
+"""
 
 from __future__ import annotations
 

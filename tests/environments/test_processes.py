@@ -1,4 +1,7 @@
-"""Episodes in processes: what is broken costs the episode at fault, and no other."""
+"""Episodes in processes: what is broken costs the episode at fault, and no other.
+
+Covers lrl/environments/base.py, play.py, pool.py, worker.py, lrl/rollouts/environment_of_run.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """An episode has the same replies and the same failures wherever it is played, and a member that is
-lost costs none."""
+lost costs none.
+
+Covers lrl/environments/environment_server.py, lrl/members/joining_environment.py,
+worker_admission.py.
+"""
 
 from __future__ import annotations
 

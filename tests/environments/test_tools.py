@@ -1,4 +1,7 @@
-"""Tools: what the policy does wrong it can read, and what the machine does is a failure."""
+"""Tools: what the policy does wrong it can read, and what the machine does is a failure.
+
+Covers lrl/environments/tool_function.py.
+"""
 
 from __future__ import annotations
 

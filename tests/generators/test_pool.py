@@ -1,5 +1,8 @@
 """A pool on a virtual clock: its generators' clients are models that write a token of each response
-every second."""
+every second.
+
+Covers lrl/generators/generator.py, lrl/routing/request_queue.py.
+"""
 
 import asyncio
 import logging

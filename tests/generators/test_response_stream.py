@@ -1,4 +1,7 @@
-"""Frames of responses, and the version of each token."""
+"""Frames of responses, and the version of each token.
+
+Covers lrl/generators/frames.py.
+"""
 
 import json
 from typing import Any

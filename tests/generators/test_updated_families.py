@@ -1,4 +1,7 @@
-"""An update reaches every layer of every family of models, on vLLM's own engine; so do adapters."""
+"""An update reaches every layer of every family of models, on vLLM's own engine; so do adapters.
+
+Covers lrl/vllm_plugin/shared_memory_engine.py.
+"""
 
 from __future__ import annotations
 

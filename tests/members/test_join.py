@@ -7,8 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +16,6 @@ import torch
 
 import lrl
 from lrl.cli.main import main
-from lrl.errors import NotRunning
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
@@ -28,7 +25,6 @@ from lrl.members.admission import GeneratorAdmission, poll_forever
 from lrl.members.join_session import LocalOverrides
 from lrl.members.joining_generator import JoiningGenerator
 from lrl.members.live_run import find_run
-from lrl.members.member import Kind, Member
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of
@@ -210,59 +206,6 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     assert (
         statuses == [0] and "generator 1 has left" in capsys.readouterr().out and fleet.alive == 1
     )
-
-
-class Answers:
-    """A client whose run answers, or fails, as it is told."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def register(self, kind: Kind, number: int, run_id: str, **facts: Any) -> Member:
-        if self.error is not None:
-            raise self.error
-        return Member(kind, number)
-
-
-class Session(join_session.JoinSession):
-    kind = Kind.GENERATOR
-
-    def serve(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-
-@pytest.mark.parametrize(
-    ("error", "limit_s"),
-    [
-        (ConnectionRefusedError("nobody listens"), join_session.REFUSED_S),
-        (TimeoutError("the network is cut"), join_session.SILENT_S),
-        (NotRunning("the token is not the run's"), 0.0),
-    ],
-)
-def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
-    error: Exception, limit_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, client = [1000.0], Answers()
-    monkeypatch.setattr(join_session.time, "monotonic", lambda: now[0])
-    session = Session("", client, SPEC, LocalOverrides())  # type: ignore[arg-type]
-    for _ in range(3):
-        client.error = error if limit_s else None
-        now[0] += 0.9 * limit_s
-        session._speak()
-        client.error = None
-        session._speak()
-    client.error = error
-    now[0] += 1.1 * limit_s
-    with pytest.raises(join_session.JoinEnded, match="the run has ended"):
-        session._speak()
-
-
-def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
-    client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
-    client.error = ConnectionRefusedError("nobody listens")
-    session = Session("", client, killed, LocalOverrides())  # type: ignore[arg-type]
-    with pytest.raises(join_session.JoinEnded, match="the run has ended"):
-        session._speak()
 
 
 def test_a_joining_generator_gets_the_settings_of_the_runs_own(

@@ -2,6 +2,8 @@
 them.
 
 The jobs are models, but for the last test.
+
+Covers lrl/members/run_members.py, lrl/members/launchers/base.py, given.py, local.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a joining process asks of a run over HTTP, and what the run answers."""
+"""What a joining process asks of a run over HTTP, and what the run answers.
+
+Covers lrl/members/client.py, member.py, service.py.
+"""
 
 from __future__ import annotations
 

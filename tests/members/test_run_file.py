@@ -1,5 +1,8 @@
 """The trust between a run and a process that joins: whose file it is, whose process, and who has
-the token."""
+the token.
+
+Covers lrl/members/live_run.py, lrl/checkpoints/owner_only_files.py, lrl/system/process_identity.py.
+"""
 
 from __future__ import annotations
 

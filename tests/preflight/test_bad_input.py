@@ -2,6 +2,9 @@
 starts.
 
 Every case changes one thing on the command line of a small run that is right in everything.
+
+Covers lrl/preflight/checkpoint.py, datasets.py, disagreements.py, folders.py, model_folder.py,
+policy.py.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +30,6 @@ from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
 from lrl.preflight import resources, settings
-from lrl.preflight.settings import check_ranks
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
@@ -476,99 +477,6 @@ def test_the_room_of_pull_counts_the_generators_files(
     monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
     status, output = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
     assert status == 2 and "strategy.weight_transfer pull takes" in output
-
-
-@pytest.mark.parametrize(
-    ("share", "trainer_gib", "alone", "ranker_on", "named"),
-    [
-        (0.9, 3, True, None, None),
-        (0.9, 3, False, None, "beside the generator's 9.0"),
-        (0.5, 3, False, None, None),
-        (0.9, 11, True, None, "the GPU has 10.0"),
-        (0.1, 3, True, None, "gpu_memory_utilization or tensor_parallel_size"),
-        (
-            0.5,
-            3,
-            False,
-            "cuda:0",
-            "take 3.0 GiB, data.length_predictor.ranker 4.0 beside the generator's 5.0",
-        ),
-        (0.5, 3, False, "cpu", None),
-        (0.5, 3, True, "cuda:1", None),
-        (
-            0.9,
-            3,
-            True,
-            "cuda:1",
-            "data.length_predictor.ranker takes 4.0 GiB of cuda:1, where a generator has 9.0",
-        ),
-    ],
-)
-def test_a_gpu_that_is_too_small_is_an_error(
-    share: float,
-    trainer_gib: int,
-    alone: bool,
-    ranker_on: str | None,
-    named: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        "torch.cuda.get_device_properties",
-        lambda device: SimpleNamespace(total_memory=10 * resources.GIB),
-    )
-    server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
-    first, second = torch.device("cuda:0"), torch.device("cuda:1")
-    devices = {
-        "root_device": first,
-        "parallel_devices": [first],
-        "generator_devices": [second] * alone,
-    }
-    devices["shares_device"] = not alone
-    strategy = SimpleNamespace(server_settings=server, **devices)
-    beside = {torch.device(ranker_on): 4 * resources.GIB} if ranker_on else {}
-    with pytest.raises(ValueError, match=named) if named else nullcontext():
-        resources.check_gpus(strategy, trainer_gib * resources.GIB, 2 * resources.GIB, beside)
-
-
-@pytest.mark.parametrize(
-    ("share", "buffers_gib", "named"),
-    [
-        (0.9, 1, None),
-        (
-            0.9,
-            2,
-            "buffers of strategy.weight_transfer take 2.0 GiB of cuda:1, where a generator has "
-            "9.0 of 10.0",
-        ),
-        (0.9, 8, "take 3.0 GiB, buffers of strategy.weight_transfer 8.0, and the GPU has 10.0"),
-    ],
-)
-def test_the_buffers_of_a_transfer_are_counted_beside_the_generators_share(
-    share: float, buffers_gib: int, named: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "torch.cuda.get_device_properties",
-        lambda device: SimpleNamespace(total_memory=10 * resources.GIB),
-    )
-    first, second = torch.device("cuda:0"), torch.device("cuda:1")
-    devices = {"root_device": first, "parallel_devices": [first], "generator_devices": [second]}
-    devices["shares_device"] = False
-    server = SimpleNamespace(gpu_memory_utilization=share, tensor_parallel_size=1)
-    strategy = SimpleNamespace(server_settings=server, **devices)
-    with pytest.raises(ValueError, match=named) if named else nullcontext():
-        resources.check_gpus(
-            strategy, 3 * resources.GIB, resources.GIB, {}, buffers_gib * resources.GIB
-        )
-
-
-@pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
-def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
-    trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
-    refused = verb == "validate" and ranks > 1
-    with (
-        pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext()
-    ):
-        check_ranks(trainer)
 
 
 def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,8 @@
 """Faults that only a script can have: an object of another kind where the command line makes the
-right one."""
+right one.
+
+Covers lrl/policy.py, datamodule.py.
+"""
 
 from __future__ import annotations
 

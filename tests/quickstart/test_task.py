@@ -1,20 +1,10 @@
-"""The quickstart's task, reward, tokenizer and warm-up."""
+"""The quickstart's task and its reward."""
 
-import json
-import logging
 import random
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
-from lrl.quickstart import warmup
 from lrl.quickstart.task import correct, held_out, problems, tuning, worked
-from lrl.quickstart.warmup import WarmUp, make_model, make_policy, make_tokenizer, policy
-
-TINY = WarmUp(loss=10.0, habit_steps=2, examples=4)
 
 
 def prompts(rows: list[dict[str, str]]) -> set[str]:
@@ -68,125 +58,3 @@ def test_only_a_finished_right_answer_is_rewarded(
     response: str, finish_reason: str, reward: float
 ) -> None:
     assert correct("47+38=", response, answer="85", finish_reason=finish_reason, level=1) == reward
-
-
-def test_the_tokenizer_gives_every_character_back() -> None:
-    tokenizer = make_tokenizer()
-    text = "47+38=7+8=15,4+3+1=8>85"
-    ids = tokenizer(text).input_ids
-    assert ids[0] == tokenizer.bos_token_id and len(ids) == len(text) + 1
-    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
-
-
-def test_a_character_outside_the_alphabet_is_an_error() -> None:
-    with pytest.raises(Exception, match="WordLevel"):
-        make_tokenizer()("4x7=")
-
-
-def test_every_token_the_policy_can_sample_is_in_the_vocabulary() -> None:
-    assert make_model().config.vocab_size == len(make_tokenizer())
-
-
-def test_the_warm_up_shows_training_problems_and_learns_only_their_answers() -> None:
-    tokenizer, training = make_tokenizer(), {row["prompt"]: row["answer"] for row in problems()}
-    input_ids, labels = warmup._batch(tokenizer, 64, 0.5, random.Random(0))
-    direct = 0
-    for ids, targets in zip(input_ids, labels, strict=True):
-        prompt, response = str(tokenizer.decode(ids[1:7])), tokenizer.decode(targets[targets >= 0])
-        direct += response == f">{training[prompt]}<eos>"
-        assert response in (
-            f">{training[prompt]}<eos>",
-            f"{worked(prompt)}>{training[prompt]}<eos>",
-        )
-    assert 16 <= direct <= 48
-
-
-def test_a_warm_up_that_does_not_learn_is_an_error_and_leaves_no_policy(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="max_steps=3"):
-        make_policy(tmp_path / "policy", 0, WarmUp(loss=0.0, max_steps=3, examples=4))
-    assert not (tmp_path / "policy").exists()
-
-
-def test_without_a_terminal_the_warm_up_says_that_it_has_begun_and_ends_as_well(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        folder = make_policy(tmp_path / "policy", 0, TINY)
-    assert json.loads((folder / "warmup.json").read_text())["steps"] == 22
-    assert "warming up the quickstart's policy, about a minute" in caplog.messages
-
-
-def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> None:
-    folder = make_policy(tmp_path / "policy", 0, TINY)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 1_054_080
-    assert model.dtype == torch.float32
-    assert tokenizer("47+38=").input_ids == make_tokenizer()("47+38=").input_ids
-    assert tokenizer.decode(tokenizer("47+38=").input_ids, skip_special_tokens=True) == "47+38="
-    config = model.generation_config
-    assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
-
-
-def test_the_same_seed_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
-    folders = [
-        make_policy(tmp_path / name, seed, TINY) for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    ]
-    first, second, third = ((folder / "model.safetensors").read_bytes() for folder in folders)
-    assert first == second != third
-
-
-def test_making_a_policy_leaves_the_random_state_and_threads_of_the_run_alone(
-    tmp_path: Path,
-) -> None:
-    torch.manual_seed(7)
-    random.seed(7)
-    before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
-    make_policy(tmp_path / "policy", 0, TINY)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (random.getstate(), torch.get_num_threads()) == before[1:]
-
-
-def test_ranks_that_ask_together_get_one_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = []
-
-    def train(*args: object) -> int:
-        trained.append(args)
-        return 0
-
-    monkeypatch.setattr(warmup, "train", train)
-    with ThreadPoolExecutor(4) as ranks:
-        list(ranks.map(lambda _: make_policy(tmp_path / "policy", 0, TINY), range(4)))
-    assert len(trained) == 1
-
-
-def test_a_policy_of_another_seed_or_other_settings_is_made_again(tmp_path: Path) -> None:
-    folder = tmp_path / "policy"
-    for seed, settings in ((0, TINY), (1, TINY), (1, WarmUp(loss=10.0, habit_steps=3, examples=4))):
-        make_policy(folder, seed, settings)
-        facts = json.loads((folder / "warmup.json").read_text())
-        assert (facts["seed"], facts["habit_steps"]) == (seed, settings.habit_steps)
-
-
-def test_the_rest_of_a_killed_warm_up_is_not_used_as_a_policy(tmp_path: Path) -> None:
-    (tmp_path / "policy.unfinished").mkdir()
-    (tmp_path / "policy.unfinished" / "stale").touch()
-    assert not (make_policy(tmp_path / "policy", 0, TINY) / "stale").exists()
-
-
-def test_a_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(FileExistsError, match="move it away"):
-        make_policy(tmp_path, 0, TINY)
-    assert (tmp_path / "thesis.tex").exists()
-
-
-def test_policy_takes_the_seed_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
-    monkeypatch.setattr(warmup, "WarmUp", lambda: TINY)
-    folder = policy()
-    assert folder == Path("runs/quickstart/policy-seed3")
-    assert json.loads((folder / "warmup.json").read_text())["seed"] == 3

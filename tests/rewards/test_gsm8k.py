@@ -1,4 +1,7 @@
-"""GSM8K's own answers are right, others are wrong, and the notation of a number does not matter."""
+"""GSM8K's own answers are right, others are wrong, and the notation of a number does not matter.
+
+Covers lrl/rewards/number_text.py.
+"""
 
 import json
 from decimal import Decimal

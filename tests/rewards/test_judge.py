@@ -1,5 +1,9 @@
 """A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
-real server."""
+real server.
+
+Covers lrl/rewards/chat_endpoint.py, judge_cache.py, judge_messages.py, judge_score.py,
+model_endpoint.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """MATH's own answers are right however they are written, and verdicts on final answers are those of
-math-verify."""
+math-verify.
+
+Covers lrl/rewards/answer_words.py, expression_text.py, final_answer.py, unicode_math.py.
+"""
 
 import json
 import threading

@@ -1,5 +1,9 @@
 """A response has one outcome, and the same failures, wherever it is scored: real scorers, real
-deaths."""
+deaths.
+
+Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/members/joining_scorer.py,
+joining_workers.py, lrl/system/remote_workers.py, token_server.py.
+"""
 
 from __future__ import annotations
 

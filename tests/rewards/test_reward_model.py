@@ -1,5 +1,9 @@
 """A reward model: what it is asked, that a failure is never a 0, and that vLLM's scores are those of
-transformers. The endpoints are real servers."""
+transformers. The endpoints are real servers.
+
+Covers lrl/generators/pooling_server.py, lrl/members/reward_models.py,
+lrl/preflight/reward_models.py, lrl/rewards/score_endpoint.py.
+"""
 
 from __future__ import annotations
 

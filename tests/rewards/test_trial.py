@@ -1,5 +1,8 @@
 """Rewards are tried before anything else starts; the error names the reward and the line that
-raised."""
+raised.
+
+Covers lrl/rewards/pool.py.
+"""
 
 import os
 import subprocess
@@ -11,12 +14,10 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # reward workers import `odd_rewards` by this name
 
-import numpy  # noqa: E402
 import odd_rewards  # noqa: E402
 from scenes import all_gone, children, is_tracker, scored  # noqa: E402
 
 from lrl.rewards import GSM8K, ExactMatch, Function, Math, RewardPool  # noqa: E402
-from lrl.rewards.worker import BadValueError, parts_of  # noqa: E402
 from lrl.system import config_errors  # noqa: E402
 from lrl.types import Prompt  # noqa: E402
 
@@ -105,36 +106,6 @@ def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
         pool.close()
 
     asyncio.run(cell())
-
-
-# ---- what counts as a number
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        (True, 1.0),
-        (False, 0.0),
-        (numpy.float32(0.5), 0.5),
-        (numpy.float16(0.5), 0.5),
-        (numpy.int64(3), 3.0),
-        (numpy.bool_(True), 1.0),
-        (numpy.array(0.25), 0.25),
-        ({"form": True, "sense": numpy.bool_(False)}, None),
-    ],
-)
-def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
-    parts = parts_of("f", value)
-    assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
-    assert all(type(part) is float for part in parts.values())
-
-
-@pytest.mark.parametrize(
-    "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
-)
-def test_any_other_array_is_not_a_number(value):
-    with pytest.raises(BadValueError):
-        parts_of("f", value)
 
 
 # ---- rewards that no worker could import

@@ -1,4 +1,7 @@
-"""Episodes whose observations follow other turns than the last: one response, a tree of tokens."""
+"""Episodes whose observations follow other turns than the last: one response, a tree of tokens.
+
+Covers lrl/rollouts/episode.py, lrl/types.py.
+"""
 
 from __future__ import annotations
 

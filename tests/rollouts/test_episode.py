@@ -1,4 +1,7 @@
-"""The loop of an episode, between a scripted pool and an environment on a virtual clock."""
+"""The loop of an episode, between a scripted pool and an environment on a virtual clock.
+
+Covers lrl/environments/turns.py.
+"""
 
 from __future__ import annotations
 

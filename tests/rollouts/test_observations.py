@@ -1,4 +1,7 @@
-"""Observations in the policy's tokens: what it sampled stays, and the rest is the template's."""
+"""Observations in the policy's tokens: what it sampled stays, and the rest is the template's.
+
+Covers lrl/environments/chat_splice.py.
+"""
 
 from __future__ import annotations
 

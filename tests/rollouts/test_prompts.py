@@ -1,3 +1,8 @@
+"""Prompts: their order, their tokens, and the rows that are refused by name.
+
+Covers lrl/rollouts/chat_template.py, prompt_columns.py.
+"""
+
 import json
 import logging
 import re

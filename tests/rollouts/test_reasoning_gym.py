@@ -1,5 +1,8 @@
 """Prompts and scorers of reasoning-gym: on a stand-in with three tasks, and on the package itself
-where it is installed."""
+where it is installed.
+
+Covers lrl/rewards/reasoning_gym.py.
+"""
 
 from __future__ import annotations
 

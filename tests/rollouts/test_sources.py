@@ -1,3 +1,8 @@
+"""Rows of a data set, from every form of file and from a function.
+
+Covers lrl/rollouts/source_files.py.
+"""
+
 import csv
 import json
 from collections.abc import Callable

@@ -7,6 +7,8 @@ which undoes all later events. Every schedule is then driven to the end of the r
 
 `LRL_SCHEDULES=10000 python -m pytest -s tests/rollouts/test_state_machine.py` tries that many, and
 prints what came up in them.
+
+Covers lrl/rollouts/controller.py, ledger.py.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""Dispatch policies: the invariants of all, and the purpose of each."""
+"""Dispatch policies: the invariants of all, and the purpose of each.
+
+Covers lrl/routing/dispatch/base.py, decode_latency.py, greedy.py, skewness_aware.py,
+tail_batching.py.
+"""
 
 from __future__ import annotations
 

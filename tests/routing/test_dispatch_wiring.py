@@ -1,4 +1,7 @@
-"""The data module's settings of dispatch, and the parts of a run that get them."""
+"""The data module's settings of dispatch, and the parts of a run that get them.
+
+Covers lrl/datamodule.py.
+"""
 
 from typing import Any
 

@@ -1,5 +1,8 @@
 """Whole runs on a real vLLM server: lag, versions, log-probs, resume, export, and syncs that go
-wrong."""
+wrong.
+
+Covers lrl/strategies/generator_devices.py, single_device.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@ tests exist.
 
 The two scripts of the README run in processes of their own, with their own vLLM server, as a reader
 would run them. Only sizes are replaced in their text.
+
+Covers callbacks/summary.py.
 """
 
 from __future__ import annotations

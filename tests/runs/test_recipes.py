@@ -3,6 +3,8 @@ for big ones.
 
 The data sets are folders that lie where the hub's names point, so the recipes are run as they are
 written.
+
+Covers lrl/cli/lightning.py, recipes.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Generators whose sampled tokens are of another distribution than the policy's, which no probe
-sees."""
+sees.
+
+Covers lrl/weights/sampled_proof.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another
-namespace."""
+namespace.
+
+Covers lrl/members/launchers/slurm.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Several ranks that train a step together: real processes, real collectives, no generators."""
+"""Several ranks that train a step together: real processes, real collectives, no generators.
+
+Covers lrl/distributed/ranks.py, collective.py, lrl/strategies/ddp.py, lrl/training/gradients.py.
+"""
 
 from __future__ import annotations
 

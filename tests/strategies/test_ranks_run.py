@@ -1,5 +1,8 @@
 """A run with two trainer ranks and a real generator: what holds for one rank holds for two, through
-two bad ends."""
+two bad ends.
+
+Covers lrl/strategies/several_ranks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Sharded policies (FSDP2) on two ranks: their gradient, log-probs and weights are those of one
-process."""
+process.
+
+Covers lrl/strategies/fsdp.py, lrl/training/sharding.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A run on a real vLLM server that a signal ends in the middle of a step, and its resume."""
+"""A run on a real vLLM server that a signal ends in the middle of a step, and its resume.
+
+Covers lrl/strategies/graceful_shutdown.py.
+"""
 
 from __future__ import annotations
 

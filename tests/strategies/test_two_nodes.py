@@ -1,5 +1,8 @@
 """A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends
-when one is gone."""
+when one is gone.
+
+Covers lrl/strategies/shared_folder.py, lrl/training/model_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The division of cores between trainer and generators on a machine without a GPU."""
+"""The division of cores between trainer and generators on a machine without a GPU.
+
+Covers lrl/system/cpu_affinity.py.
+"""
 
 import asyncio
 import os

@@ -1,5 +1,8 @@
 """Low-rank adapters: what is computed, sent, saved and exported with them, on models of two tiny
-layers."""
+layers.
+
+Covers lrl/training/adapter_trial.py.
+"""
 
 from __future__ import annotations
 

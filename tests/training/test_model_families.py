@@ -4,6 +4,8 @@ docs/models.md says.
 The results are compared with transformers' own log-probs of each response alone, not with lrl's.
 A test run has the families of `USUAL`; `LRL_FAMILIES=all python -m pytest
 tests/training/test_model_families.py` has all of the table, in about three minutes.
+
+Covers lrl/training/model.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """What a step counts and computes is float32 whatever the weights are, and a format in which it
-were not is refused."""
+were not is refused.
+
+Covers lrl/policy.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Samples of a group read their first tokens once, and each reads what it would read alone."""
+"""Samples of a group read their first tokens once, and each reads what it would read alone.
+
+Covers lrl/training/collate.py, tree_cost.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Quantised folders are refused by name, and `lrl dequantize` writes whole ones, with every
-tensor."""
+tensor.
+
+Covers lrl/training/dequantisation.py, weight_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A generator that fetches its weights, from sources that break, stall, lie and die."""
+"""A generator that fetches its weights, from sources that break, stall, lie and die.
+
+Covers lrl/weights/fetch_order.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Adapters that are merged in 16 bits: what arrives of an update that is smaller than the distance
-of two numbers."""
+of two numbers.
+
+Covers lrl/training/merging.py.
+"""
 
 from __future__ import annotations
 

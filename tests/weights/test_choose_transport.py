@@ -1,4 +1,7 @@
-"""Which way weights travel on which hardware."""
+"""Transports by their names, and which way weights travel on which hardware.
+
+Covers lrl/weights/requirements.py.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -129,3 +132,7 @@ def test_a_joining_generator_is_refused_where_the_weights_cannot_reach_it() -> N
         ("shared_memory", False, LOOPBACK),
         ("pull", False, LOOPBACK),
     }
+
+
+def test_every_name_has_its_transport() -> None:
+    assert [find_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)

@@ -1,5 +1,8 @@
 """What becomes of keys and values at a sync, on a real vLLM server: what is computed again, and by
-which weights."""
+which weights.
+
+Covers lrl/weights/sync.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
-end is ended."""
+end is ended.
+
+Covers lrl/weights/communicator.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Syncs by `nccl` with real vLLM servers, of which two are lost; gloo stands for the
-communicator."""
+communicator.
+
+Covers lrl/vllm_plugin/nccl_engine.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pull between two network namespaces, which are two machines to the network."""
+"""Pull between two network namespaces, which are two machines to the network.
+
+Covers lrl/weights/pull.py.
+"""
 
 from __future__ import annotations
 

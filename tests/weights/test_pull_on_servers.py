@@ -1,4 +1,7 @@
-"""Pull between a trainer and two real vLLM servers, and in a real run."""
+"""Pull between a trainer and two real vLLM servers, and in a real run.
+
+Covers lrl/vllm_plugin/pull_routes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Old weights under a new version's name, on real vLLM servers."""
+"""Old weights under a new version's name, on real vLLM servers.
+
+Covers lrl/weights/probe.py.
+"""
 
 from __future__ import annotations
 

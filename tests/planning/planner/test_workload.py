@@ -1,4 +1,7 @@
-"""The work of a step, and the time of its generation."""
+"""The work of a step, and the time of its generation.
+
+Covers lrl/planning/planner/batching.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Timelines, and costs fitted to them."""
+"""Costs fitted to a timeline.
+
+Covers lrl/planning/costs.py.
+"""
 
 import functools
 import random
@@ -12,12 +15,10 @@ from hypothesis import strategies as st
 from lrl.planning.costs import LinearGenerator, LinearTrainer
 from lrl.planning.profiling.calibration import fit_generator, fit_trainer
 from lrl.planning.profiling.timeline import (
-    KINDS,
     GeneratorRecord,
     Record,
     StepRecord,
     read,
-    truncate,
     write,
 )
 from lrl.planning.simulator.length_sampling import Lognormal
@@ -70,33 +71,6 @@ def test_a_fit_to_a_simulated_run_returns_its_costs(
             assert getattr(found, name) == pytest.approx(getattr(known, name), rel=rel), name
 
 
-def test_a_timeline_survives_writing_and_reading(tmp_path: Path) -> None:
-    records = timeline()
-    write(tmp_path / "timeline.jsonl", records)
-    assert read(tmp_path / "timeline.jsonl") == records
-    assert {type(record).__name__ for record in records} == {
-        kind.__name__ for kind in KINDS.values()
-    }
-
-
-@pytest.mark.parametrize("cut_short", ["", '{"kind": "micro_ba'])
-@pytest.mark.parametrize("steps", [0, 2, 9])
-def test_a_resumed_run_records_no_step_twice(tmp_path: Path, steps: int, cut_short: str) -> None:
-    path, whole = tmp_path / "timeline.jsonl", timeline()
-    write(path, whole[:-3])
-    path.write_text(path.read_text() + cut_short)
-    kept = truncate(path, steps)
-    ends = [place for place, record in enumerate(whole) if isinstance(record, StepRecord)]
-    assert [step.step for step in kept] == list(range(min(steps, 5)))
-    rest = whole[ends[len(kept) - 1] + 1 if kept else 0 :]
-    write(path, rest, "a")
-    assert read(path) == whole
-
-
-def test_truncating_a_missing_timeline_does_nothing(tmp_path: Path) -> None:
-    assert truncate(tmp_path / "timeline.jsonl", 3) == [] and not list(tmp_path.iterdir())
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999), st.floats(0.0, 0.6))
 def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(
@@ -136,27 +110,6 @@ def test_fitted_costs_are_not_negative() -> None:
         == 0
         < found.step_s
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "no JSON",
-        "[]",
-        '{"kind": "epoch"}',
-        '{"kind": "micro_batch", "seconds": 1.0}',
-        '{"seconds": 1.0}',
-    ],
-)
-def test_an_invalid_line_is_an_error_with_its_number(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "timeline.jsonl"
-    write(path, timeline()[:2])
-    with path.open("a") as file:
-        file.write(text + "\n")
-    with pytest.raises(
-        ValueError, match=r"timeline.jsonl, line 3: not a record.*micro_batch: seconds, tokens"
-    ):
-        read(path)
 
 
 def test_a_timeline_without_work_is_an_error_with_the_missing_kind() -> None:

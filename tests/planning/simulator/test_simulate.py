@@ -1,4 +1,7 @@
-"""Simulated runs keep the invariants of real runs."""
+"""Simulated runs keep the invariants of real runs.
+
+Covers lrl/planning/simulator/fleet_model.py, trainer_model.py.
+"""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""The weighted sum of two guesses."""
+"""The weighted sum of two guesses.
+
+Covers lrl/routing/rankers/language_model.py.
+"""
 
 import numpy as np
 import pytest

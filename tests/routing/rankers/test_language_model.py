@@ -3,6 +3,8 @@ process.
 
 The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
 model reads text.
+
+Covers lrl/routing/rankers/finetuning.py.
 """
 
 from __future__ import annotations

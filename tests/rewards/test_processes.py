@@ -1,4 +1,7 @@
-"""No worker outlives its run, and Ctrl-C is left to the trainer."""
+"""No worker outlives its run, and Ctrl-C is left to the trainer.
+
+Covers lrl/system/foreign_code.py.
+"""
 
 import asyncio
 import os

@@ -9,8 +9,8 @@ import pytest
 from benchmarks import decode_curve, records
 from benchmarks import llamarl_table as table
 
-RESULTS = records.read(Path(__file__).parents[3] / "benchmarks/results/llamarl_table.jsonl")
-PAGE = (Path(__file__).parents[3] / "docs/results/planning.md").read_text()
+RESULTS = records.read(Path(__file__).parents[2] / "benchmarks/results/llamarl_table.jsonl")
+PAGE = (Path(__file__).parents[2] / "docs/results/planning.md").read_text()
 
 
 def test_recorded_results_agree_with_the_planner() -> None:

@@ -1,14 +1,12 @@
-"""CPU pinning of real processes with several threads, and its changes in waits of real loops."""
+"""CPU pinning of real processes with several threads."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -93,25 +91,3 @@ def test_a_machine_without_pinning_is_logged_once_and_the_run_continues(
     for _ in range(2):
         pinning.pin()
     assert caplog.text.count("not allowed") == 1
-
-
-@pytest.mark.parametrize(("moment_s", "entered"), [(60.0, 0), (0.001, 1)])
-def test_only_a_long_wait_enters_the_context_of_long_waits(
-    moment_s: float, entered: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.system.event_loop.MOMENT_S", moment_s)
-    seen: list[str] = []
-
-    @contextmanager
-    def long_wait() -> Iterator[None]:
-        seen.append("in")
-        yield
-        seen.append("out")
-
-    loop = LoopThread()
-    loop.long_wait = long_wait
-    try:
-        assert loop.wait(asyncio.sleep(1.0, "done"), 60.0, "this") == "done"
-        assert seen == ["in", "out"] * entered
-    finally:
-        loop.close()

@@ -1,18 +1,17 @@
-"""Help of the command: a line for each setting, and the nearest word for an unknown one."""
+"""Help of the command: a line for each setting, with types and defaults as they are typed."""
 
 from __future__ import annotations
 
 import inspect
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import lrl
 from lrl import callbacks
 from lrl.cli import fit_help
-from lrl.cli.main import COMMANDS, LIGHTNINGS, main
+from lrl.cli.main import LIGHTNINGS, main
 
 
 def message(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -81,32 +80,3 @@ def test_everything_that_lightning_takes_is_still_to_be_had(
         with pytest.raises(SystemExit) as end:
             main(words.split())
         assert end.value.code == 0 and named in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("train", "fit"),
-        ("fitt", "fit"),
-        ("trian", "fit"),
-        ("eval", "validate"),
-        ("vaildate", "validate"),
-        ("talk", "chat"),
-    ],
-)
-def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
-    word: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, text = message([word, "--config", "quickstart"], capsys)
-    assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
-    assert all(command in text for command in COMMANDS)
-
-
-def test_a_config_that_is_near_is_named_whether_recipe_or_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").touch()
-    for given, near in (("quickstrat", "quickstart"), ("mien.yaml", "mine.yaml")):
-        status, text = message(["fit", "--config", given], capsys)
-        assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

@@ -1,4 +1,7 @@
-"""The transports by their names, and the one that writes files."""
+"""The transport that writes files.
+
+Covers lrl/weights/staged_file.py.
+"""
 
 import os
 import resource
@@ -13,14 +16,10 @@ import torch
 from safetensors.torch import load_file
 from xxhash import xxh3_64_intdigest
 
-from lrl.weights import TRANSPORTS, find_transport, staged_file
+from lrl.weights import staged_file
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.staged_file import checksum
 from lrl.weights.wire import Weights
-
-
-def test_every_name_has_its_transport() -> None:
-    assert [find_transport(name).backend for name in TRANSPORTS] == list(TRANSPORTS)
 
 
 class Calls:

@@ -1,4 +1,7 @@
-"""Which members may join a run, decided before their start."""
+"""Which members may join a run, decided before their start.
+
+Covers lrl/members/join_spec.py.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Scorers that could not join, or could not import the rewards, are refused before anything
-starts."""
+"""Settings that cannot work together are refused before anything starts: scorers that could not join
+or could not import the rewards, and ranks without work."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import lrl
 from lrl.errors import ConfigError
 from lrl.members.launchers import Given
-from lrl.preflight.settings import check_reward_launcher
+from lrl.preflight.settings import check_ranks, check_reward_launcher
 from lrl.rewards import GSM8K, RewardPool
 
 TOKEN = "a-token-that-is-long-enough"
@@ -52,3 +53,13 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         match="'of_the_script', which is defined in the script that runs.*on each of them",
     ):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
+
+
+@pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
+def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
+    trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
+    refused = verb == "validate" and ranks > 1
+    with (
+        pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext()
+    ):
+        check_ranks(trainer)

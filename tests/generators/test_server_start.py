@@ -1,6 +1,8 @@
 """No process outlives a start of a real vLLM server that is cut off or fails.
 
 How one ends that has started is in the tests of whole runs (`tests/strategies/test_shutdown.py`).
+
+Covers lrl/generators/server.py, supervisor.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """An error is not a reward: failures are told apart by kind, tried once more, and end the run if
-there are many."""
+there are many.
+
+Covers lrl/rewards/worker.py.
+"""
 
 import asyncio
 import itertools

@@ -1,0 +1,77 @@
+"""The command `lrl`: a wrong word is answered with the nearest one, and Ctrl-C while a command still
+imports ends it at once, without a word of Python's."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lrl.cli.main import COMMANDS
+from tests.cli.test_fit_help import message
+
+AT_AN_IMPORT = """
+import os, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *where):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from lrl.cli.main import main
+sys.exit(main({words!r}))
+"""
+IMPORTS = {
+    "fit": ("torch", "numpy", "lrl.cli.config_file"),
+    "chat": ("torch", "transformers"),
+    "doctor": ("lrl.cli.doctor",),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [(command, name) for command, names in IMPORTS.items() for name in names]
+)
+def test_an_interrupt_of_an_import_ends_a_command_without_a_traceback(
+    command: str, name: str, quickstart_policy: object
+) -> None:
+    words = {
+        "fit": ["fit", "--config", "quickstart"],
+        "chat": ["chat", str(quickstart_policy), "1+1="],
+    }
+    code = AT_AN_IMPORT.format(name=name, words=words.get(command, [command]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT), done.stderr
+    assert not done.stderr.strip() and not done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("train", "fit"),
+        ("fitt", "fit"),
+        ("trian", "fit"),
+        ("eval", "validate"),
+        ("vaildate", "validate"),
+        ("talk", "chat"),
+    ],
+)
+def test_a_command_that_is_not_there_is_named_with_the_one_that_was_meant(
+    word: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = message([word, "--config", "quickstart"], capsys)
+    assert status == 2 and f"no command {word!r}. Did you mean {meant}?" in text
+    assert all(command in text for command in COMMANDS)
+
+
+def test_a_config_that_is_near_is_named_whether_recipe_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    for given, near in (("quickstrat", "quickstart"), ("mien.yaml", "mine.yaml")):
+        status, text = message(["fit", "--config", given], capsys)
+        assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

@@ -1,0 +1,208 @@
+"""The interface that an agent takes for a model: which requests are one turn, and who may send them.
+Real requests, a real server; the policy's turns are written by the test.
+
+Covers lrl/environments/agent_conversation.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+
+from lrl.environments import Written
+from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.agent_server import AgentAddress, AgentServer
+from tests.environments import agents
+from tests.environments.test_agent import ANSWER, DEADLINE_S
+
+USER = {"role": "user", "content": "go"}
+Ask = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+def serve(
+    test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]], branches: bool = False
+) -> None:
+    """Runs a test against a server with one episode; the list has what the policy was told."""
+
+    async def work() -> None:
+        told: list[Any] = []
+
+        class Policy:
+            async def turn(
+                self,
+                observation: Any,
+                reward: float = 0.0,
+                tools: Any = (),
+                after: int | None = None,
+            ) -> Written:
+                told.append(observation if after is None else (after, observation, tools))
+                return ANSWER
+
+        server = AgentServer()
+        await server.start()
+        async with aiohttp.ClientSession() as session:
+
+            async def ask(
+                url: str, body: Any = None, key: str = "", **headers: str
+            ) -> tuple[int, Any]:
+                sent = {name.replace("_", "-"): value for name, value in headers.items()}
+                sent["Authorization"] = f"Bearer {key}"
+                method = "GET" if body is None else "POST"
+                data = body if isinstance(body, str) else json.dumps(body)
+                async with session.request(method, url, data=data, headers=sent) as answer:
+                    return answer.status, await answer.json()
+
+            conversation = AgentConversation(Policy(), (), branches)
+            async with server.serving(conversation) as address:
+                await test(address, ask, told)
+            url = f"{address.base_url}/models"
+            assert (await ask(url, key=address.api_key))[0] == 401, "it ends with the episode"
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
+
+
+def test_a_request_that_is_sent_again_is_one_turn() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address.base_url}/chat/completions", address.api_key
+        body = {"messages": [USER]}
+        first = await ask(url, body, key, Idempotency_Key="abc")
+        for headers in ({"x_stainless_retry_count": "1"}, {"Idempotency_Key": "abc"}):
+            status, again = await ask(url, body, key, **headers)
+            assert status == 200 and again["choices"] == first[1]["choices"]
+        assert told == [[USER]]
+        status, refused = await ask(url, body, key)
+        assert status == 400 and "adds no message" in refused["error"]["message"]
+
+    serve(test)
+
+
+def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address.base_url}/chat/completions", address.api_key
+        await ask(url, {"messages": [USER]}, key)
+        said = {"role": "assistant", "content": ANSWER.content}
+        own = {"role": "assistant", "content": "I say so"}
+        history = [USER, said, USER]
+        for body, why in (
+            ("{", "no JSON"),
+            ({"messages": [USER, own, USER]}, "messages[1], of the role 'assistant', is not what"),
+            ({"messages": [USER, said, own]}, "an assistant message that the policy has not"),
+            ({"messages": history, "tools": [agents.ADD]}, "the tools are others"),
+            ({"messages": history, "stream": True, "n": 3}, "`n` is 3"),
+        ):
+            status, answer = await ask(url, body, key)
+            assert status == 400 and why in answer["error"]["message"]
+        assert len(told) == 1
+        assert (await ask(url, {"messages": history}, key))[0] == 200
+        assert told[1] == [USER]
+
+    serve(test)
+
+
+def test_a_request_continues_the_longest_history_that_says_the_same_and_else_begins_anew() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address.base_url}/chat/completions", address.api_key
+        other = {"role": "user", "content": "stay"}
+        spaced = {"role": "assistant", "content": f" {ANSWER.content}\n"}
+        forged = {"role": "assistant", "content": "It is 6"}
+        system = {"role": "system", "content": "Be brief."}
+        asked = [
+            ([USER], (), [USER]),
+            ([USER, spaced, USER], (), [USER]),
+            ([USER, spaced, other], (), (0, [other], ())),
+            ([USER, spaced, USER, spaced, other], (), (1, [other], ())),
+            ([USER], (), (-1, [USER], [])),
+            ([USER, forged, other], (), (-1, [USER, forged, other], [])),
+            ([system, USER], (), (-1, [system, USER], [])),
+            ([USER, spaced, other], [agents.ADD], (-1, [USER, spaced, other], [agents.ADD])),
+            ([USER, spaced, other, spaced, USER], [agents.ADD], [USER]),
+            ([USER, spaced, other, spaced, USER], (), (2, [USER], ())),
+        ]
+        for messages, tools, expected in asked:
+            body = {"messages": messages, "tools": list(tools)}
+            assert (await ask(url, body, key))[0] == 200
+            assert told[-1] == expected
+        assert len(told) == len(asked)
+        again = await ask(url, {"messages": [system, USER]}, key, x_stainless_retry_count="2")
+        assert again[0] == 200
+        assert len(told) == len(asked), "a request that is sent again is no branch"
+        status, refused = await ask(url, {"messages": [USER], "n": 2}, key)
+        assert status == 400 and "send the request as often" in refused["error"]["message"]
+
+    serve(test, branches=True)
+
+
+def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        key, root = address.api_key, address.base_url.partition(address.api_key)[0]
+        other = "0" * len(key)
+        for path in ("chat/completions", "models"):
+            body = {"messages": [USER]} if path != "models" else None
+            assert (await ask(f"{address.base_url}/{path}", body, other))[0] == 401
+            assert (await ask(f"{address.base_url}/{path}", body))[0] == 401
+            assert (await ask(f"{root}{other}/v1/{path}", body, other))[0] == 401
+        status, answer = await ask(f"{address.base_url}/responses", {}, key)
+        assert status == 404
+        assert (
+            "POST /v1/responses is not served; an agent is: POST /v1/chat/completions"
+            in (answer["error"]["message"])
+        )
+        status, models = await ask(f"{address.base_url}/models", None, key)
+        assert status == 200 and [one["id"] for one in models["data"]] == ["policy"]
+        assert not told
+
+    serve(test)
+
+
+def test_no_route_answers_a_wrong_caller() -> None:
+    async def work() -> None:
+        read: list[Any] = []
+
+        class Policy:
+            async def turn(self, observation: Any, *more: Any, **how: Any) -> Written:
+                read.append(observation)
+                return ANSWER
+
+        server = AgentServer()
+        await server.start()
+        async with (
+            aiohttp.ClientSession() as session,
+            server.serving(AgentConversation(Policy(), (), True)) as mine,
+            server.serving(AgentConversation(Policy(), (), True)) as other,
+        ):
+            async with server.serving(AgentConversation(Policy(), (), True)) as ended:
+                pass
+
+            async def status(method: str, url: str, headers: dict[str, str]) -> int:
+                async with session.request(
+                    method, url, json={"messages": [USER]}, headers=headers
+                ) as answer:
+                    assert ANSWER.content not in await answer.text()
+                    return answer.status
+
+            wrong = {
+                "no key": (mine, {}),
+                "an empty one": (mine, {"Authorization": "Bearer "}),
+                "of another episode": (mine, {"Authorization": f"Bearer {other.api_key}"}),
+                "at another address": (other, {"Authorization": f"Bearer {mine.api_key}"}),
+                "of an ended episode": (ended, {"Authorization": f"Bearer {ended.api_key}"}),
+                "as a password": (mine, {"Authorization": f"Basic {mine.api_key}"}),
+                "in another header": (mine, {"X-API-Key": mine.api_key}),
+            }
+            for why, (address, headers) in wrong.items():
+                for method, route, answered in (
+                    ("POST", "/chat/completions", 401),
+                    ("GET", "/models", 401),
+                    ("GET", "/chat/completions", 404),
+                    ("POST", "/completions", 404),
+                    ("DELETE", "/models", 404),
+                ):
+                    found = await status(method, address.base_url + route, headers)
+                    assert found == answered, (why, route)
+        assert not read
+
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))

@@ -1,0 +1,73 @@
+"""What of a request of OpenAI's interface the policy does, and that all else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lrl.environments.chat_request import RequestError, read_request
+from tests.environments import agents
+
+USER = {"role": "user", "content": "go"}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ([], "the body is no chat"),
+        ({}, "give `messages`, a list"),
+        ({"messages": "go"}, "give `messages`, a list"),
+        ({"messages": []}, "`messages` is empty"),
+        ({"messages": ["go"]}, "messages[0] has no `role`"),
+        ({"messages": [{"content": "go"}]}, "messages[0] has no `role`"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0] has a part of type 'int'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0] has a part of type 'image_url', and the policy reads text",
+        ),
+        ({"messages": [USER | {"tool_calls": 3}]}, "messages[0].tool_calls is no list"),
+        ({"messages": [USER | {"tool_calls": [{}]}]}, "without a function's `name`"),
+        ({"messages": [USER], "tools": 3}, "`tools` is no list"),
+        ({"messages": [USER], "tools": [{}]}, "tools[0] is no function with a `name`"),
+        ({"messages": [USER], "tools": ["add"]}, "tools[0] is no function with a `name`"),
+        *(
+            ({"messages": [USER], name: value}, f"`{name}` is")
+            for name, value in {
+                "n": 2,
+                "tool_choice": "required",
+                "response_format": {"type": "json_object"},
+                "frequency_penalty": 0.5,
+                "presence_penalty": 0.5,
+                "logit_bias": {"7": 1},
+                "logprobs": True,
+                "stop": ["\n"],
+                "top_p": 0.9,
+                "temperature": 1,
+                "max_tokens": 5,
+                "max_completion_tokens": 5,
+                "seed": 1,
+                "top_k": 5,
+                "min_p": 0.1,
+                "repetition_penalty": 1.1,
+                "functions": [],
+            }.items()
+        ),
+    ],
+)
+def test_a_request_that_the_policy_does_not_follow_is_refused(body: Any, said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read_request(body, ignore=())
+    assert said in str(refused.value)
+    if isinstance(body, dict) and said.endswith("` is"):
+        (name,) = body.keys() - {"messages"}
+        assert read_request(body, ignore=[name]).left_out == [name]
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    neutral = {"n": 1, "top_p": 1.0, "tool_choice": "auto", "stop": None, "logprobs": False}
+    assert read_request({"messages": [USER], **neutral}, ignore=()).left_out == []
+    none = read_request(
+        {"messages": [USER], "tools": [agents.ADD], "tool_choice": "none"}, ignore=()
+    )
+    assert none.tools == []

@@ -1,8 +1,5 @@
 """ModelCheckpoint and EarlyStopping on metrics of rollouts and evaluations, without a validation
-loop.
-
-Covers lrl/preflight/monitors.py.
-"""
+loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Episodes in processes: what is broken costs the episode at fault, and no other.
 
-Covers lrl/environments/base.py, play.py, pool.py, worker.py, lrl/rollouts/environment_of_run.py.
+Covers lrl/environments/base.py, play.py, pool.py, worker.py, lrl/system/foreign_code.py.
 """
 
 from __future__ import annotations

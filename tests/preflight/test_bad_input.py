@@ -4,7 +4,7 @@ starts.
 Every case changes one thing on the command line of a small run that is right in everything.
 
 Covers lrl/preflight/checkpoint.py, datasets.py, disagreements.py, folders.py, model_folder.py,
-policy.py.
+monitors.py, policy.py, lrl/cli/null_values.py.
 """
 
 from __future__ import annotations

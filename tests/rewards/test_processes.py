@@ -1,7 +1,4 @@
-"""No worker outlives its run, and Ctrl-C is left to the trainer.
-
-Covers lrl/system/foreign_code.py.
-"""
+"""No worker outlives its run, and Ctrl-C is left to the trainer."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
 """Episodes whose observations follow other turns than the last: one response, a tree of tokens.
 
-Covers lrl/rollouts/episode.py, lrl/types.py.
+Covers lrl/types.py, lrl/rollouts/episode.py, lrl/training/collate.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whole runs with an environment on a real vLLM server."""
+"""Whole runs with an environment on a real vLLM server.
+
+Covers lrl/rollouts/environment_of_run.py.
+"""
 
 from __future__ import annotations
 

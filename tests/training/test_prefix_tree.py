@@ -1,6 +1,6 @@
 """Samples of a group read their first tokens once, and each reads what it would read alone.
 
-Covers lrl/training/collate.py, tree_cost.py.
+Covers lrl/training/tree_cost.py.
 """
 
 from __future__ import annotations

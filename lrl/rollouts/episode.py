@@ -14,11 +14,10 @@ or does not give the recorded replies again, the episode begins anew.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any, Protocol
 
 from lrl.environments import ParsedTurn, Written
@@ -369,13 +368,25 @@ class Episode:
 def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:
     """Returns where tokens that follow the prompt leave what is recorded, and how many come
     before."""
-    most, after = 0, 0
-    for places, _ in rollout.branches:
-        pairs = zip(places, read, strict=False)
-        common = sum(1 for _ in takewhile(lambda one: rollout.token_ids[one[0]] == one[1], pairs))
+    token_ids = rollout.token_ids
+    following = defaultdict[int, list[int]](list)  # place behind a token: where others follow it
+    for fork in rollout.forks:
+        following[fork.after].append(fork.start)
+    begins = {fork.start for fork in rollout.forks}
+    most = after = 0
+    # Each token is looked at once, however many branches read it: an agent may have hundreds.
+    reached = [(0, 0)]
+    while reached:
+        common, end = reached.pop()
         if common > most:
-            most, after = common, places[common - 1] + 1
-    return Fork(len(rollout.token_ids), after), most
+            most, after = common, end
+        nexts = following.get(end, [])
+        if end not in begins:
+            nexts = [*nexts, end]
+        for place in nexts:
+            if place < len(token_ids) and read[common : common + 1] == [token_ids[place]]:
+                reached.append((common + 1, place + 1))
+    return Fork(len(token_ids), after), most
 
 
 async def run_episode(episode: Episode) -> None:

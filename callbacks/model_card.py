@@ -5,7 +5,7 @@ shows it, and it is the folder's README.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,14 @@ def _data_settings(data: RolloutDataModule) -> list[tuple[str, object]]:
 
 def versions() -> list[tuple[str, object]]:
     """Returns the packages that trained the policy, with their versions."""
-    return [(name, version(name)) for name in PACKAGES]
+    return [(name, _version(name)) for name in PACKAGES]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"  # lrl may run from a folder on the path
 
 
 def _described(part: object) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from lrl.callbacks import Export
+from lrl.callbacks import Export, model_card
 from lrl.errors import ConfigError
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
@@ -148,6 +148,12 @@ def test_a_hub_that_refuses_the_card_or_gives_no_answer_costs_the_run_nothing(
     fit(policy, running)
     assert f"hf upload {NAME} {folder}" in caplog.text
     assert behind_a_page or "license is none" in caplog.text
+
+
+def test_a_package_that_runs_from_a_folder_costs_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_card, "PACKAGES", ("torch", "tests"))
+    assert [name for name, _ in model_card.versions()] == ["torch", "tests"]
+    assert model_card.versions()[1][1] == "not installed"
 
 
 @pytest.mark.parametrize(("name", "why"), [("sums", "`user/sums`"), ("a b/c", "push_to_hub")])

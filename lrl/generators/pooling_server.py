@@ -94,7 +94,7 @@ class PoolingServer(Server):
             try:
                 self._restart()
                 failed = 0
-            except ServerError as error:
+            except (ServerError, OSError) as error:
                 failed += 1
                 log.warning("%s", error)
             if failed == MOST_FAILED_STARTS:

@@ -271,6 +271,16 @@ def test_a_server_that_cannot_start_again_stays_down_and_says_why(program, caplo
     assert "ValueError: no room" in caplog.text
 
 
+def test_a_server_whose_log_cannot_be_opened_again_stays_down_and_says_why(program, caplog):
+    program.open()
+    program.log_path.unlink()
+    program.log_path.mkdir()  # as a disk without room for a file
+    for process in program.processes():
+        process.kill()
+    assert until(lambda: not program._keeper.is_alive())
+    assert "Is a directory" in caplog.text and "stays down: 3 starts failed" in caplog.text
+
+
 def test_a_server_that_is_closed_is_not_started_again(program):
     program.open()
     left = program.processes()

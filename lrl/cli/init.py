@@ -12,7 +12,7 @@ from pathlib import Path
 import lrl
 
 TEMPLATE = Path(lrl.__file__).parent / "project"
-OF_TURNS = {"environment.py"}
+OF_TURNS = {"environment.py", "test_environment.py"}
 """Files of a project with an environment."""
 TURNS_MARK = "#turns "
 """Begins a line of a project with an environment."""

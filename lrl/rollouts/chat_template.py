@@ -38,7 +38,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
     Raises:
         ConfigError: The tokenizer refuses the text.
     """
-    with _named_errors(Chat([{"role": "user", "content": text}]), where):
+    with _named_errors(tokenizer, Chat([{"role": "user", "content": text}]), where):
         return with_beginning(
             tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
         )
@@ -58,7 +58,7 @@ def encode_chat(
     Raises:
         ConfigError: The chat template refuses the chat, or the tokenizer its text.
     """
-    with _named_errors(chat, where):
+    with _named_errors(tokenizer, chat, where):
         form = {"tokenize": True, "return_dict": False}
         return list(_apply(tokenizer, chat, add_generation_prompt=header, **form))
 
@@ -110,7 +110,7 @@ def check_whole(
     tools_of_environment: bool = False,
 ) -> None:
     """Raises a ConfigError if a part of the chat does not reach the text."""
-    with _named_errors(chat, where):
+    with _named_errors(tokenizer, chat, where):
         text = _apply(tokenizer, chat, tokenize=False)
         for part, remedy, changed in _with_one_change(chat, tools_of_environment):
             if _apply(tokenizer, changed, tokenize=False) == text:
@@ -164,7 +164,7 @@ def _apply(tokenizer: PreTrainedTokenizerBase, chat: Chat, **form: Any) -> Any:
 
 
 @contextmanager
-def _named_errors(chat: Chat, where: str) -> Iterator[None]:
+def _named_errors(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> Iterator[None]:
     """Turns exceptions of chat template and tokenizer into a ConfigError."""
     try:
         yield
@@ -180,20 +180,28 @@ def _named_errors(chat: Chat, where: str) -> Iterator[None]:
         ) from error
     except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
+        described = _unwritable(tokenizer, chat.messages) or reason
         raise ConfigError(
-            f"{where}: the tokenizer cannot encode it, {_unwritable(chat.messages) or reason}. "
-            "Mend it."
+            f"{where}: the tokenizer cannot encode it, {described}. Mend it, or take a model "
+            "whose tokenizer knows such text."
         ) from error
 
 
-def _unwritable(messages: Sequence[Message]) -> str:
-    """Describes the first character that is not Unicode text: no tokenizer accepts JSON's
-    \\ud800."""
+def _unwritable(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """Describes the first character that the tokenizer refuses. None accepts half of a surrogate
+    pair (JSON's \\ud800); a small alphabet without an unknown token has few letters."""
     for message in messages:
-        for index, letter in enumerate(message.get("content", "")):
-            if "\ud800" <= letter <= "\udfff":
-                return (
-                    f"character {index} of the {message['role']} message is {letter!a}, half of a "
-                    "surrogate pair"
-                )
+        for index, letter in enumerate(message.get("content") or ""):
+            if _refuses(tokenizer, letter):
+                half = "\ud800" <= letter <= "\udfff"
+                why = "half of a surrogate pair" if half else "which it has no token for"
+                return f"character {index} of the {message['role']} message is {letter!a}, {why}"
     return ""
+
+
+def _refuses(tokenizer: PreTrainedTokenizerBase, letter: str) -> bool:
+    try:
+        tokenizer.encode(letter, add_special_tokens=False)
+    except Exception:  # as above: the errors of `tokenizers` have no common class
+        return True
+    return False

@@ -13,6 +13,8 @@ from jsonargparse import ArgumentParser
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from lrl.errors import ConfigError
+from lrl.quickstart.warmup import make_tokenizer
 from lrl.rollouts.prompts import Prompts
 from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import with_special_tokens
@@ -93,6 +95,12 @@ def test_a_prompt_that_the_tokenizer_cannot_encode_is_named_by_row(has_chat: boo
     ) as caught:
         loaded(rows, has_chat=has_chat)
     str(caught.value).encode()  # it can be printed
+
+
+def test_a_character_that_a_small_alphabet_lacks_is_named_with_its_place() -> None:
+    prompts = Prompts([{"prompt": "12+3="}, {"prompt": "12-3="}], shuffle=False)
+    with pytest.raises(ConfigError, match="Row 1 .* character 2 .* '-', which it has no token for"):
+        prompts.load(make_tokenizer(), max_prompt_tokens=16)
 
 
 def test_the_order_is_the_same_on_every_machine() -> None:

@@ -32,18 +32,18 @@ def write(
         evaluations: Those of the run.
     """
     objective = type(policy.objective).__name__
-    base = base_name(policy)
+    base = base_model(policy)
     about = ModelCardData(
-        base_model=None if base.startswith("a ") else base,
+        base_model=base,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["lrl", "reinforcement-learning", objective.lower()],
     )
     parts = [
         f"---\n{about.to_yaml()}\n---",
-        f"# {folder.resolve().parent.name}",
-        f"Trained from {base} by asynchronous reinforcement learning with lrl, in {steps} optimizer "
-        "steps.",
+        f"# {title(policy, data)}",
+        f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
+        f"{steps} optimizer steps.",
     ]
     measured = [evaluation for evaluation in evaluations if evaluation.reports]
     if measured:
@@ -53,10 +53,17 @@ def write(
     (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def base_name(policy: Any) -> str:
-    """Returns the hub name of the policy's first version; of a folder, which is its user's, that it
-    is one."""
-    return "a local folder" if Path(policy.policy_folder).exists() else policy.policy_folder
+def title(policy: Any, data: Any) -> str:
+    """Returns the name of the first version, and of what it was trained on."""
+    base = Path(policy.policy_folder).name
+    if not isinstance(data, RolloutDataModule):
+        return base
+    return f"{base}, trained on {data.prompts.name}"
+
+
+def base_model(policy: Any) -> str | None:
+    """Returns the hub name of the policy's first version; None for a folder of its user's."""
+    return None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
 
 
 def settings(policy: Any, data: Any) -> list[tuple[str, object]]:

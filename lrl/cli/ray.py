@@ -122,4 +122,4 @@ def gpus_of_node(settings: Any) -> int | None:
     if settings.accelerator == "cpu":
         return 0
     devices = str(settings.devices)
-    return int(devices) if devices.isdigit() else None
+    return int(devices) if devices.isdecimal() else None

@@ -218,7 +218,7 @@ def _chunks(whole: dict[str, Any], options: dict[str, Any]) -> list[dict[str, An
 
 def _retries(request: web.Request) -> int:
     count = request.headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdigit() else 0
+    return int(count) if count.isdecimal() else 0
 
 
 def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:

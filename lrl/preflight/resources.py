@@ -169,7 +169,7 @@ def memory_here() -> int:
     machine = psutil.virtual_memory().total + psutil.swap_memory().total
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
-    return min(machine, int(text)) if text.isdigit() else machine
+    return min(machine, int(text)) if text.isdecimal() else machine
 
 
 def _check_shared_memory(transport: str, needed: int) -> None:

@@ -52,7 +52,7 @@ def template_fields(template: str) -> set[str]:
         ]
     except ValueError as error:
         raise ConfigError(f"`template={template!r}`: {error}. {remedy}") from error
-    if not fields or any(not field or field.isdigit() for field in fields):
+    if not fields or any(not field or field.isdecimal() for field in fields):
         raise ConfigError(
             f"`template={template!r}`: there must be fields, each with a column's name. {remedy}"
         )

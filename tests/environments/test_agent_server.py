@@ -73,6 +73,7 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
         for headers in ({"x_stainless_retry_count": "1"}, {"Idempotency_Key": "abc"}):
             status, again = await ask(url, body, key, **headers)
             assert status == 200 and again["choices"] == first[1]["choices"]
+        assert (await ask(url, body, key, x_stainless_retry_count="²"))[0] == 400, "no number"
         assert told == [[USER]]
         status, refused = await ask(url, body, key)
         assert status == 400 and "adds no message" in refused["error"]["message"]

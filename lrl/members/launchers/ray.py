@@ -127,7 +127,7 @@ def check_reachable(address: str) -> None:
     """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its
     own parts."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit():
+    if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
 
 

@@ -173,7 +173,7 @@ def _trainer_ranks(trainer: Mapping[str, Any]) -> int:
     strategy, devices = trainer["strategy"], str(trainer.get("devices"))
     if not str(strategy.get("class_path")).endswith((".AsyncDDP", ".AsyncFSDP")):
         return 1
-    if not devices.isdigit():
+    if not devices.isdecimal():
         raise ValueError(
             f"trainer.devices is {devices} in {CONFIG_FILE}: write there how many the run had."
         )

@@ -14,6 +14,7 @@ from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.training.model import Dtype
 from lrl.weights.pull import Pull
+from tests.http_call import call
 
 PARSER = "hermes"
 """Calls of tools are JSON between `<tool_call>` and `</tool_call>`."""
@@ -50,6 +51,12 @@ def start_server(
     return server
 
 
+def end_half_update(url: str, token: str) -> None:
+    """Ends the weight update that a killed run has begun; its weights are on no device, and the next
+    response would end vLLM's engine. Answered with an error if there is none."""
+    call(url, "POST", "/finish_weight_update", {"Authorization": f"Bearer {token}"}, b"{}")
+
+
 class LentServer:
     """A server that a run neither starts nor stops."""
 
@@ -61,6 +68,7 @@ class LentServer:
 
     def start(self) -> None:
         """It runs already."""
+        end_half_update(self.url, self.token)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
         """It is ready already."""

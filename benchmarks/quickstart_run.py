@@ -110,10 +110,13 @@ def make_module(
     )
 
 
-def make_data(settings: RunSettings, **more: Any) -> lrl.RolloutDataModule:
-    """Returns the quickstart's training problems and reward, with `more` arguments."""
+def make_data(
+    settings: RunSettings, source: str = "lrl.quickstart.task:problems", **more: Any
+) -> lrl.RolloutDataModule:
+    """Returns the quickstart's reward and training problems, or those of another `source`, with
+    `more` arguments."""
     return lrl.RolloutDataModule(
-        prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=settings.seed),
+        prompts=lrl.Prompts(source, seed=settings.seed),
         rewards=[correct],
         groups_per_step=settings.groups,
         rollouts_per_group=settings.responses,

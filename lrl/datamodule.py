@@ -334,7 +334,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def policy_text(self) -> PolicyText:
-        """How the policy reads and writes text."""
+        """The policy's tokenizer, stop tokens and decoder."""
         policy = self._policy
         return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
 

@@ -27,16 +27,14 @@ from benchmarks import arguments, records
 from benchmarks.chaos.faulty_calculator import KINDS, FaultyCalculator
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
-    PROMPT_TOKENS,
-    RESPONSE_TOKENS,
     RunSettings,
     held_out,
+    make_data,
     make_module,
     make_trainer,
     policy_of,
     server_settings,
 )
-from lrl.quickstart.task import correct
 from lrl.rewards.failure_stats import EPISODE_KINDS
 
 HEAD = (
@@ -123,7 +121,13 @@ def measure(server: LentServer, args: argparse.Namespace, fault: str) -> dict[st
     trainer = make_trainer(server, settings, [evaluation, trained], folder)
     policy = make_module(settings, lrl.objectives.AIPO(rho=4.0))
     data = make_data(
-        settings, args, FaultyCalculator("" if fault == NONE else fault, args.share, str(marks))
+        settings,
+        "benchmarks.chaos.faulty_calculator:problems",
+        environment=FaultyCalculator("" if fault == NONE else fault, args.share, str(marks)),
+        environment_workers=args.workers,
+        environment_memory_gib=args.memory_gib,
+        turn_timeout_s=args.timeout_s,
+        max_reward_failures=1.0,
     )
     assert data.environment is not None
     pool = data.environment.pool
@@ -143,28 +147,6 @@ def measure(server: LentServer, args: argparse.Namespace, fault: str) -> dict[st
         "accuracy": round(evaluation.reports[-1][1].accuracy, 4),
         "seconds": round(time.monotonic() - started, 1),
     }
-
-
-def make_data(
-    settings: RunSettings, args: argparse.Namespace, environment: FaultyCalculator
-) -> lrl.RolloutDataModule:
-    """Returns the recipe's data with that environment."""
-    source = "benchmarks.chaos.faulty_calculator:problems"
-    return lrl.RolloutDataModule(
-        prompts=lrl.Prompts(source, seed=settings.seed),
-        rewards=[correct],
-        groups_per_step=settings.groups,
-        rollouts_per_group=settings.responses,
-        max_lag=settings.max_lag,
-        max_prompt_tokens=PROMPT_TOKENS,
-        max_response_tokens=RESPONSE_TOKENS,
-        micro_batch_tokens=8192,
-        environment=environment,
-        environment_workers=args.workers,
-        environment_memory_gib=args.memory_gib,
-        turn_timeout_s=args.timeout_s,
-        max_reward_failures=1.0,
-    )
 
 
 def row(record: dict[str, Any]) -> str:

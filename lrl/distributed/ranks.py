@@ -57,8 +57,7 @@ class Ranks:
         return self._receive(0)
 
     def share(self, what: T) -> T:
-        """Returns rank 0's object on all ranks; that of any other rank is ignored. All ranks call
-        this."""
+        """Returns rank 0's object on all ranks. All ranks call this; only rank 0's argument counts."""
         if self.rank:
             found: T = self._receive(0)
             return found

@@ -23,7 +23,7 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class Behind(NamedTuple):
-    """What a rendering has behind a turn."""
+    """The end of a turn in a rendering, and the tokens behind it."""
 
     end: int
     """The token that ends the turn."""

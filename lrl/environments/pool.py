@@ -39,7 +39,7 @@ _LONGEST_SHOWN = 80
 
 
 class Player(Protocol):
-    """What plays episodes: a process of this machine, or a member."""
+    """A process of this machine, or a member, that plays episodes."""
 
     name: str
     workers: int

@@ -159,8 +159,8 @@ class EnvironmentProcess:
         try:
             while line := await reader.readline():
                 self._take(json.loads(line))
-        except OSError:
-            pass  # it ends with what we had sent unread; `_end` says why
+        except OSError as error:  # it has ended with what we had sent unread; `_end` says why
+            log.debug("The connection of a process of the environment has ended: %r", error)
         except ValueError as error:
             log.warning("What a process of the environment sent is no reply: %s", error)
         writer.close()

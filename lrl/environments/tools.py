@@ -92,7 +92,7 @@ class Tools(Environment):
         ]
 
     def _begun(self, call: ToolCall) -> Any:
-        """Returns the result of a call, a text; of an `async` function what is to be awaited."""
+        """Returns the text that a call gives, or the awaitable of an `async` function."""
         if (tool := self.functions.get(call.name)) is None:
             known = ", ".join(self.functions)
             return f"error: there is no tool {call.name[:80]!r}; there are {known}"

@@ -66,7 +66,7 @@ class Diagnostics:
         self.maxima = self.maxima.to(rows.device).scatter_reduce(0, rows, maxima, "amax")
 
     def reduce(self, reduce: Callable[..., Tensor], alike: int, device: torch.device) -> None:
-        """Makes the sums and maxima those of all ranks, which all call it.
+        """Reduces the sums and maxima over all ranks. All ranks call this.
 
         Args:
             reduce: Of the trainer's strategy.

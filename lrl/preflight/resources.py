@@ -151,8 +151,8 @@ def has_own_reference(policy: Policy) -> bool:
 
 
 def _reference_bytes(policy: Policy, shape: Shape) -> int:
-    """Returns the bytes of the reference's own weights; those of the
-    policy for one that `check_policy` noted."""
+    """Returns the bytes of the reference's own weights. For a reference with a noted fault the
+    policy's stand in."""
     if not has_own_reference(policy):
         return 0
     model = None if policy.reference is None else policy.reference.model

@@ -22,7 +22,7 @@ _LEAST_MEMORY_MIB = 32
 
 
 class Verdict(NamedTuple):
-    """What the tests say about a response."""
+    """The outcome of a response's tests."""
 
     passed: int
     tests: int

@@ -38,7 +38,7 @@ _ENDED = re.compile(rb"ended (-?\d{1,3}) (\d{1,9}\.\d{3})")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use; see `lrl.rewards.Code`."""
+    """The limits of a program; see `lrl.rewards.Code`."""
 
     timeout_s: float = 4.0
     memory_mib: int = 512
@@ -56,7 +56,7 @@ class Step(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a run of the program has come to."""
+    """The outcome of a run of the program."""
 
     output: bytes
     error: str

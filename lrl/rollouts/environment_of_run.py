@@ -70,7 +70,7 @@ class EpisodeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyText:
-    """How a policy reads and writes text.
+    """A policy's tokenizer, stop tokens and decoder.
 
     Args:
         tokenizer: Its tokenizer.

@@ -104,7 +104,7 @@ def check_rows(network: PreTrainedModel) -> None:
 
 
 class Shared(NamedTuple):
-    """What the responses of a model may share in training."""
+    """The things that the responses of a model may share in training: rows and prompts."""
 
     rows: bool = False
     prefixes: bool = False

@@ -102,7 +102,7 @@ class GroupLines:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What somebody looks for; the defaults want every group."""
+    """A filter of groups; its defaults let every group pass."""
 
     first_step: int = 0
     last_step: int = 2**62

@@ -26,7 +26,7 @@ APART = 2**40
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a simulated environment does after a turn that is not the last one."""
+    """The answer of a simulated environment to a turn before the last one."""
 
     observation_tokens: int
     """At least 1."""
@@ -35,7 +35,7 @@ class Answer:
 
 
 class EpisodeShapes(ABC):
-    """How the episodes of a run go on after their first turns."""
+    """Draws the turns of a run's episodes behind their first ones."""
 
     tool_ms: LengthSampler | None = None
     """Milliseconds of each answer, the last one included; None for none."""

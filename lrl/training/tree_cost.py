@@ -1,7 +1,13 @@
 """The trees that the responses to a prompt make in training (`lrl.training.prefix_tree`): the
 arithmetic, also for planner and simulator."""
 
+import math
 from collections.abc import Sequence
+
+LEAST_SAVING = 0.05
+"""Share of the cost that trees must save. Trees of different lengths pack worse, and their mask
+keeps attention from leaving out what lies above the diagonal: with prompts of 4 tokens and
+responses of 64, trees that saved 1 % made a step 1.4 times as long."""
 
 
 def attention_tokens_of(hidden: int) -> int:
@@ -18,7 +24,9 @@ def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens:
     """Returns the number of trees with the least cost.
 
     Every tree that is added reads the shared tokens once more, and every tree that is longer costs
-    more attention, which grows with its square.
+    more attention, which grows with its square. A row is as long as the longest tree, so all count
+    as long as the one with the most responses: 15 trees of 16 responses would be one pair, and 14
+    responses padded to the length of a pair.
 
     Args:
         samples: Responses.
@@ -28,10 +36,12 @@ def cheapest_trees(samples: int, shared: int, branches: float, attention_tokens:
     """
 
     def cost(trees: int) -> float:
-        length = shared + branches / trees
+        most = math.ceil(samples / trees)
+        length = shared + branches / samples * most
         return trees * length * (1 + length / attention_tokens)
 
-    return min(range(1, samples + 1), key=cost)
+    best = min(range(1, samples + 1), key=cost)
+    return best if cost(best) < (1 - LEAST_SAVING) * cost(samples) else samples
 
 
 def divided(

@@ -32,6 +32,7 @@ LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_taile
 GROUPS, RESPONSES = 8, 16
 """Prompts of a step, and responses to each: 128 a step."""
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 512
+TASK = "lrl.quickstart.task:problems"
 MICRO_BATCH_TOKENS = 1024
 """Of this policy; its layers' output of so many tokens is little beyond a core's own cache."""
 CAPACITY = 256
@@ -156,17 +157,17 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
 
 @contextmanager
 def servers_for(
-    systems: Sequence[System], policy: Path, folder: Path
+    systems: Sequence[System], policy: Path, folder: Path, prompt_tokens: int = PROMPT_TOKENS
 ) -> Iterator[dict[System, LentServer]]:
     """Yields the server of each system; systems of the same kind share one. An unused server
-    sleeps."""
+    sleeps. A prompt has at most `prompt_tokens`."""
     lent: dict[tuple[int, Dtype], LentServer] = {}
     with ExitStack() as stack:
         for threads, dtype in dict.fromkeys(
             (system.server_threads, system.dtype) for system in systems
         ):
             settings = lrl.ServerSettings(
-                max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+                max_model_len=prompt_tokens + RESPONSE_TOKENS,
                 max_num_seqs=CAPACITY,
                 dtype=dtype,
                 threads=threads,
@@ -185,9 +186,11 @@ def run(
     folder: Path,
     warm_up: int = WARM_UP,
     first: Sequence[L.Callback] = (),
+    prompts: str = TASK,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> list[Timed]:
     """Returns the times of so many steps of one run, those after the warm-up; `first` are callbacks
-    before its own.
+    before its own. `prompts` are as many as the quickstart's, of at most `prompt_tokens`.
 
     Raises:
         RuntimeError: A signal ended the run before that.
@@ -202,12 +205,12 @@ def run(
         callbacks=[*first, WeightSync() if system.trains else OnlyAtTheStart(), throughput, kept],
     )
     data = lrl.RolloutDataModule(
-        prompts=lrl.Prompts("lrl.quickstart.task:problems", shuffle=False),
+        prompts=lrl.Prompts(prompts, shuffle=False),
         rewards=[hashed],
         groups_per_step=GROUPS,
         rollouts_per_group=RESPONSES,
         max_lag=system.max_lag,
-        max_prompt_tokens=PROMPT_TOKENS,
+        max_prompt_tokens=prompt_tokens,
         max_response_tokens=RESPONSE_TOKENS,
         micro_batch_tokens=system.micro_batch_tokens,
     )

@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks import arguments, records, timed_run
+from benchmarks import arguments, few_shot, records, timed_run
 from benchmarks.against_trl.environment import ROOT, TRL, trl_python
 from benchmarks.against_trl.settings import SpeedJob
 from benchmarks.lent_server import LentServer
@@ -77,6 +77,8 @@ TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 """TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's
 micro-batches."""
 TRL_WARM_UP = 1
+PROMPT_TOKENS = 288
+"""Of the longest prompt: 40 examples and the problem."""
 PARTS = ("step", "writing", "wait", "train", "sync")
 HEAD = (
     "| lengths | system | responses/s | step (s) | spread | writing (s) | waits (s) | training (s) "
@@ -91,7 +93,14 @@ def measure_lrl(
     no seconds of its own."""
     system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
     times = timed_run.run(
-        system, servers[system], policy, LENGTHS[lengths], args.steps, args.folder
+        system,
+        servers[system],
+        policy,
+        LENGTHS[lengths],
+        args.steps,
+        args.folder,
+        prompts=str(few_shot.write(args.examples, args.folder)),
+        prompt_tokens=PROMPT_TOKENS,
     )
     return timed_run.means(times) | {"writing": 0.0}
 
@@ -137,9 +146,8 @@ def make_job(
         folder / "prompts.jsonl",
         {"folder": str(folder), "lengths": str(folder / "lengths.json")},
     )
-    prompts.write_text(
-        "".join(json.dumps(problems()[group % len(problems())]) + "\n" for group in groups)
-    )
+    rows = few_shot.rows(args.examples)
+    prompts.write_text("".join(json.dumps(rows[group % len(rows)]) + "\n" for group in groups))
     Path(paths["lengths"]).write_text(json.dumps(by_step))
     policy = str(timed_run.policy_5m(args.folder).resolve())
     shape = {"groups": GROUPS, "rollouts": RESPONSES, "steps": len(by_step), "lr": timed_run.LR}
@@ -155,7 +163,7 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     policy = timed_run.policy_5m(args.folder)
     ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
-    with timed_run.servers_for(ways, policy, args.folder) as servers:
+    with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
         for repeat in range(args.repeats):
             for lengths in args.lengths:
                 for name in args.systems:
@@ -175,6 +183,8 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
     """Returns the fields by which a record is found."""
     tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
+    if args.examples:
+        tokens["examples"] = args.examples
     return {
         "system": name,
         "lengths": lengths,
@@ -233,6 +243,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
     parser.add_argument(
         "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)"
+    )
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=0,
+        help="solved problems before each problem, of six or seven tokens each (%(default)s)",
     )
     names = [*TRL_PIECES, *SYSTEMS]
     usual = [name for name in names if name not in ("both-all", "shared")]

@@ -200,7 +200,7 @@ def test_every_tag_in_the_code_is_on_the_page() -> None:
 @pytest.fixture
 def readers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that the guides have the reader write."""
-    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", GUIDES, re.DOTALL):
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", README + GUIDES, re.DOTALL):
         (tmp_path / name).write_text(text)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)

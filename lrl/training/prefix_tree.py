@@ -7,8 +7,8 @@ In a tree these tokens stand once, and each sample continues behind them:
 
 A token attends to the shared tokens and to its own branch. The last shared token stands in every
 branch, because it predicts another first token in each. Nothing that is trained is shared, so
-advantages, versions and log-probs stay with their sample. AReaL trains such trees of agents'
-histories; 2511.18871 calls the mask of a shared prompt shared-prompt attention.
+advantages, versions and log-probs stay with their sample. AReaL and TRL's asynchronous trainer train
+such trees; 2511.18871 calls the mask of a shared prompt shared-prompt attention.
 """
 
 from collections.abc import Sequence

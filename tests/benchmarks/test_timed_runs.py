@@ -94,7 +94,7 @@ def test_a_side_that_ends_early_is_not_waited_for() -> None:
 
 
 def test_trls_counted_steps_have_the_responses_of_lrls(policy: Path, tmp_path: Path) -> None:
-    args = argparse.Namespace(folder=tmp_path, steps=2)
+    args = argparse.Namespace(folder=tmp_path, steps=2, examples=3)
     job, drawn = speed.make_job(args, "long-tailed")
     first = timed_run.WARM_UP * timed_run.GROUPS
     groups = range(first, first + timed_run.GROUPS)
@@ -103,7 +103,10 @@ def test_trls_counted_steps_have_the_responses_of_lrls(policy: Path, tmp_path: P
         tokens for group in groups for tokens in lengths.of(group, group, 16)
     ]
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]
-    assert rows[speed.TRL_WARM_UP * timed_run.GROUPS] == speed.problems()[first]
+    own = speed.problems()[first]
+    found = rows[speed.TRL_WARM_UP * timed_run.GROUPS]
+    assert found == own | {"prompt": found["prompt"]}
+    assert found["prompt"].endswith(own["prompt"]) and found["prompt"].count(",") == 3
     assert job.steps == len(drawn) == 3
 
 

@@ -51,13 +51,11 @@ from lrl.training.model import (
     head_logprobs,
     is_made,
     last_hidden,
-    open_empty_network,
-    open_network,
     open_tokenizer,
     text_as_micro_batch,
     whole_tensors,
 )
-from lrl.training.model_files import model_files, open_on_all_ranks
+from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
 from lrl.training.rounding import Rounded, rounding_errors
@@ -237,15 +235,13 @@ class PolicyModule(L.LightningModule):
                 self.critic.open(self.network, *settings[1:], self.device_of_use, self.ranks)
                 self.responses_share = self.responses_share.also(self.critic.responses_share)
             return
-        ranks, whole = self.ranks, None
-        if ranks.rank == 0:
-            whole = open_network(*settings)
+        ranks = self.ranks
+        self.network, whole = open_in_parts(*settings, ranks)
+        if whole is not None:
             self.responses_share = shared_by_responses(whole)
             self._add_adapters(whole)
             self._check_adapters(whole)
         self.responses_share = ranks.share(self.responses_share)
-        with model_files(self.policy_folder, ranks) as files:
-            self.network = open_empty_network(files.folder, *settings[1:])
         self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:

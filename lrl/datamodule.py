@@ -169,10 +169,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.evaluations: list[Any] = []
         """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
-        self.rewards = as_list(rewards)
-        has_rewards = isinstance(environment, Environment) and environment.gives_rewards
-        if has_rewards and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
-            self.rewards.append(TurnRewards())
         self.rollout_timeout_s = rollout_timeout_s
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
@@ -194,7 +190,7 @@ class RolloutDataModule(L.LightningDataModule):
             n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature
         )
         self.reward_pool = RewardPool(
-            self.rewards,
+            _with_turn_rewards(as_list(rewards), environment),
             reward_workers,
             timeout_s=reward_timeout_s,
             memory_gib=reward_memory_gib,
@@ -204,20 +200,19 @@ class RolloutDataModule(L.LightningDataModule):
         self.skip_special_tokens = skip_special_tokens
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
-        self.environment: EnvironmentOfRun | None = None
-        episodes = EpisodeSettings(
-            max_turns=max_turns,
-            max_turn_tokens=max_turn_tokens,
-            turn_timeout_s=turn_timeout_s,
-            episode_timeout_s=episode_timeout_s,
-            environment_workers=environment_workers,
-            environment_launcher=environment_launcher,
-            environment_memory_gib=environment_memory_gib,
+        self.environment = EnvironmentOfRun.of(
+            environment,
+            EpisodeSettings(
+                max_turns=max_turns,
+                max_turn_tokens=max_turn_tokens,
+                turn_timeout_s=turn_timeout_s,
+                episode_timeout_s=episode_timeout_s,
+                environment_workers=environment_workers,
+                environment_launcher=environment_launcher,
+                environment_memory_gib=environment_memory_gib,
+            ),
+            max_response_tokens,
         )
-        if environment is None:
-            episodes.check_unused()
-        elif isinstance(environment, Environment):
-            self.environment = EnvironmentOfRun(environment, episodes, max_response_tokens)
         self._environment_settings = self.environment.made_with if self.environment else {}
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
@@ -291,16 +286,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
         """Makes tokens of a data set, with the environment's tools."""
-        if self.environment is None:
-            prompts.load(tokenizer, self.max_prompt_tokens)
-            return
-        environment = self.environment.environment
+        tools: Sequence[dict[str, Any]] = ()
         part: PromptPart = "whole"
-        if environment.writes_prompt:
-            part = "first token"
-        elif environment.opens:
-            part = "without header"
-        prompts.load(tokenizer, self.max_prompt_tokens, environment.tools, part)
+        if self.environment is not None:
+            tools = self.environment.environment.tools
+            part = self.environment.prompt_part
+        prompts.load(tokenizer, self.max_prompt_tokens, tools, part)
 
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
@@ -352,16 +343,6 @@ class RolloutDataModule(L.LightningDataModule):
             return None
         return ToolCallParser(pool, self._policy.stop_tokens)
 
-    def _try_tool_parser(self) -> None:
-        """Warns of a parser that is not of the policy's family."""
-        parser = self._tool_calls(self.fleet.rollouts)
-        if parser is None or self.environment is None:
-            return
-        if tools := self.environment.environment.tools:
-            call = self.environment.call_tokens(self.policy_text)
-            tried = parser.try_out(call, self.decode(call), tools)
-            self.fleet.call(tried, "parsing a call of a tool")
-
     @property
     def judges_last_turn(self) -> bool:
         """Whether rewards get the last turn of an episode alone."""
@@ -406,9 +387,13 @@ class RolloutDataModule(L.LightningDataModule):
         return controller
 
     def _make_calls(self) -> ControllerCalls:
-        self._try_tool_parser()
         syncs = self.weight_sync
-        after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
+        after_first_turns_s = 0.0
+        if self.environment is not None:
+            after_first_turns_s = self.environment.timeout_s
+            if parser := self._tool_calls(self.fleet.rollouts):
+                trial = self.environment.try_parser(parser, self.policy_text)
+                self.fleet.call(trial, "parsing a call of a tool")
         return ControllerCalls(
             self._make_controller(),
             self.fleet.loop,
@@ -611,3 +596,11 @@ class RolloutDataModule(L.LightningDataModule):
             environment=self._environment_settings,
             kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
         )
+
+
+def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[OneReward]:
+    """Returns the rewards, with those of the environment if it has some."""
+    has_rewards = isinstance(environment, Environment) and environment.gives_rewards
+    if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
+        return [*rewards, TurnRewards()]
+    return rewards

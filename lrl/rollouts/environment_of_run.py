@@ -25,7 +25,9 @@ from lrl.types import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lrl.generators.tool_calls import ToolCallParser
     from lrl.members.launchers import Launcher
+    from lrl.rollouts.prompts import PromptPart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,24 @@ class EnvironmentOfRun:
         }
         """The settings on which episodes depend."""
 
+    @classmethod
+    def of(
+        cls, environment: Environment | None, settings: EpisodeSettings, max_tokens: int
+    ) -> EnvironmentOfRun | None:
+        """Returns the environment of a run; None without one, whose settings must not be set then."""
+        if environment is None:
+            settings.check_unused()
+        # `RolloutDataModule` has noted what is of another class.
+        is_one = isinstance(environment, Environment)
+        return cls(environment, settings, max_tokens) if is_one else None
+
+    @property
+    def prompt_part(self) -> PromptPart:
+        """What of a rendered chat is a prompt of the run."""
+        if self.environment.writes_prompt:
+            return "first token"
+        return "without header" if self.environment.opens else "whole"
+
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
         `EnvironmentPool.start`.
@@ -166,9 +186,11 @@ class EnvironmentOfRun:
         tools."""
         return Episodes(write, self.pool, self._terms(policy), find_calls)
 
-    def call_tokens(self, policy: PolicyText) -> list[int]:
-        """Returns a call of a tool as the chat template writes it; the environment has tools."""
-        return call_tokens(self._observation_tokens(policy), self.environment.tools)
+    async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
+        """Warns if the parser finds no call of a tool where the chat template writes one."""
+        if tools := self.environment.tools:
+            call = call_tokens(self._observation_tokens(policy), tools)
+            await parser.try_out(call, policy.decode(call), tools)
 
     def _terms(self, policy: PolicyText) -> EpisodeTerms:
         tokens, vocabulary = self._observation_tokens(policy), len(policy.tokenizer)

@@ -134,11 +134,11 @@ class EnvironmentOfRun:
         cls, environment: Environment | None, settings: EpisodeSettings, max_tokens: int
     ) -> EnvironmentOfRun | None:
         """Returns the environment of a run; None without one, whose settings must not be set then."""
-        if environment is None:
+        if isinstance(environment, Environment):
+            return cls(environment, settings, max_tokens)
+        if environment is None:  # else `RolloutDataModule` has noted its class
             settings.check_unused()
-        # `RolloutDataModule` has noted what is of another class.
-        is_one = isinstance(environment, Environment)
-        return cls(environment, settings, max_tokens) if is_one else None
+        return None
 
     @property
     def prompt_part(self) -> PromptPart:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -18,21 +18,19 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.environments import Environment
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.tool_calls import ToolCallParser
 from lrl.members.launchers import Launcher
 from lrl.rewards import Reward, RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.controller_calls import ControllerCalls
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
-from lrl.rollouts.episode import Episodes
+from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import PromptPart, Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.response_text import ResponseDecoder
+from lrl.rollouts.response_text import PolicyText, ResponseDecoder
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -41,6 +39,11 @@ from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Sampling
+
+if TYPE_CHECKING:
+    from lrl.generators.tool_calls import ToolCallParser
+    from lrl.rollouts.environment_of_run import EnvironmentOfRun
+    from lrl.rollouts.episode import Episodes
 
 lightning_warnings.silence()
 
@@ -200,7 +203,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.skip_special_tokens = skip_special_tokens
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
-        self.environment = EnvironmentOfRun.of(
+        self.environment = _environment_of_run(
             environment,
             EpisodeSettings(
                 max_turns=max_turns,
@@ -329,7 +332,7 @@ class RolloutDataModule(L.LightningDataModule):
         policy = self._policy
         return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
 
-    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> Episodes | None:
+    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> "Episodes | None":
         """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
         its spare slots; None without an environment."""
         if self.environment is None:
@@ -337,10 +340,12 @@ class RolloutDataModule(L.LightningDataModule):
         write = pool.generate_spare if spare else pool.generate
         return self.environment.episodes(write, self.policy_text, self._tool_calls(pool))
 
-    def _tool_calls(self, pool: GeneratorPool) -> ToolCallParser | None:
+    def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
         """Returns what finds calls in turns; None without a parser."""
         if self._strategy.server_settings.tool_parser is None:
             return None
+        from lrl.generators.tool_calls import ToolCallParser  # here: most runs have none
+
         return ToolCallParser(pool, self._policy.stop_tokens)
 
     @property
@@ -604,3 +609,16 @@ def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[On
     if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
         return [*rewards, TurnRewards()]
     return rewards
+
+
+def _environment_of_run(
+    environment: Environment | None, settings: EpisodeSettings, max_tokens: int
+) -> "EnvironmentOfRun | None":
+    """Returns the environment of a run; None without one, whose settings must not be set then."""
+    if environment is None:
+        settings.check_unused()
+    if not isinstance(environment, Environment):  # `instances` has noted another class
+        return None
+    from lrl.rollouts.environment_of_run import EnvironmentOfRun  # here: most runs have none
+
+    return EnvironmentOfRun(environment, settings, max_tokens)

@@ -1,88 +1,31 @@
-"""The environment of a run: its limits, its processes, and the episodes that are played with it."""
+"""The environment of a run: its processes, and the episodes that are played with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
+from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
 from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
+from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,
     shows_one_call,
 )
+from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
-from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.members.launchers import Launcher
     from lrl.rollouts.prompts import PromptPart
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeSettings:
-    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
-
-    max_turns: int = 16
-    max_turn_tokens: int | None = None
-    turn_timeout_s: float = 60.0
-    episode_timeout_s: float = 1800.0
-    environment_workers: int = 1
-    environment_launcher: Launcher | None = None
-    environment_memory_gib: float | None = 4.0
-
-    def check(self) -> None:
-        """Checks them, for a run with an environment."""
-        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
-        at_least(0, "data", environment_workers=self.environment_workers)
-        if not self.environment_workers and self.environment_launcher is None:
-            fault(
-                "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
-                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
-            )
-        above(
-            0,
-            "data",
-            turn_timeout_s=self.turn_timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
-            environment_memory_gib=self.environment_memory_gib,
-        )
-
-    def check_unused(self) -> None:
-        """Refuses those that are set in a run without an environment."""
-        for one in fields(self):
-            if (value := getattr(self, one.name)) != one.default:
-                shown = value if isinstance(value, int | float) else type(value).__name__
-                fault(
-                    f"data.{one.name} is {shown}, and there is no data.environment: a response "
-                    "is a single turn. Name one, or leave the setting out."
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder.
-
-    Args:
-        tokenizer: Its tokenizer.
-        ends: The tokens at which its responses end.
-        decode: Returns the text of a turn.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    ends: frozenset[int]
-    decode: Callable[[list[int]], str]
 
 
 TOOL_ON_TRIAL = {
@@ -112,8 +55,6 @@ class EnvironmentOfRun:
         """Most seconds of an episode after its first turn."""
         self._max_turns = settings.max_turns
         self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
-        from lrl.environments.pool import EnvironmentPool  # here: most runs have no environment
-
         self.launcher = settings.environment_launcher
         """What starts members that play episodes; None for nothing."""
         self.pool = EnvironmentPool(
@@ -128,17 +69,6 @@ class EnvironmentOfRun:
             "data.max_turn_tokens": self._max_turn_tokens,
         }
         """The settings on which episodes depend."""
-
-    @classmethod
-    def of(
-        cls, environment: Environment | None, settings: EpisodeSettings, max_tokens: int
-    ) -> EnvironmentOfRun | None:
-        """Returns the environment of a run; None without one, whose settings must not be set then."""
-        if isinstance(environment, Environment):
-            return cls(environment, settings, max_tokens)
-        if environment is None:  # else `RolloutDataModule` has noted its class
-            settings.check_unused()
-        return None
 
     @property
     def prompt_part(self) -> PromptPart:

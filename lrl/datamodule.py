@@ -28,7 +28,8 @@ from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.prompts import PromptPart, Prompts
+from lrl.rollouts.prompt_maker import PromptPart
+from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream

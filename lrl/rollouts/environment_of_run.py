@@ -25,7 +25,7 @@ from lrl.types import Prompt
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.rollouts.prompts import PromptPart
+    from lrl.rollouts.prompt_maker import PromptPart
 
 
 TOOL_ON_TRIAL = {

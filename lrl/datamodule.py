@@ -605,7 +605,7 @@ class RolloutDataModule(L.LightningDataModule):
 
 
 def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[OneReward]:
-    """Returns the rewards, with those of the environment if it has some."""
+    """Returns the rewards; with an environment that gives some, `TurnRewards` too."""
     has_rewards = isinstance(environment, Environment) and environment.gives_rewards
     if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
         return [*rewards, TurnRewards()]

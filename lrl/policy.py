@@ -35,11 +35,7 @@ from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.lora import LoRA
-from lrl.training.model import (
-    Dtype,
-    find_model,
-    is_made,
-)
+from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule, lr_factor

@@ -72,7 +72,7 @@ class EnvironmentOfRun:
 
     @property
     def prompt_part(self) -> PromptPart:
-        """What of a rendered chat is a prompt of the run."""
+        """The part of a rendered chat that is a prompt of the run."""
         if self.environment.writes_prompt:
             return "first token"
         return "without header" if self.environment.opens else "whole"

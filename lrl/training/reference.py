@@ -141,7 +141,9 @@ class Reference:
         if hasattr(self, "network"):
             return
         folder = self.model or policy_folder
-        self.network, whole = open_in_parts(folder, dtype, attention, False, ranks)
+        self.network, whole = open_in_parts(
+            folder, dtype, attention, gradient_checkpointing=False, ranks=ranks
+        )
         if whole is not None:
             check_rows(whole)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)

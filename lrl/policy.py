@@ -6,9 +6,7 @@ whole is divided once by the number of trained tokens of the step. Therefore pac
 ranks and order of arrival cannot change the gradient.
 """
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, cast
 
@@ -28,7 +26,6 @@ from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
-from lrl.rollouts import prompt_form
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.collate import blank
@@ -359,38 +356,6 @@ class PolicyModule(PolicyModel):
         preflight.check(self.trainer)
         return default_callbacks(self.trainer)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
-        reference's state."""
-        checkpoint["policy_folder"] = _absolute(self.policy_folder)
-        checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
-        if self.lora is not None:
-            checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
-        if self.critic is not None:
-            checkpoint["critic"] = self.critic.kind
-            if self.critic.model is not None:
-                checkpoint["critic_folder"] = _absolute(self.critic.model)
-        if self.reference is not None:
-            checkpoint["reference"] = self.reference.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the state of the reference. Raises ConfigError for a checkpoint with other
-        adapters."""
-        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
-        if saved != own:
-            raise ConfigError(
-                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
-                "the same."
-            )
-        kind = None if self.critic is None else self.critic.kind
-        if checkpoint.get("critic") != kind:
-            raise ConfigError(
-                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
-                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
-            )
-        if self.reference is not None and self.trainer.state.fn == "fit":
-            self.reference.load_state_dict(checkpoint.get("reference", {}))
-
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's
         optimizer settings."""
@@ -403,8 +368,3 @@ class PolicyModule(PolicyModel):
             restart_at(
                 self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), lrs, settings
             )
-
-
-def _absolute(model: str) -> str:
-    """Returns the whole path of a folder, and a hub name as it is."""
-    return os.path.abspath(model) if os.path.exists(model) else model

@@ -4,8 +4,10 @@ With several ranks no single one may have all weights, so every read of them is 
 (`lrl.distributed.collective`).
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,6 +19,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl.distributed.collective import collective
 from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
+from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.system.malloc_trim import trim_heap
@@ -283,6 +287,38 @@ class PolicyModel(L.LightningModule):
         kept = (name for name in found if is_adapter(name) or name.startswith("critic."))
         return {name: found[name] for name in kept}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
+        reference's state."""
+        checkpoint["policy_folder"] = _absolute(self.policy_folder)
+        checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
+        if self.lora is not None:
+            checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
+        if self.critic is not None:
+            checkpoint["critic"] = self.critic.kind
+            if self.critic.model is not None:
+                checkpoint["critic_folder"] = _absolute(self.critic.model)
+        if self.reference is not None:
+            checkpoint["reference"] = self.reference.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the state of the reference. Raises ConfigError for a checkpoint with other
+        adapters."""
+        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
+        if saved != own:
+            raise ConfigError(
+                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
+                "the same."
+            )
+        kind = None if self.critic is None else self.critic.kind
+        if checkpoint.get("critic") != kind:
+            raise ConfigError(
+                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
+                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
+            )
+        if self.reference is not None and self.trainer.state.fn == "fit":
+            self.reference.load_state_dict(checkpoint.get("reference", {}))
+
     @collective
     def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or without them whole
@@ -319,3 +355,8 @@ class PolicyModel(L.LightningModule):
                 lora=self.lora,
                 adapters=adapters,
             )
+
+
+def _absolute(model: str) -> str:
+    """Returns the whole path of a folder, and a hub name as it is."""
+    return os.path.abspath(model) if os.path.exists(model) else model

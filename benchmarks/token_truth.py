@@ -48,9 +48,10 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.rollouts.controller import ResponseWriter
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
+from lrl.rollouts.environment_of_run import EnvironmentOfRun
+from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.response_text import ResponseDecoder
+from lrl.rollouts.response_text import PolicyText, ResponseDecoder
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Sampling
 
 TURNS = 8

@@ -49,7 +49,9 @@ from lrl.quickstart.calculator import Calculator
 from lrl.quickstart.task import problems
 from lrl.quickstart.warmup import make_policy
 from lrl.rollouts.controller import ResponseWriter
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
+from lrl.rollouts.environment_of_run import EnvironmentOfRun
+from lrl.rollouts.episode_settings import EpisodeSettings
+from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.types import Prompt, Rollout, Sampling
 

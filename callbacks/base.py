@@ -1,4 +1,4 @@
-"""Parts that several callbacks share."""
+"""The base of lrl's callbacks, which run on rank 0 alone, and what several of them share."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar

@@ -1,6 +1,7 @@
 """Callbacks that every run has, callbacks of rank 0 alone, and the order of lrl's own."""
 
 from itertools import groupby
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
@@ -9,7 +10,6 @@ from lightning.pytorch.loggers import Logger
 from lrl.callbacks.base import FollowRankZero, OnRankZero, find
 from lrl.callbacks.last_checkpoint import LastCheckpoint
 from lrl.callbacks.monitors import Monitors
-from lrl.callbacks.stop_together import StopTogether
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.best_effort import may_not_log
@@ -122,3 +122,17 @@ class LoggersMayFail(L.Callback):
                 self._guarded.append(logger)
                 for method in LOGGER_METHODS:
                     setattr(logger, method, may_not_log(logger)(getattr(logger, method)))
+
+
+class StopTogether(L.Callback):
+    """Sets `trainer.should_stop` on all ranks when it is set on one of them. Every run of several
+    ranks has it.
+
+    A callback of rank 0 alone (`lrl.callbacks.base.OnRankZero`) may set it. Rank 0 then ended after
+    that step, and both waited for hours: the others for its next step, it for them.
+    """
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        """Asks all ranks."""
+        ranks = pl_module.ranks
+        trainer.should_stop = ranks.share(any(ranks.gather(trainer.should_stop)))

@@ -120,7 +120,7 @@ class Evaluation(OnRankZero):
 
     def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:
         """Returns the rewards that score the responses."""
-        rewards = [as_reward(reward) for reward in self.rewards or list(data.rewards)[:1]]
+        rewards = [as_reward(reward) for reward in self.rewards or data.reward_pool.rewards[:1]]
         if len(rewards) == 1:
             rewards = [copy.copy(rewards[0])]
             rewards[0].weight = 1.0

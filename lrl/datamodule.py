@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -18,21 +18,20 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.environments import Environment
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.tool_calls import ToolCallParser
 from lrl.members.launchers import Launcher
 from lrl.rewards import Reward, RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.controller_calls import ControllerCalls
-from lrl.rollouts.environment_of_run import EnvironmentOfRun, EpisodeSettings, PolicyText
-from lrl.rollouts.episode import Episodes
+from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.prompts import PromptPart, Prompts
+from lrl.rollouts.prompt_maker import PromptPart
+from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.response_text import ResponseDecoder
+from lrl.rollouts.response_text import PolicyText, ResponseDecoder
 from lrl.rollouts.stream import RankStream, StepLoader, StepStream
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -41,6 +40,11 @@ from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Sampling
+
+if TYPE_CHECKING:
+    from lrl.generators.tool_calls import ToolCallParser
+    from lrl.rollouts.environment_of_run import EnvironmentOfRun
+    from lrl.rollouts.episode import Episodes
 
 lightning_warnings.silence()
 
@@ -169,10 +173,6 @@ class RolloutDataModule(L.LightningDataModule):
         self.evaluations: list[Any] = []
         """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
         self.prompts = Prompts.coerce(prompts)
-        self.rewards = as_list(rewards)
-        has_rewards = isinstance(environment, Environment) and environment.gives_rewards
-        if has_rewards and not any(isinstance(reward, TurnRewards) for reward in self.rewards):
-            self.rewards.append(TurnRewards())
         self.rollout_timeout_s = rollout_timeout_s
         self.groups_per_step = groups_per_step
         self.max_lag = max_lag
@@ -194,7 +194,7 @@ class RolloutDataModule(L.LightningDataModule):
             n=rollouts_per_group, max_tokens=max_response_tokens, temperature=temperature
         )
         self.reward_pool = RewardPool(
-            self.rewards,
+            _with_turn_rewards(as_list(rewards), environment),
             reward_workers,
             timeout_s=reward_timeout_s,
             memory_gib=reward_memory_gib,
@@ -204,20 +204,19 @@ class RolloutDataModule(L.LightningDataModule):
         self.skip_special_tokens = skip_special_tokens
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
-        self.environment: EnvironmentOfRun | None = None
-        episodes = EpisodeSettings(
-            max_turns=max_turns,
-            max_turn_tokens=max_turn_tokens,
-            turn_timeout_s=turn_timeout_s,
-            episode_timeout_s=episode_timeout_s,
-            environment_workers=environment_workers,
-            environment_launcher=environment_launcher,
-            environment_memory_gib=environment_memory_gib,
+        self.environment = _environment_of_run(
+            environment,
+            EpisodeSettings(
+                max_turns=max_turns,
+                max_turn_tokens=max_turn_tokens,
+                turn_timeout_s=turn_timeout_s,
+                episode_timeout_s=episode_timeout_s,
+                environment_workers=environment_workers,
+                environment_launcher=environment_launcher,
+                environment_memory_gib=environment_memory_gib,
+            ),
+            max_response_tokens,
         )
-        if environment is None:
-            episodes.check_unused()
-        elif isinstance(environment, Environment):
-            self.environment = EnvironmentOfRun(environment, episodes, max_response_tokens)
         self._environment_settings = self.environment.made_with if self.environment else {}
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
@@ -291,16 +290,12 @@ class RolloutDataModule(L.LightningDataModule):
 
     def tokenise(self, prompts: Prompts, tokenizer: Any) -> None:
         """Makes tokens of a data set, with the environment's tools."""
-        if self.environment is None:
-            prompts.load(tokenizer, self.max_prompt_tokens)
-            return
-        environment = self.environment.environment
+        tools: Sequence[dict[str, Any]] = ()
         part: PromptPart = "whole"
-        if environment.writes_prompt:
-            part = "first token"
-        elif environment.opens:
-            part = "without header"
-        prompts.load(tokenizer, self.max_prompt_tokens, environment.tools, part)
+        if self.environment is not None:
+            tools = self.environment.environment.tools
+            part = self.environment.prompt_part
+        prompts.load(tokenizer, self.max_prompt_tokens, tools, part)
 
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
@@ -338,7 +333,7 @@ class RolloutDataModule(L.LightningDataModule):
         policy = self._policy
         return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
 
-    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> Episodes | None:
+    def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> "Episodes | None":
         """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
         its spare slots; None without an environment."""
         if self.environment is None:
@@ -346,21 +341,13 @@ class RolloutDataModule(L.LightningDataModule):
         write = pool.generate_spare if spare else pool.generate
         return self.environment.episodes(write, self.policy_text, self._tool_calls(pool))
 
-    def _tool_calls(self, pool: GeneratorPool) -> ToolCallParser | None:
+    def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
         """Returns what finds calls in turns; None without a parser."""
         if self._strategy.server_settings.tool_parser is None:
             return None
-        return ToolCallParser(pool, self._policy.stop_tokens)
+        from lrl.generators.tool_calls import ToolCallParser  # here: most runs have none
 
-    def _try_tool_parser(self) -> None:
-        """Warns of a parser that is not of the policy's family."""
-        parser = self._tool_calls(self.fleet.rollouts)
-        if parser is None or self.environment is None:
-            return
-        if tools := self.environment.environment.tools:
-            call = self.environment.call_tokens(self.policy_text)
-            tried = parser.try_out(call, self.decode(call), tools)
-            self.fleet.call(tried, "parsing a call of a tool")
+        return ToolCallParser(pool, self._policy.stop_tokens)
 
     @property
     def judges_last_turn(self) -> bool:
@@ -406,9 +393,13 @@ class RolloutDataModule(L.LightningDataModule):
         return controller
 
     def _make_calls(self) -> ControllerCalls:
-        self._try_tool_parser()
         syncs = self.weight_sync
-        after_first_turns_s = 0.0 if self.environment is None else self.environment.timeout_s
+        after_first_turns_s = 0.0
+        if self.environment is not None:
+            after_first_turns_s = self.environment.timeout_s
+            if parser := self._tool_calls(self.fleet.rollouts):
+                trial = self.environment.try_parser(parser, self.policy_text)
+                self.fleet.call(trial, "parsing a call of a tool")
         return ControllerCalls(
             self._make_controller(),
             self.fleet.loop,
@@ -611,3 +602,24 @@ class RolloutDataModule(L.LightningDataModule):
             environment=self._environment_settings,
             kl_in_the_reward=() if reference is None else reference.settings_of_the_reward,
         )
+
+
+def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[OneReward]:
+    """Returns the rewards; with an environment that gives some, `TurnRewards` too."""
+    has_rewards = isinstance(environment, Environment) and environment.gives_rewards
+    if has_rewards and not any(isinstance(reward, TurnRewards) for reward in rewards):
+        return [*rewards, TurnRewards()]
+    return rewards
+
+
+def _environment_of_run(
+    environment: Environment | None, settings: EpisodeSettings, max_tokens: int
+) -> "EnvironmentOfRun | None":
+    """Returns the environment of a run; None without one, whose settings must not be set then."""
+    if environment is None:
+        settings.check_unused()
+    if not isinstance(environment, Environment):  # `instances` has noted another class
+        return None
+    from lrl.rollouts.environment_of_run import EnvironmentOfRun  # here: most runs have none
+
+    return EnvironmentOfRun(environment, settings, max_tokens)

@@ -6,13 +6,9 @@ whole is divided once by the number of trained tokens of the step. Therefore pac
 ranks and order of arrival cannot change the gradient.
 """
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Literal, cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import lightning as L
 import torch
@@ -22,57 +18,29 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lrl import preflight
 from lrl.callbacks.default_callbacks import default_callbacks
-from lrl.distributed.collective import collective
-from lrl.distributed.ranks import Ranks, explain_broken_collective
+from lrl.distributed.ranks import explain_broken_collective
 from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
-from lrl.rollouts import prompt_form
-from lrl.rollouts.response_text import ends_of_text
-from lrl.rollouts.stop_tokens import stop_tokens
+from lrl.policy_model import PolicyModel
 from lrl.system.config_errors import above, at_least, fault, instances
 from lrl.system.lightning_warnings import forget_last_step
-from lrl.system.malloc_trim import trim_heap
 from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
-from lrl.training.export import save_policy
 from lrl.training.gradients import average_over_ranks, scale_and_clip
-from lrl.training.isolation import Shared, shared_by_responses
-from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
-from lrl.training.model import (
-    Dtype,
-    checkpoint_weights,
-    decoder_of,
-    find_model,
-    head_logprobs,
-    is_made,
-    last_hidden,
-    open_empty_network,
-    open_network,
-    open_tokenizer,
-    text_as_micro_batch,
-    whole_tensors,
-)
-from lrl.training.model_files import model_files, open_on_all_ranks
+from lrl.training.lora import LoRA
+from lrl.training.model import Dtype, find_model, is_made
 from lrl.training.optimizers import restart_at, step_schedulers
 from lrl.training.reference import Reference
-from lrl.training.rounding import Rounded, rounding_errors
 from lrl.training.schedule import Schedule, lr_factor
-from lrl.training.sharding import Sharding, on_cpu, shard_again
-from lrl.training.shared_passes import shared_passes
-from lrl.training.tree_cost import attention_tokens_of
 from lrl.types import Group, MicroBatch, Step
-from lrl.weights.adapters import named
 from lrl.weights.sampled_proof import SampledProof
 
-Output = Literal["logprobs", "values", "both"]
 
-
-class PolicyModule(L.LightningModule):
+class PolicyModule(PolicyModel):
     """A causal language model, trained by an objective on packed rollouts.
 
     Args:
@@ -158,8 +126,6 @@ class PolicyModule(L.LightningModule):
         self.head_chunk_tokens = head_chunk_tokens
         self.diagnostics = Diagnostics(version=0)
         self._sampled_proof = SampledProof()
-        self.responses_share = Shared()
-        """What several responses may share; `configure_model` tries it on the model."""
         self._check_settings()
 
     def _check_settings(self) -> None:
@@ -192,168 +158,6 @@ class PolicyModule(L.LightningModule):
         if not all(0 <= beta < 1 for beta in self.betas):
             fault(f"model.betas is {self.betas}; both must be at least 0 and below 1.")
 
-    # ---- the model
-
-    @cached_property
-    def policy_folder(self) -> str:
-        """Folder or hub name of the first version, also of the generators. Runs `module:function`
-        once."""
-        return find_model(self.model)
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Tokenizer in the policy's folder."""
-        return open_tokenizer(self.policy_folder)
-
-    @cached_property
-    def ends_of_text(self) -> frozenset[int]:
-        """Tokens that begin, end or fill up a text of the policy."""
-        return ends_of_text(self.tokenizer, self.stop_tokens)
-
-    @cached_property
-    def stop_tokens(self) -> frozenset[int]:
-        """Tokens at which its responses end."""
-        return stop_tokens(self.tokenizer, self.policy_folder)
-
-    def configure_model(self) -> None:
-        """Loads the model into `self.network`, once, and tries whether its responses may share
-        rows."""
-        if hasattr(self, "network"):
-            return
-        # Lightning makes the GPU the default device here. lrl names each device itself: a generator
-        # of random numbers draws on its own device only, and the whole weights of a sharded policy
-        # have no room on one GPU.
-        with torch.device("cpu"):
-            self._open_network()
-
-    def _open_network(self) -> None:
-        settings = self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
-        if self.sharding is None:
-            self.network = open_on_all_ranks(*settings, self.device_of_use, self.ranks)
-            self.responses_share = shared_by_responses(self.network)
-            self._add_adapters(self.network)
-            self._check_adapters(self.network)
-            if self.critic is not None:
-                self.critic.open(self.network, *settings[1:], self.device_of_use, self.ranks)
-                self.responses_share = self.responses_share.also(self.critic.responses_share)
-            return
-        ranks, whole = self.ranks, None
-        if ranks.rank == 0:
-            whole = open_network(*settings)
-            self.responses_share = shared_by_responses(whole)
-            self._add_adapters(whole)
-            self._check_adapters(whole)
-        self.responses_share = ranks.share(self.responses_share)
-        with model_files(self.policy_folder, ranks) as files:
-            self.network = open_empty_network(files.folder, *settings[1:])
-        self._add_adapters(self.network)
-        networks, wholes = [self.network], [whole]
-        if self.critic is not None:
-            wholes.append(self.critic.open_sharded(self.network, *settings[1:], ranks))
-            self.responses_share = self.responses_share.also(self.critic.responses_share)
-            networks += [] if self.critic.trunk is None else [self.critic.trunk]
-        self.sharding.divide(self, *networks)
-        for network, its_whole in zip(networks, wholes, strict=False):
-            self.sharding.fill(network, its_whole, self.device_of_use)
-        del whole, wholes, its_whole
-        trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
-
-    def _add_adapters(self, network: PreTrainedModel) -> None:
-        if self.lora is not None:
-            self.lora.add_to(network)
-
-    def _check_adapters(self, network: PreTrainedModel) -> None:
-        if self.lora is not None:
-            from lrl.training.adapter_trial import (
-                check_adapters,  # a run without adapters needs none
-            )
-
-            check_adapters(network)
-
-    @property
-    def sharding(self) -> Sharding | None:
-        """The division of the weights over the ranks; None if every rank has them all."""
-        return None if self._trainer is None else getattr(self.trainer.strategy, "sharding", None)
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Micro-batches that are trained at the same time; one a rank without tensor
-        parallelism."""
-        return self.ranks.size if self.sharding is None else self.sharding.data_parallel_size
-
-    @property
-    def compute_dtype(self) -> Dtype:
-        """Dtype of the passes, outside of autocast."""
-        return (
-            "bfloat16"
-            if self.sharding is not None and self.sharding.compute_dtype
-            else self.dtype_name
-        )
-
-    @property
-    def attention_tokens(self) -> int:
-        """Length of a row at which attention takes as long as all other layers."""
-        return attention_tokens_of(self.network.config.get_text_config().hidden_size)
-
-    @property
-    def training_dtype(self) -> str:
-        """Dtype of the passes that train, under the autocast of `trainer.precision`."""
-        precision = "" if self._trainer is None else str(self.trainer.precision)
-        return (
-            "bfloat16"
-            if "bf16" in precision
-            else "float16"
-            if precision[:3] == "16-"
-            else self.compute_dtype
-        )
-
-    @property
-    def device_of_use(self) -> torch.device:
-        """Device that trains; without a trainer, the device of the module."""
-        return self.device if self._trainer is None else self.trainer.strategy.root_device
-
-    def forward(self, micro: MicroBatch, output: Output = "logprobs") -> Any:
-        """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0
-        outside the mask.
-
-        With output `values` the critic's values before them, float32 [R, L], and with `both`
-        log-probs and values. All that reads weights in training goes through here, so a strategy
-        can shard this module as the root.
-        """
-        critic = self.critic
-        hidden = None
-        if output != "values" or (critic is not None and critic.trunk is None):
-            hidden = last_hidden(decoder_of(self.network), micro)
-        values = None if output == "logprobs" or critic is None else critic(hidden, micro)
-        if hidden is None or output == "values":
-            return values
-        logprobs = head_logprobs(self.network, hidden, micro, self.head_chunk_tokens)
-        return logprobs if output == "logprobs" else (logprobs, values)
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks that train; without lrl's strategies, this process."""
-        return (
-            Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
-        )
-
-    @collective
-    @torch.no_grad()
-    def prompt_logprobs(
-        self, token_ids: list[int], rounded_as: Rounded | None = None
-    ) -> list[float]:
-        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at
-        temperature 1.
-
-        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast.
-        With `rounded_as` they have errors as large as the rounding of that number format makes
-        them.
-        """
-        micro = text_as_micro_batch(token_ids, self.device_of_use)
-        errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
-        with torch.autocast(self.device_of_use.type, enabled=False), errors:
-            return self(micro)[micro.mask].tolist()
-
     # ---- a step
 
     def prepare(
@@ -383,45 +187,6 @@ class PolicyModule(L.LightningModule):
                 self.critic_values,
                 attention_tokens=attention_tokens,
             )
-
-    @property
-    def reference_is_base(self) -> bool:
-        """Whether the reference is the policy without its adapters, which needs no memory of its
-        own."""
-        return self.lora is not None and self.reference is not None and self.reference.model is None
-
-    @collective
-    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
-        computes a share."""
-        return self._in_shares(batches, self._reference_logprobs)
-
-    @collective
-    def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the critic's values before the labels of each batch: float32 [R, L] on the CPU;
-        every rank computes a share."""
-        return self._in_shares(batches, self._critic_values)
-
-    def _in_shares(
-        self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
-    ) -> list[Tensor]:
-        return shared_passes(
-            batches, compute, device=self.device_of_use, ranks=self.ranks, sharding=self.sharding
-        )
-
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
-        if not self.reference_is_base:
-            return cast(Reference, self.reference).logprobs(micro, self.head_chunk_tokens)
-        with torch.no_grad(), base_alone(self.network):
-            found: Tensor = self(micro)
-        shard_again(self)
-        return found.cpu()
-
-    @torch.no_grad()
-    def _critic_values(self, micro: MicroBatch) -> Tensor:
-        found: Tensor = self(micro, "values")
-        shard_again(self)
-        return found.cpu()
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """Returns the weighted sum (not the mean) of the micro-batch's token losses, the critic's
@@ -591,47 +356,6 @@ class PolicyModule(L.LightningModule):
         preflight.check(self.trainer)
         return default_callbacks(self.trainer)
 
-    def setup(self, stage: str) -> None:
-        """Opens the reference policy for training; a wrong name raises before a server starts."""
-        if self.reference is not None and stage == "fit" and not self.reference_is_base:
-            settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
-            if self.sharding is None:
-                self.reference.open(*settings, self.ranks)
-            else:
-                self.reference.open_sharded(*settings, self.sharding, self.ranks)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
-        reference's state."""
-        checkpoint["policy_folder"] = _absolute(self.policy_folder)
-        checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
-        if self.lora is not None:
-            checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
-        if self.critic is not None:
-            checkpoint["critic"] = self.critic.kind
-            if self.critic.model is not None:
-                checkpoint["critic_folder"] = _absolute(self.critic.model)
-        if self.reference is not None:
-            checkpoint["reference"] = self.reference.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the state of the reference. Raises ConfigError for a checkpoint with other
-        adapters."""
-        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
-        if saved != own:
-            raise ConfigError(
-                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
-                "the same."
-            )
-        kind = None if self.critic is None else self.critic.kind
-        if checkpoint.get("critic") != kind:
-            raise ConfigError(
-                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
-                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
-            )
-        if self.reference is not None and self.trainer.state.fn == "fit":
-            self.reference.load_state_dict(checkpoint.get("reference", {}))
-
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's
         optimizer settings."""
@@ -644,62 +368,3 @@ class PolicyModule(L.LightningModule):
             restart_at(
                 self.trainer.optimizers[0], cast(LambdaLR, self.lr_schedulers()), lrs, settings
             )
-
-    # ---- the weights
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what a checkpoint holds: all weights, or the adapters and the critic alone."""
-        found = super().state_dict(*args, **kwargs)
-        return (
-            found
-            if self.lora is None
-            else {
-                name: found[name]
-                for name in found
-                if is_adapter(name) or name.startswith("critic.")
-            }
-        )
-
-    @collective
-    def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or without them whole
-        weights with their names in a Hugging Face checkpoint.
-
-        A head tied to the embedding is left out: vLLM ties it itself.
-        """
-        shard_again(self)
-        return (
-            checkpoint_weights(self.network)
-            if self.lora is None
-            else named(whole_adapters(self.network))
-        )
-
-    @collective
-    def export(self, folder: Path) -> None:
-        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
-
-        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's
-        format. All that training does not change is as in the first version's folder.
-        """
-        shard_again(self)
-        weights = on_cpu(whole_tensors(self.network))
-        adapters = [
-            (name, down.cpu(), up.cpu())
-            for name, down, up in whole_adapters(self.network)
-            if not up.is_meta
-        ]
-        if self.ranks.rank == 0:
-            save_policy(
-                self.network,
-                weights,
-                self.tokenizer,
-                base=self.policy_folder,
-                folder=folder,
-                lora=self.lora,
-                adapters=adapters,
-            )
-
-
-def _absolute(model: str) -> str:
-    """Returns the whole path of a folder, and a hub name as it is."""
-    return os.path.abspath(model) if os.path.exists(model) else model

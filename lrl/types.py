@@ -179,8 +179,8 @@ class Rollout:
         return [*range(end), *found]
 
     @property
-    def read(self) -> list[int]:
-        """The places of the tokens that the next token follows."""
+    def context(self) -> list[int]:
+        """The places of the tokens that the next token follows, in order."""
         end = len(self.token_ids)
         if self.forks and self.forks[-1].start == end:
             end = self.forks[-1].after
@@ -261,9 +261,10 @@ class MicroBatch:
     R rows of L tokens. Several rollouts may share a row, if the policy keeps them apart
     (`lrl.training.isolation`); `position_ids` start again at 0 with each of them, and attention
     builds its block-diagonal mask from that. Rollouts of a group may also share their first tokens
-    (`lrl.training.prefix_tree`); `readers_end` then says who reads what. All per-token fields are
-    aligned with the position
-    that *predicts* the token: `labels[r, i]` is the token after `input_ids[r, i]`.
+    (`lrl.training.prefix_tree`); `readers_end` then says who reads what.
+
+    All per-token fields are aligned with the position that *predicts* the token: `labels[r, i]` is
+    the token after `input_ids[r, i]`.
     """
 
     input_ids: Tensor

@@ -11,7 +11,6 @@ from tests.test_imports import ROOT, modules
 
 PRIVATE = {
     "BadCallError",
-    "BadValueError",
     "Deadlock",
     "JoinEnded",
     "NotListeningError",

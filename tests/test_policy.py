@@ -1,5 +1,8 @@
 """The policy: its log-probs, its gradient, its step. Real training in a real Trainer, on models of
-two tiny layers."""
+two tiny layers.
+
+Covers lrl/policy_model.py.
+"""
 
 import csv
 import importlib

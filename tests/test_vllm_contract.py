@@ -1,8 +1,5 @@
 """All that lrl relies on in vLLM is there: in the installed release, and in each release that
-pyproject.toml allows.
-
-Covers lrl/vllm_plugin/relied_on.py.
-"""
+pyproject.toml allows."""
 
 import copy
 from collections.abc import Callable
@@ -14,8 +11,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from lrl.vllm_plugin.relied_on import MEMBERS
 from tests.vllm_contract.check import ROOT, broken, imports_of_vllm, snapshots
+from tests.vllm_contract.relied_on import MEMBERS
 from tests.vllm_contract.sources import Snapshot, snapshot
 
 KEPT = snapshots()

@@ -98,8 +98,8 @@ class RayNode:
             try:
                 # Nothing is from a guard that was killed: the kernel has killed what it guarded.
                 self._status = int(self._guard.recv(64) or 137)
-            except BlockingIOError:
-                pass
+            except BlockingIOError:  # it runs
+                return None
             except OSError:
                 self._status = 137
         return self._status

@@ -12,7 +12,6 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +22,7 @@ from lrl.environments.remote_pool import RemoteEnvironments
 from lrl.environments.worker import WorkerSpec
 from lrl.errors import ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
+from lrl.system.event_loop import run_apart
 from lrl.system.foreign_code import check_main, names_main, pickled
 from lrl.system.shadowed_modules import check_lrl, check_start
 
@@ -182,9 +182,7 @@ class EnvironmentPool:
                 process.kill()
 
         if self._workers:
-            # This thread may have an event loop, as in a notebook.
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(lambda: asyncio.run(try_here())).result()
+            run_apart(try_here)
 
     async def _try_out(
         self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], player: Player

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -118,8 +117,6 @@ class RemoteEnvironments(RemotePool[RemoteEnvironment]):
         self.spec = spec
         self.trial: Callable[[RemoteEnvironment], Awaitable[None]] | None = None
         """Plays the beginning of an episode; raises ConfigError if it fails."""
-        self.replaced_by: Counter[int] = Counter()
-        """Processes that were killed or died, by the number of their member, also of lost ones."""
         self._alone = alone
 
     def terms(self) -> dict[str, Any]:

@@ -1,21 +1,15 @@
 """The process of a model that scores: a vLLM server with a pooling model, under a supervisor, which
 is started again when it ends."""
 
-import logging
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lrl.errors import ServerError
-from lrl.generators.server import POLL_S, Server
+from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-
-log = logging.getLogger(__name__)
-
-MOST_FAILED_STARTS = 3
-"""Starts in a row that may fail; then the server stays down."""
+from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 
 
 class PoolingServer(Server):
@@ -38,10 +32,7 @@ class PoolingServer(Server):
         )
         self._name = name
         self.log_path = Path(folder) / f"{name.replace(' ', '-')}.log"
-        self._ended = threading.Event()
-        self._keeper: threading.Thread | None = None
-        self.restarts = 0
-        """Times that it was started again."""
+        self._jobs = JobSupervisor([_ServerSlot(self)], running=True)
 
     @property
     def name(self) -> str:
@@ -74,36 +65,36 @@ class PoolingServer(Server):
         """
         self.start()
         self.wait_ready(interrupted)
-        self._keeper = threading.Thread(target=self._keep, name=self.name, daemon=True)
-        self._keeper.start()
+        self._jobs.start()
 
     def close(self) -> None:
         """Stops the server for good. May be called twice."""
-        self._ended.set()
-        if self._keeper is not None:
-            self._keeper.join()
-        self.stop()
+        self._jobs.stop()
 
-    def _keep(self) -> None:
-        failed = 0
-        while not self._ended.wait(POLL_S):
-            if self.alive:
-                continue
-            log.warning("The server of %s has ended: it is started again.", self.name)
-            self.restarts += 1
-            try:
-                self._restart()
-                failed = 0
-            except (ServerError, OSError) as error:
-                failed += 1
-                log.warning("%s", error)
-            if failed == MOST_FAILED_STARTS:
-                log.error("The server of %s stays down: %d starts failed.", self.name, failed)
-                return
 
-    def _restart(self) -> None:
-        """Starts the server and waits until it answers, or until `close`."""
-        self.stop()  # removes what is left of the one that has ended
-        self.start()
-        while not self._ended.is_set() and not self.ready():
-            self._ended.wait(POLL_S)
+class _ServerSlot(Slot):
+    """The slot of a server that answers."""
+
+    def __init__(self, server: PoolingServer) -> None:
+        self.server = server
+        self.name = server.name
+        self._answers = True
+
+    def start(self) -> None:
+        """See `Slot.start`."""
+        self._answers = False
+        self.server.start()
+
+    def condition(self) -> Condition:
+        """See `Slot.condition`."""
+        if self._answers and self.server.alive:
+            return Condition(JobState.SERVING)
+        try:
+            self._answers = self.server.ready()
+        except (ServerError, OSError) as error:
+            return Condition(JobState.FAILED, str(error))
+        return Condition(JobState.STARTING)
+
+    def end(self) -> None:
+        """See `Slot.end`."""
+        self.server.stop()

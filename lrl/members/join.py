@@ -5,9 +5,8 @@ import time
 
 from lrl.errors import NotRunning
 from lrl.members.join_session import JoinSession, LocalOverrides, ask
-from lrl.members.joining_environment import JoiningEnvironment
 from lrl.members.joining_generator import JoiningGenerator
-from lrl.members.joining_scorer import JoiningScorer
+from lrl.members.joining_workers import JoiningEnvironment, JoiningScorer
 from lrl.members.live_run import find_run
 from lrl.members.member import Kind
 

@@ -1,34 +1,20 @@
-"""A member without weights that joins a run: workers of this machine, served over HTTP."""
+"""A scorer or an environment that joins a run: workers of this machine, served over HTTP."""
 
 import contextlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
+from lrl.environments.environment_server import EnvironmentServer
+from lrl.environments.worker import WorkerSpec
 from lrl.errors import NotRunning, WorkersError
 from lrl.members.client import RunClient
 from lrl.members.join_session import JoinSession, LocalOverrides, Served, ask
 from lrl.members.join_spec import JoinSpec
-from lrl.system.endpoint import Endpoint, Location
-
-
-class WorkerServer(Protocol):
-    """Workers and their server."""
-
-    def start(self) -> Location:
-        """Starts the workers, tries them, and opens the server; returns where it is.
-
-        Call it on a thread that outlives the workers: Linux ends a worker with the thread that
-        started it.
-
-        Raises:
-            ValueError: They cannot work on this machine.
-            RuntimeError: They died while they started.
-            TimeoutError: None was ready in time.
-        """
-
-    def stop(self) -> None:
-        """Ends the server and the workers, whatever they are doing. Idempotent."""
+from lrl.members.member import Kind
+from lrl.rewards.job import ScoringTerms
+from lrl.rewards.scorer_server import ScorerServer
+from lrl.system.endpoint import Endpoint
 
 
 class JoiningWorkers(JoinSession):
@@ -51,7 +37,9 @@ class JoiningWorkers(JoinSession):
             ) from error
 
     @abstractmethod
-    def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> WorkerServer:
+    def make_server(
+        self, terms: dict[str, Any], endpoint: Endpoint
+    ) -> ScorerServer | EnvironmentServer:
         """Returns the workers and their server, not started; raises KeyError, TypeError or
         ValueError for terms that are none.
 
@@ -73,3 +61,35 @@ class JoiningWorkers(JoinSession):
             yield Served(location, lambda: None)
         finally:
             self.server.stop()
+
+
+class JoiningScorer(JoiningWorkers):
+    """See `JoiningWorkers`."""
+
+    kind = Kind.SCORER
+    remedy = (
+        "A scorer imports the rewards' modules by itself: put them on its machine, installed or in "
+        "the folder where `lrl join` starts."
+    )
+
+    def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> ScorerServer:
+        """See `JoiningWorkers.make_server`."""
+        return ScorerServer(
+            ScoringTerms.from_json(terms), self.overrides.workers, endpoint, self.client.token
+        )
+
+
+class JoiningEnvironment(JoiningWorkers):
+    """See `JoiningWorkers`."""
+
+    kind = Kind.ENVIRONMENT
+    remedy = (
+        "It imports the environment's module by itself: put that on its machine, installed or in "
+        "the folder where `lrl join` starts."
+    )
+
+    def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> EnvironmentServer:
+        """See `JoiningWorkers.make_server`."""
+        return EnvironmentServer(
+            WorkerSpec.from_json(terms), self.overrides.workers, endpoint, self.client.token
+        )

@@ -5,11 +5,13 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from lrl.errors import NotRunning
+from lrl.members.client import RunClient
 from lrl.members.launchers import Job, Launcher
-from lrl.members.member import Kind, Member, Status
+from lrl.members.member import Kind, Status
+from lrl.members.registry import Registry
 from lrl.members.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
 from lrl.members.service import RegistryServer
 from lrl.system.endpoint import Location
@@ -38,14 +40,8 @@ class RunAddress(NamedTuple):
         return {**os.environ, **variables}
 
 
-class Roster(Protocol):
-    """The joined members: the registry on rank 0, and its client elsewhere."""
-
-    def claim(self, kind: Kind) -> int:
-        """Returns a number that no member of this kind has had."""
-
-    def view(self, kind: Kind, number: int) -> Member:
-        """Returns the run's record of a member."""
+Roster = Registry | RunClient
+"""The joined members: the registry on rank 0, or its client elsewhere."""
 
 
 class LaunchedMembers:

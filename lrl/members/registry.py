@@ -8,8 +8,8 @@ releases members on its side (`lrl.members.admission`). Each method may be calle
 import logging
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from lrl.members.join_spec import JoinSpec
 from lrl.members.member import LEASE_S, Kind, Member, Status
@@ -56,33 +56,32 @@ class Registry:
             LookupError: Nobody has claimed that number.
         """
 
-        def speak(member: Member) -> Member:
-            # One without weights that was cut off holds nothing that could be old.
-            back = member.status is Status.LOST and not kind.has_weights
-            status = Status.STARTING if back else member.status
-            now = time.monotonic()
-            return replace(
-                member, location=location, node=node, workers=workers, heard=now, status=status
-            )
-
         with self._lock:
             if not self._first(kind) <= number < self._numbers[kind]:
                 raise LookupError(f"nobody has taken the number {number} for a {kind} that joins")
-            return self._change(kind, number, speak)
+            status = self._record(kind, number).status
+            # One without weights that was cut off holds nothing that could be old.
+            if status is Status.LOST and not kind.has_weights:
+                status = Status.STARTING
+            return self._change(
+                kind,
+                number,
+                location=location,
+                node=node,
+                workers=workers,
+                heard=time.monotonic(),
+                status=status,
+            )
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
         """Notes the end of a member's process; a member that has not served and gives a reason is
         refused."""
-
-        def end(member: Member) -> Member:
-            if not why or member.status not in (Status.STARTING, Status.PENDING):
-                return replace(member, heard=0.0)
-            refusal = f"{member.name.capitalize()} on {member.node} cannot serve: {why}"
-            log.warning("%s", refusal)
-            return replace(member, heard=0.0, status=Status.REFUSED, why=refusal)
-
         with self._lock:
-            self._change(kind, number, end)
+            member = self._change(kind, number, heard=0.0)
+            if why and member.status in (Status.STARTING, Status.PENDING):
+                refusal = f"{member.name.capitalize()} on {member.node} cannot serve: {why}"
+                log.warning("%s", refusal)
+                self._change(kind, number, status=Status.REFUSED, why=refusal)
 
     def ask_to_leave(self, kind: Kind, number: int, by_itself: bool = False) -> None:
         """Notes a request that a member leaves; the run's own generators have entries from then on.
@@ -92,17 +91,13 @@ class Registry:
             number: The member's.
             by_itself: Whether its own process asks, at a signal.
         """
-
-        def ask(member: Member) -> Member:
-            return replace(member, leaving=True, leave_refusal="", by_itself=by_itself)
-
         with self._lock:
-            self._change(kind, number, ask)
+            self._change(kind, number, leaving=True, leave_refusal="", by_itself=by_itself)
 
     def view(self, kind: Kind, number: int) -> Member:
         """Returns the run's record of a member."""
         with self._lock:
-            return self._members.get((kind, number), Member(kind, number))
+            return self._record(kind, number)
 
     def joined(self, kind: Kind) -> list[int]:
         """Returns the numbers of the members of this kind that the run has admitted."""
@@ -150,21 +145,14 @@ class Registry:
         self, kind: Kind, number: int, status: Status, version: int = -1, why: str = ""
     ) -> None:
         """Notes the status of a member; one that has ended with the run stays so."""
-
-        def enter(member: Member) -> Member:
-            if member.status is Status.ENDED:
-                return member
-            return replace(member, status=status, version=version, why=why)
-
         with self._lock:
-            self._change(kind, number, enter)
+            if self._record(kind, number).status is not Status.ENDED:
+                self._change(kind, number, status=status, version=version, why=why)
 
     def answer_leave(self, kind: Kind, number: int, refusal: str) -> None:
         """Answers a member's request to leave: the reason to reject it, or empty if it has left."""
         with self._lock:
-            self._change(
-                kind, number, lambda member: replace(member, leaving=False, leave_refusal=refusal)
-            )
+            self._change(kind, number, leaving=False, leave_refusal=refusal)
 
     def end(self) -> None:
         """Tells all members that the run ends, and waits a moment until they know."""
@@ -172,7 +160,7 @@ class Registry:
             announced_s = time.monotonic()
             for member in list(self._members.values()):
                 if not member.status.over:
-                    self._members[member.kind, member.number] = replace(member, status=Status.ENDED)
+                    self._change(member.kind, member.number, status=Status.ENDED)
         while time.monotonic() - announced_s < END_S:
             with self._lock:
                 silent = [
@@ -188,7 +176,10 @@ class Registry:
         """The first number of those that join; the run's own generators have the ones before."""
         return self.spec.generators if kind is Kind.GENERATOR else 0
 
-    def _change(self, kind: Kind, number: int, change: Callable[[Member], Member]) -> Member:
-        changed = change(self._members.get((kind, number), Member(kind, number)))
+    def _record(self, kind: Kind, number: int) -> Member:
+        return self._members.get((kind, number), Member(kind, number))
+
+    def _change(self, kind: Kind, number: int, **fields: Any) -> Member:
+        changed = replace(self._record(kind, number), **fields)
         self._members[kind, number] = changed
         return changed

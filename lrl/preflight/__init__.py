@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lrl.checkpoints.run_folder import run_folder
-from lrl.preflight.checkpoint import check_checkpoint_contents, check_checkpoint_path
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
@@ -91,7 +90,10 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     if data.trains:
         check_monitors(trainer, evaluations)
     check_folders(trainer, policy)
-    check_checkpoint_path(data.resumes_from, trainer.strategy.resumes_parts)
+    if data.resumes_from is not None:
+        from lrl.preflight.checkpoint import check_checkpoint_path  # here: most runs begin anew
+
+        check_checkpoint_path(data.resumes_from, trainer.strategy.resumes_parts)
     read = check_datasets(data, evaluations)
     ranker = check_ranker(data)
     if _is_unmade(policy) and any_noted():
@@ -101,7 +103,10 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         critic = check_critic(policy, shape)
         _check_reward_models(trainer, policy, data, evaluations)
         check_resources(trainer, policy, data=data, shape=shape, ranker=ranker, critic=critic)
-        check_checkpoint_contents(data.resumes_from, policy, data, shape)
+        if data.resumes_from is not None:
+            from lrl.preflight.checkpoint import check_checkpoint_contents
+
+            check_checkpoint_contents(data.resumes_from, policy, data, shape)
     if not any_noted():
         with noting():
             trainer.strategy.claim.acquire(run_folder(trainer))

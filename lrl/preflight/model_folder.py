@@ -2,9 +2,12 @@
 loaded."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from lrl.system.config_errors import fault
 from lrl.training.lora import LoRA
@@ -42,34 +45,29 @@ def shape_of(folder: str, attention: str | None, lora: LoRA | None = None) -> Sh
             its own; or `lora` names no layer of it.
     """
     model = open_meta_model(folder, attention)
-    tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    config, parameters = model.config.get_text_config(), model.num_parameters()
-    chosen = config._attn_implementation
-    if lora is None or lora.rank < 1:  # its class has noted that
-        return Shape(
-            config,
-            tensors,
-            parameters=parameters,
-            vocabulary=rows,
-            trained=tensors,
-            attention=chosen,
-        )
-    lora.add_to(model)
-    trained = {
-        name: tuple(weight.shape)
-        for name, weight in model.named_parameters()
-        if weight.requires_grad
-    }
+    config = model.config.get_text_config()
+    tensors = _shapes(model.state_dict())
+    parameters = model.num_parameters()
+    trained = tensors
+    adapters = 0
+    if lora is not None and lora.rank >= 1:  # its class has noted a lower one
+        lora.add_to(model)
+        weights = model.named_parameters()
+        trained = _shapes({name: weight for name, weight in weights if weight.requires_grad})
+        adapters = sum(map(math.prod, trained.values()))
     return Shape(
         config,
         tensors,
         parameters=parameters,
-        vocabulary=rows,
+        vocabulary=int(model.get_input_embeddings().weight.shape[0]),
         trained=trained,
-        adapters=sum(map(math.prod, trained.values())),
-        attention=chosen,
+        adapters=adapters,
+        attention=config._attn_implementation,
     )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> TensorShapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:

@@ -1,4 +1,4 @@
-"""Checks that a metric of an evaluation that a callback monitors is one that the run has."""
+"""Checks that what checkpoints and early stopping monitor is a metric of the run."""
 
 from __future__ import annotations
 

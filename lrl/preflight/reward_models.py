@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lrl.errors import CountedError
@@ -12,6 +10,7 @@ from lrl.preflight.policy import other_token
 from lrl.rewards import Reward
 from lrl.rewards.reward_model import RewardModel
 from lrl.system.config_errors import EXPECTED, fault, noting
+from lrl.system.event_loop import run_apart
 from lrl.training.model import open_tokenizer, read_config
 
 if TYPE_CHECKING:
@@ -43,12 +42,11 @@ def _check_address(reward: RewardModel, policy: Policy) -> None:
     """Checks that a server makes the policy's tokens."""
     if reward.reads != "tokens":
         return
-    with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
-        try:
-            theirs = thread.submit(lambda: asyncio.run(reward.tokens_of(SAMPLE))).result()
-        except CountedError as error:
-            fault(f"RewardModel.reads is tokens, and the server does not say its own: {error}.")
-            return
+    try:
+        theirs = run_apart(lambda: reward.tokens_of(SAMPLE))
+    except CountedError as error:
+        fault(f"RewardModel.reads is tokens, and the server does not say its own: {error}.")
+        return
     ours = policy.tokenizer.encode(SAMPLE, add_special_tokens=False)
     if theirs != ours:
         fault(

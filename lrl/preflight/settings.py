@@ -11,7 +11,6 @@ import lightning as L
 
 from lrl.advantages import GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
-from lrl.generators.tool_calls import known_parsers
 from lrl.members.run_file import TOKEN_VARIABLE
 from lrl.objectives import Objective
 from lrl.rewards.pool import is_in_main
@@ -188,6 +187,8 @@ def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> No
         return
     if not has_tools and not may_have_tools:
         fault(f"{setting} is {parser!r}, and data.environment has no tools: leave it out.")
+    from lrl.generators.tool_calls import known_parsers  # here: most runs have none
+
     known = known_parsers()
     plugin = "tool-parser-plugin" in map(dashed, server.extra_args)
     if known and parser not in known and not plugin:

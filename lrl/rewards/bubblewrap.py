@@ -25,8 +25,8 @@ _LIBRARIES = ("/lib", "/lib32", "/lib64")
 _OF_THE_LINKER = ("/etc/ld.so.cache", "/etc/alternatives")
 
 
-def bwrap(path: str, folders: tuple[str, ...], filter_file: int) -> list[str]:
-    """Returns the words before a program.
+def bwrap_command(path: str, folders: tuple[str, ...], filter_file: int) -> list[str]:
+    """Returns the command that runs, in the sandbox, the program whose words follow it.
 
     Args:
         path: That of bwrap.

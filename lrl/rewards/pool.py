@@ -14,7 +14,6 @@ import logging
 import pickle
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from lrl.rewards.processes import Processes
 from lrl.rewards.reference import trial_response
 from lrl.rewards.remote_pool import RemoteScorers, least_busy
 from lrl.system.config_errors import above, at_least, fault
+from lrl.system.event_loop import run_apart
 from lrl.system.foreign_code import check_main, names_main, pickled
 
 if TYPE_CHECKING:
@@ -146,12 +146,11 @@ class RewardPool:
         text = trial_response(prompt.columns)
         columns = _columns(prompt, "stop", max(1, len(text.split())))
         trial = Job.of(prompt.text, [(text, columns | self._tokens(prompt))])
-        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop, as in a notebook
-            outcome = thread.submit(lambda: asyncio.run(self._processes.trial(trial))).result()
+        outcome = run_apart(lambda: self._processes.trial(trial))
         if not isinstance(outcome, str):
             self.remote.trial = trial
             return
-        self.close()  # the successor of a lost worker would end with the thread above
+        self.close()  # the successor of a lost worker would have ended with the trial's thread
         message = (
             f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
             f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "

@@ -6,7 +6,6 @@ each job has one list of outcomes, whoever scored it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,8 +74,6 @@ class RemoteScorers(RemotePool[RemoteScorer]):
         self.spec = spec
         self.trial: Job | None = None
         """A response that a scorer must score before it gets jobs."""
-        self.replaced_by: Counter[int] = Counter()
-        """Workers that were killed or died, by the number of their scorer, also of lost ones."""
 
     def terms(self) -> dict[str, Any]:
         """Returns the rewards and limits of a scorer, as JSON."""

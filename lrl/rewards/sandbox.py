@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 from lrl.rewards import sandbox_runner
-from lrl.rewards.bubblewrap import ENVIRONMENT, bwrap
+from lrl.rewards.bubblewrap import ENVIRONMENT, bwrap_command
 from lrl.rewards.sandbox_python import interpreter
 from lrl.rewards.sandbox_session import Limits, SandboxSession, Step, fill_sheet
 from lrl.rewards.seccomp_filter import ARCHITECTURES, seccomp_filter
@@ -176,7 +176,7 @@ class Sandbox:
                 os.write(rules, seccomp_filter(platform.machine()))
                 os.lseek(rules, 0, os.SEEK_SET)
                 files.append(rules)
-                command = [*bwrap(_path_of_bwrap(), python.folders, rules), *command]
+                command = [*bwrap_command(_path_of_bwrap(), python.folders, rules), *command]
             return subprocess.Popen(
                 command,
                 stdin=stdin,

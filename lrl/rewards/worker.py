@@ -210,8 +210,6 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
         os._exit(OUT_OF_MEMORY)
     if isinstance(error, CountedError):
         return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
-    if isinstance(error, BadValueError):
-        return f"{error.kind}: {reward.name}: {error}"[:LONGEST_MESSAGE]
     kind = "crash" if isinstance(error, SystemExit) else "exception"
     message = f"{kind}: {reward.name}: {message_of(error)}"
     if kind == "exception":
@@ -224,27 +222,18 @@ def _failure(state: JobState, reward: Reward, error: BaseException) -> str:
     return message
 
 
-class BadValueError(Exception):
-    """A reward returned a value that is no reward. `kind` is one of
-    `lrl.rewards.failure_stats.KINDS`."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 def parts_of(name: str, value: Any) -> dict[str, float]:
     """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part":
     number}` for a dict.
 
-    Raises BadValueError of kind `nan`, `wrong_type` or `wrong_shape`.
+    Raises CountedError of kind `nan`, `wrong_type` or `wrong_shape`.
     """
     if not isinstance(value, dict):
         return {name: _number(name, value)}
     if not value:
-        raise BadValueError("wrong_shape", "an empty dict; give at least one part")
+        raise CountedError("wrong_shape", "an empty dict; give at least one part")
     if unnamed := [part for part in value if not isinstance(part, str)]:
-        raise BadValueError(
+        raise CountedError(
             "wrong_type",
             f"a dict with the key {shortened(unnamed[0])}; name the parts with strings",
         )
@@ -258,10 +247,10 @@ def _number(part: str, value: Any) -> float:
     shown = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
         if hasattr(value, "__len__") and not isinstance(value, str | bytes):
-            raise BadValueError(
+            raise CountedError(
                 "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
             )
-        raise BadValueError(
+        raise CountedError(
             "wrong_type", f"{shown}; a reward is a float: write float(...) if that is what you mean"
         )
     try:
@@ -269,5 +258,5 @@ def _number(part: str, value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise BadValueError("nan", f"{shown}; a reward is finite")
+        raise CountedError("nan", f"{shown}; a reward is finite")
     return number

@@ -1,86 +1,31 @@
-"""The environment of a run: its limits, its processes, and the episodes that are played with it."""
+"""The environment of a run: its processes, and the episodes that are played with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Environment, Written
 from lrl.environments.play import Reply
+from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
 from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
+from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,
     shows_one_call,
 )
+from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
-from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from lrl.members.launchers import Launcher
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeSettings:
-    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
-
-    max_turns: int = 16
-    max_turn_tokens: int | None = None
-    turn_timeout_s: float = 60.0
-    episode_timeout_s: float = 1800.0
-    environment_workers: int = 1
-    environment_launcher: Launcher | None = None
-    environment_memory_gib: float | None = 4.0
-
-    def check(self) -> None:
-        """Checks them, for a run with an environment."""
-        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
-        at_least(0, "data", environment_workers=self.environment_workers)
-        if not self.environment_workers and self.environment_launcher is None:
-            fault(
-                "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
-                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
-            )
-        above(
-            0,
-            "data",
-            turn_timeout_s=self.turn_timeout_s,
-            episode_timeout_s=self.episode_timeout_s,
-            environment_memory_gib=self.environment_memory_gib,
-        )
-
-    def check_unused(self) -> None:
-        """Refuses those that are set in a run without an environment."""
-        for one in fields(self):
-            if (value := getattr(self, one.name)) != one.default:
-                shown = value if isinstance(value, int | float) else type(value).__name__
-                fault(
-                    f"data.{one.name} is {shown}, and there is no data.environment: a response "
-                    "is a single turn. Name one, or leave the setting out."
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder.
-
-    Args:
-        tokenizer: Its tokenizer.
-        ends: The tokens at which its responses end.
-        decode: Returns the text of a turn.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    ends: frozenset[int]
-    decode: Callable[[list[int]], str]
+    from lrl.generators.tool_calls import ToolCallParser
+    from lrl.rollouts.prompt_maker import PromptPart
 
 
 TOOL_ON_TRIAL = {
@@ -110,8 +55,6 @@ class EnvironmentOfRun:
         """Most seconds of an episode after its first turn."""
         self._max_turns = settings.max_turns
         self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
-        from lrl.environments.pool import EnvironmentPool  # here: most runs have no environment
-
         self.launcher = settings.environment_launcher
         """What starts members that play episodes; None for nothing."""
         self.pool = EnvironmentPool(
@@ -126,6 +69,13 @@ class EnvironmentOfRun:
             "data.max_turn_tokens": self._max_turn_tokens,
         }
         """The settings on which episodes depend."""
+
+    @property
+    def prompt_part(self) -> PromptPart:
+        """The part of a rendered chat that is a prompt of the run."""
+        if self.environment.writes_prompt:
+            return "first token"
+        return "without header" if self.environment.opens else "whole"
 
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
@@ -166,9 +116,11 @@ class EnvironmentOfRun:
         tools."""
         return Episodes(write, self.pool, self._terms(policy), find_calls)
 
-    def call_tokens(self, policy: PolicyText) -> list[int]:
-        """Returns a call of a tool as the chat template writes it; the environment has tools."""
-        return call_tokens(self._observation_tokens(policy), self.environment.tools)
+    async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
+        """Warns if the parser finds no call of a tool where the chat template writes one."""
+        if tools := self.environment.tools:
+            call = call_tokens(self._observation_tokens(policy), tools)
+            await parser.try_out(call, policy.decode(call), tools)
 
     def _terms(self, policy: PolicyText) -> EpisodeTerms:
         tokens, vocabulary = self._observation_tokens(policy), len(policy.tokenizer)

@@ -217,7 +217,7 @@ class Episode:
         """Writes turns after what is recorded of their branch, with one request; calls `verified`
         when those that have ended so far stay so."""
         recorded = self.rollout.token_ids
-        read = [recorded[place] for place in self.rollout.read]
+        read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)

@@ -19,36 +19,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tqdm.auto import tqdm
 
-from lrl.environments.base import Message
 from lrl.errors import ConfigError
-from lrl.rollouts.chat_template import (
-    check_variables,
-    check_whole,
-    encode_chat,
-    encode_text,
-)
-from lrl.rollouts.prompt_columns import (
-    TOOLS,
-    VARIABLES,
-    fill_template,
-    messages_of,
-    refuse_images,
-    template_fields,
-    tools_of,
-    variables_of,
-)
+from lrl.rollouts.prompt_columns import template_fields
+from lrl.rollouts.prompt_maker import PromptMaker, PromptPart
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.system.config_errors import fault
-from lrl.types import Chat, Prompt
+from lrl.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-PromptPart = Literal["whole", "without header", "first token"]
-"""What of a rendered chat is the prompt. With the first token alone an environment writes the chat:
-every rendering begins with that token."""
 ROWS_WITH_PROGRESS_BAR = (
     5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
 )
@@ -133,8 +115,6 @@ class Prompts:
         self._part: PromptPart = "whole"
         self._loaded_with: tuple[Any, ...] = ()
         self._order: tuple[int, list[int]] = (-1, [])
-        self._whole_forms: set[tuple[Any, ...]] = set()
-        """Forms of chats that the chat template renders whole."""
         self._fingerprint = ""
 
     @classmethod
@@ -295,15 +275,23 @@ class Prompts:
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
         """Returns all rows as prompts; the error names the first wrong row and counts the
         others."""
-        chat = self._uses_chat_template(tokenizer)
-        self._whole_forms.clear()
+        make = PromptMaker(
+            tokenizer,
+            name=self.name,
+            prompt_column=self.prompt_column,
+            template=self.template,
+            system_prompt=self.system_prompt,
+            chat=self.chat,
+            tools=self.tools,
+            part=self._part,
+        )
         prompts, wrong = [], []
         few = len(self.rows) <= ROWS_WITH_PROGRESS_BAR
         # None: no terminal.
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
         for row_id, row in enumerate(bar):
             try:
-                prompts.append(self._prompt(row_id, row, tokenizer, chat))
+                prompts.append(make(row_id, row))
             except ValueError as error:
                 wrong.append(str(error))
         if wrong:
@@ -312,122 +300,6 @@ class Prompts:
             )
             raise ConfigError(wrong[0] + others)
         return prompts
-
-    def _uses_chat_template(self, tokenizer: PreTrainedTokenizerBase) -> bool:
-        has_template = bool(tokenizer.chat_template)
-        if self.chat is True and not has_template:
-            raise ConfigError(
-                f"`chat=true`, but the tokenizer {tokenizer.name_or_path!r} has no chat template.\n"
-                "Take an instruction-tuned model, set `tokenizer.chat_template`, or use "
-                "`chat=auto`."
-            )
-        chat = has_template and self.chat is not False
-        if self.tools and not chat:
-            raise ConfigError(
-                "data.environment has tools, which a chat template shows the policy, and the "
-                f"prompts of {self.name} are plain text: take a model whose tokenizer has a chat "
-                f"template that knows tools, and leave `chat={self.chat}` out."
-            )
-        if self._part == "first token":
-            if not chat:
-                raise ConfigError(
-                    "data.environment writes chats of its own, and the prompts of "
-                    f"{self.name} are plain text: take a model whose tokenizer has a chat "
-                    f"template, and leave `chat={self.chat}` out."
-                )
-            if self.system_prompt:
-                raise ConfigError(
-                    f"`system_prompt` of {self.name} reaches nobody: data.environment writes the "
-                    "chats, with the system message. Leave it out."
-                )
-        if self.system_prompt and not chat:
-            raise ConfigError(
-                "`system_prompt` needs a chat template; for plain text put its words into "
-                "`template`."
-            )
-        return chat
-
-    def _prompt(
-        self, row_id: int, row: Row, tokenizer: PreTrainedTokenizerBase, chat: bool
-    ) -> Prompt:
-        where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
-        refuse_images(row, f"Row {row_id} of {self.name}")
-        messages = messages_of(row.get(self.prompt_column), where)
-        if not chat and not isinstance(row[self.prompt_column], str):
-            raise ConfigError(
-                f"{where}: chat messages need a tokenizer with a chat template "
-                f"(`chat={self.chat}`)."
-            )
-        question = [message for message in messages if message["role"] == "user"][-1]
-        if self.template is not None:
-            if lacking := self._fields - row.keys():
-                raise ConfigError(
-                    f"Row {row_id} of {self.name} lacks {', '.join(lacking)}, which `template` "
-                    "names."
-                )
-            question["content"] = fill_template(
-                self.template, row | {self.prompt_column: question["content"]}, where
-            )
-        whole = None
-        if chat:
-            whole = self._chat_of(row, messages, tokenizer, f"Row {row_id} of {self.name}")
-            token_ids = encode_chat(tokenizer, whole, where, header=self._part == "whole")
-            if self._part == "first token":
-                token_ids = token_ids[:1]
-                whole = Chat([])
-        else:
-            self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
-            token_ids = encode_text(tokenizer, question["content"], where)
-        columns = {
-            column: content for column, content in row.items() if column != self.prompt_column
-        }
-        return Prompt(
-            id=row_id,
-            token_ids=token_ids,
-            text=question["content"],
-            columns=columns,
-            chat=whole,
-        )
-
-    def _chat_of(
-        self, row: Row, messages: list[Message], tokenizer: PreTrainedTokenizerBase, where: str
-    ) -> Chat:
-        where_text = f"{where}, column {self.prompt_column!r}"
-        if self.system_prompt:
-            if messages[0]["role"] == "system":
-                raise ConfigError(
-                    f"{where_text}: the row has a system message of its own. Leave `system_prompt` "
-                    "out."
-                )
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        # `template` has rendered them.
-        tools = [] if TOOLS in self._fields else tools_of(row, where)
-        if tools and self.tools:
-            raise ConfigError(
-                f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
-                "run those of the row. Leave the column out, or rename it if only the rewards read "
-                "it."
-            )
-        chat = Chat(messages, self.tools or tools, variables_of(row, where))
-        form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
-        if form not in self._whole_forms:
-            check_variables(tokenizer, chat, f"{where}, column {VARIABLES!r}")
-            check_whole(tokenizer, chat, where, tools_of_environment=bool(self.tools))
-            self._whole_forms.add(form)
-        return chat
-
-    def _refuse_lost_columns(self, row: Row, where: str) -> None:
-        """Raises a ConfigError if a plain prompt lacks columns that only a chat template renders,
-        unless `chat` is false."""
-        if self.chat is False:
-            return
-        for column in (TOOLS, VARIABLES):
-            if row.get(column) and column not in self._fields:
-                raise ConfigError(
-                    f"{where}, column {column!r}: the tokenizer has no chat template, which would "
-                    "render it. Take an instruction-tuned model, or set chat=false for prompts "
-                    "without it."
-                )
 
     def _report_too_long(self, long: list[Prompt], limit: int) -> None:
         self.skipped = [prompt.id for prompt in long]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,21 @@ class ResponseDecoder:
         """Returns the text of a response."""
         kept = [token for token in token_ids if token not in self.ends]
         return self.tokenizer.decode(kept, skip_special_tokens=self.skip_special_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyText:
+    """A policy's tokenizer, stop tokens and decoder.
+
+    Args:
+        tokenizer: Its tokenizer.
+        ends: The tokens at which its responses end.
+        decode: Returns the text of a turn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    decode: Callable[[list[int]], str]
 
 
 def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:

@@ -28,7 +28,7 @@ class StepCounts(NamedTuple):
 
 
 class GroupSource(ABC):
-    """Where the steps of a run get their groups, on rank 0: the controller, or a model of one."""
+    """The source of the groups that steps train, on rank 0: the controller, or a model of one."""
 
     @abstractmethod
     def next_group(self, step: int) -> Group:

@@ -1,4 +1,4 @@
-"""The text of each token, for those who look at tokens and not at a whole text."""
+"""The text of each token alone, for a reader of tokens (`lrl view`)."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Endpoint:
     def url(self, port: int, address: str = "") -> str:
         """Returns the URL of a server on `port`, for clients on this machine, or for clients that
         reach it at `address`."""
-        host = address or self._reached
+        host = address or self._host_from_here
         return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def location(self, port: int, address: str = "") -> Location:
@@ -172,7 +172,7 @@ class Endpoint:
         return False
 
     @property
-    def _reached(self) -> str:
+    def _host_from_here(self) -> str:
         """`host`, or loopback of the same family for a host that stands for every address."""
         if self.is_everywhere:
             return "::1" if ":" in self.host else LOOPBACK
@@ -194,7 +194,7 @@ class Endpoint:
             raise ConfigError(
                 f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
                 f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
-                f"for {self._reached!r} with its own key, not encrypted, both PEM."
+                f"for {self._host_from_here!r} with its own key, not encrypted, both PEM."
             ) from error
 
     def _shake_hands(self) -> None:
@@ -203,7 +203,7 @@ class Endpoint:
         trust, context = self.trust(), self.identity()
         assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
-        client = trust.wrap_bio(responses, requests, server_hostname=self._reached)
+        client = trust.wrap_bio(responses, requests, server_hostname=self._host_from_here)
         server = context.wrap_bio(requests, responses, server_side=True)
         for end in (client, server, client, server):
             with contextlib.suppress(ssl.SSLWantReadError):

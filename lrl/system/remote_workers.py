@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -162,6 +163,8 @@ class RemotePool(ABC, Generic[W]):
     thread."""
 
     def __init__(self) -> None:
+        self.replaced_by: Counter[int] = Counter()
+        """Processes that were killed or died, by the number of their member, also of lost ones."""
         self.last_loss = ""
         """Name and reason of the member that was removed last; empty before."""
         self._members: dict[int, W] = {}

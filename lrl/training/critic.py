@@ -21,8 +21,8 @@ from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import each_rollout
 from lrl.training.isolation import Shared, shared_by_responses
-from lrl.training.model import Dtype, decoder_of, last_hidden, open_empty_network, open_network
-from lrl.training.model_files import model_files, open_on_all_ranks
+from lrl.training.model import Dtype, decoder_of, last_hidden
+from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.types import Group, MicroBatch
 
 Values = Callable[[Sequence[MicroBatch]], list[Tensor]]
@@ -135,12 +135,10 @@ class Critic(nn.Module):
         if self.model is None:
             self._add_head(policy)
             return None
-        settings, whole = (dtype, attention, gradient_checkpointing), None
-        if ranks.rank == 0:
-            whole = open_network(self.model, *settings)
+        settings = dtype, attention, gradient_checkpointing
+        network, whole = open_in_parts(self.model, *settings, ranks)
+        if whole is not None:
             self.responses_share = shared_by_responses(whole)
-        with model_files(self.model, ranks) as files:
-            network = open_empty_network(files.folder, *settings)
         self.responses_share = ranks.share(self.responses_share)
         self.trunk = decoder_of(network)
         self._add_head(network)

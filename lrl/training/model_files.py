@@ -94,3 +94,21 @@ def open_on_all_ranks(
             for tensor in network.state_dict().values():
                 dist.broadcast(tensor, 0)
     return network
+
+
+def open_in_parts(
+    folder: str,
+    dtype: Dtype,
+    attention: str | None,
+    gradient_checkpointing: bool,
+    ranks: Ranks,
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Opens the model for `Sharding.divide`; all ranks call it.
+
+    Returns:
+        The model without memory for its weights, and on rank 0 the whole one with them.
+    """
+    settings = dtype, attention, gradient_checkpointing
+    whole = open_network(folder, *settings) if ranks.rank == 0 else None
+    with model_files(folder, ranks) as files:
+        return open_empty_network(files.folder, *settings), whole

@@ -21,12 +21,10 @@ from lrl.training.isolation import check_rows
 from lrl.training.model import (
     Dtype,
     LabelLogprobs,
-    open_empty_network,
-    open_network,
     unique_tensors,
     whole_tensors,
 )
-from lrl.training.model_files import model_files, open_on_all_ranks
+from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.types import Group, MicroBatch
 
@@ -142,12 +140,12 @@ class Reference:
         """Loads the frozen model as `open` does, in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        folder, settings, whole = self.model or policy_folder, (dtype, attention, False), None
-        if ranks.rank == 0:
-            whole = open_network(folder, *settings)
+        folder = self.model or policy_folder
+        self.network, whole = open_in_parts(
+            folder, dtype, attention, gradient_checkpointing=False, ranks=ranks
+        )
+        if whole is not None:
             check_rows(whole)
-        with model_files(folder, ranks) as files:
-            self.network = open_empty_network(files.folder, *settings)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)
         sharding.divide(self._scorer, self.network)
         sharding.fill(self.network, whole, device)

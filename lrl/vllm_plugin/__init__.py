@@ -3,6 +3,6 @@ weight transfer.
 
 Hides vLLM's internals. Outside of this room vLLM is imported only where a server is started and at
 the trainer's ends of transports (`weights/communicator.py`, `ipc.py`, `nccl.py`, `wire.py`).
-`relied_on.py` lists every name of vLLM that lrl touches; the test of the contract compares it with
-each release that lrl claims.
+`tests/vllm_contract/relied_on.py` lists every name of vLLM that lrl touches, and a test compares it
+with each release that lrl claims.
 """

@@ -3,19 +3,15 @@
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, TypeVar
+from concurrent.futures import Future
+from typing import Any
 
-import torch
-
-from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout, RankLostError
+from lrl.errors import CollectiveBroken, GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator, KeysAndValues, gather
 from lrl.system.event_loop import LoopThread
-from lrl.weights.communicator import ABORT_ROUTE
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Call = Callable[[Generator], Coroutine[Any, Any, Any]]
 """The call of one phase to one generator."""
 Body = Callable[[Generator], Any]
@@ -29,8 +25,6 @@ UPDATE = "/update_weights"
 FINISH = "/finish_weight_update"
 RELEASE = "/shutdown_weight_transfer_engine"
 
-LOOK_S = 0.1
-"""Seconds between two looks at a collective transfer."""
 RESUME_ATTEMPTS = 3
 """Attempts at a resume; vLLM accepts it any number of times."""
 MARGIN_S = 5.0
@@ -215,7 +209,7 @@ class GeneratorGroupCalls:
     def each(self, phase: str, call: Call, short: bool = False) -> None:
         """Runs one phase in all participants at once; the calls of a `short` one have
         `silence_s`."""
-        self._exclude_failed(self._run(phase, call), short)
+        self.exclude_failed(self._run(phase, call), short)
 
     def try_each(self, phase: str, call: Call) -> Failures:
         """Calls like `each`, but keeps failed generators in the next phase; returns their
@@ -232,101 +226,22 @@ class GeneratorGroupCalls:
 
     def _start(self, phase: str, call: Call) -> Phase:
         """Starts one phase in all participants, and does not wait for it."""
-        self._exclude_evicted()
+        self.exclude_evicted()
         calls = {generator: call(generator) for generator in self.participants}
         return Phase(f"{phase} for weight version {self.version}", calls, self.loop)
 
-    def _exclude_evicted(self) -> None:
+    def exclude_evicted(self) -> None:
+        """Excludes the generators that were evicted."""
         evicted = {one: one.eviction for one in self.participants if one.eviction is not None}
         self.exclude(evicted)
 
-    def _exclude_failed(self, phase: Phase, short: bool = False) -> None:
+    def exclude_failed(self, phase: Phase, short: bool = False) -> None:
         """Excludes the generators that have failed so far in `phase`."""
         errors = dict(phase.errors)  # another thread adds to it
         if short:
             silent = {one for one, error in errors.items() if isinstance(error, GeneratorTimeout)}
             self.silent |= silent
         self.exclude({one: phase.why(one) for one in errors})
-
-    # ---- a collective
-
-    def wait_for_both_ends(
-        self, phase: Phase, own: Future[T], name: str, abort: Callable[[], None]
-    ) -> T:
-        """Waits for both ends of a collective: `phase` in the generators and `own` in the trainer.
-
-        At the first sign that they cannot meet, the trainer's end is aborted, then the others'.
-        Generators that failed before, or do not answer afterwards, are at fault.
-
-        Args:
-            phase: The calls to the generators.
-            own: The trainer's part.
-            name: Of the communicator (`lrl.vllm_plugin.abort_route`).
-            abort: Ends the trainer's part.
-
-        Raises:
-            CollectiveBroken: A generator failed or was evicted, the trainer's part failed, or
-                `deadline_s` passed.
-        """
-        try:
-            self._wait_for_both(phase, own)
-        except Exception:
-            self._exclude_lost(phase)
-            abort()
-            self._abort_transfer(name)
-            self._wait_for_answers(phase)
-            raise
-        except BaseException:  # a signal: the end of the run ends the generators, too
-            abort()
-            raise
-        self._exclude_failed(phase)  # those that failed since the last look
-        return own.result()
-
-    def _wait_for_both(self, phase: Phase, own: Future[Any]) -> None:
-        end = time.monotonic() + self.deadline_s
-        while True:
-            lost = [
-                one.name
-                for one in phase.generators
-                if one in phase.errors or one.eviction is not None
-            ]
-            if lost:
-                raise CollectiveBroken(
-                    f"{phase.name} broke off, because {' and '.join(lost)} failed."
-                )
-            if own.done():
-                _raise_as_broken(own, phase.name)
-            if own.done() and phase.ended.done():
-                phase.ended.result()
-                return
-            if time.monotonic() > end:
-                raise CollectiveBroken(f"{phase.name} did not end within {self.deadline_s:g} s.")
-            self.interrupted()
-            wait([one for one in (own, phase.ended) if not one.done()], LOOK_S, FIRST_COMPLETED)
-
-    def _exclude_lost(self, phase: Phase) -> None:
-        """Excludes the generators that were evicted, or have failed in `phase`."""
-        self._exclude_evicted()
-        self._exclude_failed(phase)
-
-    def _abort_transfer(self, name: str) -> None:
-        """Makes every worker return from the collective of the communicator `name`."""
-        route = ABORT_ROUTE + name
-        self.each(route, self._post_to(route, self.silence_s), short=True)
-
-    def _wait_for_answers(self, phase: Phase) -> None:
-        """Waits until all participants return from an aborted phase; excludes failed and silent
-        ones."""
-        end = time.monotonic() + self.silence_s
-        while any(one not in phase.answered for one in self.participants):
-            if time.monotonic() >= end:
-                break
-            self.interrupted()
-            wait([phase.ended], LOOK_S)
-        phase.ended.cancel()  # the calls to those that were at fault before
-        why = f"{phase.name} was aborted, and it did not return in {self.silence_s:g} s."
-        self.failed |= {one: why for one in self.participants if one not in phase.answered}
-        self._exclude_lost(phase)
 
     # ---- vLLM's routes
 
@@ -383,7 +298,7 @@ class GeneratorGroupCalls:
         still_open = [one for one in self.participants if one in self.update_open]
         if not still_open:
             return
-        post = self._post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
+        post = self.post_to(FINISH, self.silence_s, lambda one: {"weight_version": "abandoned"})
         self.loop.wait(
             gather([post(generator) for generator in still_open]),
             self.silence_s + MARGIN_S,
@@ -399,22 +314,23 @@ class GeneratorGroupCalls:
             CollectiveBroken: One does not.
         """
         self.close_update()  # vLLM refuses while one is open
-        self.each(RELEASE, self._post_to(RELEASE, self.silence_s), short=True)
+        self.each(RELEASE, self.post_to(RELEASE, self.silence_s), short=True)
         self._need_all(RELEASE)
 
     def _post(self, route: str, body: Body = lambda generator: None) -> None:
-        self.each(route, self._post_to(route, self.deadline_s, body))
+        self.each(route, self.post_to(route, self.deadline_s, body))
         self._need_all(route)
 
     def _start_slow(self, route: str, body: Body) -> Phase:
-        self._exclude_evicted()
+        self.exclude_evicted()
         self._need_all(route)
-        # Longer than `wait_for_both_ends`, so that a healthy generator can answer an abort.
+        # Longer than the wait for both ends, so that a healthy generator can answer an abort.
         deadline_s = 2 * self.deadline_s + self.silence_s
-        return self._start(route, self._post_to(route, deadline_s, body))
+        return self._start(route, self.post_to(route, deadline_s, body))
 
     @staticmethod
-    def _post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
+    def post_to(route: str, deadline_s: float, body: Body = lambda generator: None) -> Call:
+        """Returns the call that posts to a route."""
         return lambda one: one.client.post(route, body(one), deadline_s=deadline_s)
 
     def _need_all(self, route: str) -> None:
@@ -423,14 +339,3 @@ class GeneratorGroupCalls:
             raise CollectiveBroken(
                 f"{route} failed for another generator, and all take part in one transfer."
             )
-
-
-def _raise_as_broken(own: Future[Any], what: str) -> None:
-    """Raises the error of the trainer's part, if it has one; NCCL's own as CollectiveBroken."""
-    error = own.exception()
-    if isinstance(error, RuntimeError) and not isinstance(
-        error, torch.OutOfMemoryError | RankLostError
-    ):
-        raise CollectiveBroken(f"{what} broke off in the trainer: {error}") from error
-    if error is not None:
-        raise error

@@ -4,7 +4,7 @@ The generators' end is vLLM's engine, made so that it can be ended (`lrl.vllm_pl
 The trainer's end is not vLLM's: that one meets the workers through a store on a port of its own,
 which asks for no token, and waits for a lost worker for ever. Here the members meet by NCCL's
 unique id, which travels over the route that asks for the run's token, and whatever waits for other
-members runs on a thread beside the one that watches it (`GeneratorGroupCalls.wait_for_both_ends`)."""
+members runs on a thread beside the one that watches it (`lrl.weights.both_ends`)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from torch import Tensor
 from lrl.errors import StuckTransfer
 from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator
+from lrl.weights.both_ends import wait_for_both_ends
 from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.requirements import Machine
 from lrl.weights.transport import Transport
@@ -162,7 +163,9 @@ class Nccl(Transport):
             # NCCL gives no handle by which to end the call itself.
             joined.add_done_callback(_abort_late)
 
-        self._communicator = calls.wait_for_both_ends(joining, joined, self._name, give_up)
+        self._communicator = wait_for_both_ends(
+            calls, joining, joined, name=self._name, abort=give_up
+        )
 
     def send(self, calls: GeneratorGroupCalls) -> None:
         """See `Transport.send`.
@@ -182,7 +185,7 @@ class Nccl(Transport):
         def abort() -> None:
             abort_broadcast(self._communicator, sending, calls.deadline_s)
 
-        calls.wait_for_both_ends(updating, sending, self._name, abort)
+        wait_for_both_ends(calls, updating, sending, name=self._name, abort=abort)
         calls.finish_weight_update()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lrl.cli import config_file
 from lrl.cli.config_file import check_files
 from lrl.cli.main import main
 
@@ -132,4 +133,6 @@ def test_a_folder_is_no_config(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_what_yaml_allows_is_not_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text(text)
+    read, fault = config_file.read(file)
+    assert not (fault or config_file.fault_of(read) or config_file.unlike_settings(read))
     check_files(["fit", "--config", str(file)])

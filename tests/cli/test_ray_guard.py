@@ -110,10 +110,13 @@ def test_a_command_whose_owner_is_gone_may_save_and_is_asked_once(
         wait_for(lambda: "saving" in text(tmp_path), DEADLINE_S, "the first signal")
     owner.close()
     wait_for(lambda: "saved" in text(tmp_path), DEADLINE_S, "what it saves")
+    assert text(tmp_path).split() == ["runs", "saving", "saved"]
 
 
 def test_a_command_that_does_not_end_is_killed_after_its_grace(start: Start, mark: str) -> None:
-    start(HANGS, grace_s=0.5).close()
+    owner = start(HANGS, grace_s=0.5)
+    assert living(mark)
+    owner.close()
     wait_for(lambda: not living(mark), DEADLINE_S, "its end")
 
 

@@ -1,8 +1,7 @@
 """An episode has the same replies and the same failures wherever it is played, and a member that is
 lost costs none.
 
-Covers lrl/environments/environment_server.py, lrl/members/joining_environment.py,
-worker_admission.py.
+Covers lrl/environments/environment_server.py, lrl/members/worker_admission.py.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ def scripted(tmp_path: Path) -> Iterator[Server]:
 def test_a_server_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "lrl.py").write_text("raise SystemExit('the user's')")
     python = build(tmp_path).command()[:2]
-    subprocess.run([*python, "-c", "import lrl"], cwd=tmp_path, check=True, timeout=60)
+    program = [*python, "-c", "import lrl; print(lrl.__file__)"]
+    imported = subprocess.check_output(program, cwd=tmp_path, timeout=60, text=True)
+    assert imported.strip() and not imported.startswith(str(tmp_path))
 
 
 def test_extra_args_become_flags(tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def test_nothing_is_left_of_a_program_that_does_not_end(program):
 
 def test_nothing_is_left_of_a_sandbox_whose_worker_is_killed():
     script = f"from lrl.rewards import Code\nCode(fenced=False, timeout_s=600)('', {IN_VAIN!r}, tests='1')"
+    assert not named()
     worker = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:
         wait_for(named, 60.0, "the program")

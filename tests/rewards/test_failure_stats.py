@@ -97,7 +97,7 @@ def test_a_reward_that_ignores_signals_is_killed(hasty_pool, monkeypatch):
 )
 @given(data=st.data())
 def test_no_result_of_a_reward_turns_into_a_reward_of_0(pool, tmp_path, data):
-    check_exactly(pool, tmp_path, data, REPORTED)
+    assert_exact(pool, tmp_path, data, REPORTED)
 
 
 @settings(
@@ -107,7 +107,7 @@ def test_no_result_of_a_reward_turns_into_a_reward_of_0(pool, tmp_path, data):
 def test_no_death_of_a_worker_turns_into_a_reward_of_0(pool, tmp_path, data):
     # The trainer compares the parts, not the worker: if the worker dies later in the job, they are
     # lost with it.
-    check_exactly(
+    assert_exact(
         pool,
         tmp_path,
         data,
@@ -118,7 +118,7 @@ def test_no_death_of_a_worker_turns_into_a_reward_of_0(pool, tmp_path, data):
 MARKERS = itertools.count()
 
 
-def check_exactly(pool, folder, data, kinds):
+def assert_exact(pool, folder, data, kinds):
     """Scores groups with faults at random places, some only at the first try: every count and
     reward is exact."""
     start_afresh(pool)._parts = {"obey"}

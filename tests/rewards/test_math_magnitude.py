@@ -47,21 +47,27 @@ FINE = [
 ]  # fmt: skip
 
 
+def is_too_large(text):
+    try:
+        check_magnitude(text)
+    except TooLargeError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("text", HUGE)
 def test_an_expression_too_large_to_compute_is_seen_from_its_text(text):
-    with pytest.raises(TooLargeError):
-        check_magnitude(text)
+    assert is_too_large(text)
 
 
 @pytest.mark.parametrize("text", FINE)
 def test_an_expression_that_can_be_computed_is_accepted(text):
-    check_magnitude(text)
+    assert not is_too_large(text)
 
 
 def test_no_answer_and_no_solution_of_the_data_is_too_large():
     for row in [json.loads(row) for row in DATA.open()] if DATA.exists() else MADE_UP:
-        check_magnitude(row["answer"])
-        check_magnitude(row["solution"])
+        assert not is_too_large(row["answer"]) and not is_too_large(row["solution"])
 
 
 EXPRESSIONS = st.recursive(

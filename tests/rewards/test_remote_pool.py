@@ -1,8 +1,8 @@
 """A response has one outcome, and the same failures, wherever it is scored: real scorers, real
 deaths.
 
-Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/members/joining_scorer.py,
-joining_workers.py, lrl/system/remote_workers.py, token_server.py.
+Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/members/joining_workers.py,
+lrl/system/remote_workers.py, token_server.py.
 """
 
 from __future__ import annotations

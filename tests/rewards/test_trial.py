@@ -80,12 +80,14 @@ def test_the_reference_is_a_response_that_every_shipped_verifier_can_judge(rewar
     pool = RewardPool(rewards, workers=1)
     pool.start(prompt(answer="#### 5", solution=r"\boxed{5}"))
     pool.close()
+    assert pool.remote.trial is not None, "it got a reward, so scorers are tried with it"
 
 
 def test_a_trial_that_fails_now_and_then_is_made_twice(tmp_path):
     pool = RewardPool([odd_rewards.obey], workers=1)
     pool.start(prompt(answer=f"once {tmp_path}/tried raise it"))
     pool.close()
+    assert (tmp_path / "tried").exists() and pool.remote.trial is not None
 
 
 def test_with_every_failure_allowed_a_failed_trial_is_only_logged(caplog):
@@ -104,8 +106,9 @@ def test_a_trial_works_beside_an_event_loop_as_a_notebook_has():
         pool = RewardPool([odd_rewards.level], workers=1)
         pool.start(prompt(level=3))
         pool.close()
+        return pool.remote.trial
 
-    asyncio.run(cell())
+    assert asyncio.run(cell()) is not None
 
 
 # ---- rewards that no worker could import

@@ -3,7 +3,8 @@
 import numpy
 import pytest
 
-from lrl.rewards.worker import BadValueError, parts_of
+from lrl.errors import CountedError
+from lrl.rewards.worker import parts_of
 
 
 @pytest.mark.parametrize(
@@ -29,5 +30,5 @@ def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
     "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
 )
 def test_any_other_array_is_not_a_number(value):
-    with pytest.raises(BadValueError):
+    with pytest.raises(CountedError):
         parts_of("f", value)

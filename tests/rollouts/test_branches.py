@@ -179,9 +179,9 @@ def test_siblings_share_what_they_have_in_common_and_no_more() -> None:
         Branch([5, 6], 0),
     ]
     assert rollout.num_tokens == 4 and [turn.start for turn in rollout.turns] == [1, 4, 6]
-    assert rollout.read == [5, 6]
+    assert rollout.context == [5, 6]
     rollout.forks.append(Fork(7, 5))
-    assert rollout.read == [0, 3, 4], "the next turn continues the second branch"
+    assert rollout.context == [0, 3, 4], "the next turn continues the second branch"
     assert len(rollout.branches) == 3
 
 

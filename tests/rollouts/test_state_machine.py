@@ -305,3 +305,4 @@ def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
         ),
     )
     print(*(f"{count:,} {what}" for what, count in sorted(COUNTS.items())), sep=", ")
+    assert COUNTS.total() > COUNTS["schedules"] > 0

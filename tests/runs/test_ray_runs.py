@@ -176,6 +176,7 @@ def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(
             finally:
                 trainer.send_signal(signal.SIGKILL)
         wait_for(lambda: not node.processes(url), DEADLINE_S, "the end of the task")
+        assert not node.processes(url)
 
 
 def test_a_cluster_of_several_nodes_needs_an_address_that_they_reach(cluster: RayCluster) -> None:

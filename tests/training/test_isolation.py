@@ -238,7 +238,7 @@ def test_a_policy_is_tried_on_the_device_that_will_train(
 ) -> None:
     tried = []
     monkeypatch.setattr(
-        "lrl.policy.shared_by_responses",
+        "lrl.policy_model.shared_by_responses",
         lambda network: tried.append(network.device) or Shared(rows=True),
     )
     policy = PolicyModule(folder)

@@ -247,8 +247,10 @@ def test_a_group_of_a_checkpoint_gets_the_log_probs_of_the_reference_of_its_run(
 def test_a_group_is_not_computed_again_as_long_as_the_reference_is_the_same(folder: str) -> None:
     policy = opened(folder, reference=Reference())
     (group, *_) = prepared(policy)
+    before = [rollout.reference_logprobs for rollout in group.rollouts]
     del policy.reference.network
     policy.prepare(group, 1.0, 10_000)
+    assert [rollout.reference_logprobs for rollout in group.rollouts] == before
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 40])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lrl.vllm_plugin.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES, Call, Members
+from tests.vllm_contract.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES, Call, Members
 from tests.vllm_contract.sources import Snapshot, import_name
 
 ROOT = Path(__file__).parents[2]

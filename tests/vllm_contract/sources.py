@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from lrl.vllm_plugin.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES
+from tests.vllm_contract.relied_on import CALLS, FLAGS, MEMBERS, ROUTES, VARIABLES
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Snapshot = dict[str, Any]

@@ -1,7 +1,7 @@
 """The NCCL transport as far as it goes without vLLM: who may use it, and how a transfer that cannot
 end is ended.
 
-Covers lrl/weights/communicator.py.
+Covers lrl/weights/both_ends.py, communicator.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lrl.errors import CollectiveBroken, ConfigError, RankLostError
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import communicator, find_transport
+from lrl.weights.both_ends import wait_for_both_ends
 from lrl.weights.communicator import ABORT_ROUTE as ROUTE
 from lrl.weights.group_calls import GeneratorGroupCalls
 from lrl.weights.nccl import Nccl
@@ -59,9 +60,8 @@ class Ends:
 
     def join(self) -> str:
         phase = self.calls.start_update({"value": 7})
-        return self.calls.wait_for_both_ends(
-            phase, self.own, ABORTED.removeprefix(ROUTE), self._abort
-        )
+        name = ABORTED.removeprefix(ROUTE)
+        return wait_for_both_ends(self.calls, phase, self.own, name=name, abort=self._abort)
 
     def posted(self, number: int) -> list[str]:
         return self.generators[number].client.posted  # type: ignore[attr-defined,no-any-return]

@@ -76,7 +76,9 @@ def test_rounding_is_no_difference_of_two_programs(
         folder = str(save_tiny(name, tmp_path / str(seed), 4.0, seed, max_position_embeddings=1024))
         policy, other = (PolicyModule(folder, dtype=dtype, attention="eager") for dtype in dtypes)
         policy.configure_model(), other.configure_model()
-        prove(Probes(None, 60.0), policy, generator_of(other, dtypes[1])[0])
+        generator, answers = generator_of(other, dtypes[1])
+        prove(Probes(None, 60.0), policy, generator)
+        assert len(answers.asked) > 1, "a text for the probe, and a long one for the first proof"
 
 
 DIFFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

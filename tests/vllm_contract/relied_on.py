@@ -16,7 +16,7 @@ class Members(NamedTuple):
     enough."""
 
     by: str
-    """The file of lrl that relies on it."""
+    """The file of lrl that relies on it, in `lrl/`."""
     module: str
     name: str
     alternatives: tuple[str, ...]

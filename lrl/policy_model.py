@@ -1,0 +1,362 @@
+"""The model of a policy: opened on all ranks, read by all of them together, and exported.
+
+With several ranks no single one may have all weights, so every read of them is a collective
+(`lrl.distributed.collective`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning as L
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lrl.distributed.collective import collective
+from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError
+from lrl.rollouts import prompt_form
+from lrl.rollouts.response_text import ends_of_text
+from lrl.rollouts.stop_tokens import stop_tokens
+from lrl.system.malloc_trim import trim_heap
+from lrl.training.critic import Critic
+from lrl.training.export import save_policy
+from lrl.training.isolation import Shared, shared_by_responses
+from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
+from lrl.training.model import (
+    Dtype,
+    checkpoint_weights,
+    decoder_of,
+    find_model,
+    head_logprobs,
+    last_hidden,
+    open_tokenizer,
+    text_as_micro_batch,
+    whole_tensors,
+)
+from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.reference import Reference
+from lrl.training.rounding import Rounded, rounding_errors
+from lrl.training.sharding import Sharding, on_cpu, shard_again
+from lrl.training.shared_passes import shared_passes
+from lrl.training.tree_cost import attention_tokens_of
+from lrl.types import MicroBatch
+from lrl.weights.adapters import named
+
+Output = Literal["logprobs", "values", "both"]
+
+
+class PolicyModel(L.LightningModule):
+    """Base of `lrl.PolicyModule`, whose arguments these fields are: its model, the critic's and the
+    reference's."""
+
+    model: str
+    lora: LoRA | None
+    reference: Reference | None
+    critic: Critic | None
+    dtype_name: Dtype
+    attention: str | None
+    gradient_checkpointing: bool
+    head_chunk_tokens: int
+    responses_share = Shared()
+    """What several responses may share; `configure_model` tries it on the model."""
+
+    # ---- where it is
+
+    @property
+    def device_of_use(self) -> torch.device:
+        """Device that trains; without a trainer, the device of the module."""
+        return self.device if self._trainer is None else self.trainer.strategy.root_device
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train; without lrl's strategies, this process."""
+        return (
+            Ranks() if self._trainer is None else getattr(self.trainer.strategy, "ranks", Ranks())
+        )
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """The division of the weights over the ranks; None if every rank has them all."""
+        return None if self._trainer is None else getattr(self.trainer.strategy, "sharding", None)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Micro-batches that are trained at the same time; one a rank without tensor
+        parallelism."""
+        return self.ranks.size if self.sharding is None else self.sharding.data_parallel_size
+
+    # ---- opened
+
+    @cached_property
+    def policy_folder(self) -> str:
+        """Folder or hub name of the first version, also of the generators. Runs `module:function`
+        once."""
+        return find_model(self.model)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Tokenizer in the policy's folder."""
+        return open_tokenizer(self.policy_folder)
+
+    @cached_property
+    def ends_of_text(self) -> frozenset[int]:
+        """Tokens that begin, end or fill up a text of the policy."""
+        return ends_of_text(self.tokenizer, self.stop_tokens)
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens at which its responses end."""
+        return stop_tokens(self.tokenizer, self.policy_folder)
+
+    def configure_model(self) -> None:
+        """Loads the model into `self.network`, once, and tries whether its responses may share
+        rows."""
+        if hasattr(self, "network"):
+            return
+        # Lightning makes the GPU the default device here. lrl names each device itself: a generator
+        # of random numbers draws on its own device only, and the whole weights of a sharded policy
+        # have no room on one GPU.
+        with torch.device("cpu"):
+            if self.sharding is None:
+                self._open_whole()
+            else:
+                self._open_in_parts(self.sharding)
+
+    @property
+    def _settings(self) -> tuple[Dtype, str | None, bool]:
+        return self.dtype_name, self.attention, self.gradient_checkpointing
+
+    def _open_whole(self) -> None:
+        device, ranks = self.device_of_use, self.ranks
+        self.network = open_on_all_ranks(self.policy_folder, *self._settings, device, ranks)
+        self.responses_share = shared_by_responses(self.network)
+        self._add_adapters(self.network)
+        self._check_adapters(self.network)
+        if self.critic is not None:
+            self.critic.open(self.network, *self._settings, device, ranks)
+            self.responses_share = self.responses_share.also(self.critic.responses_share)
+
+    def _open_in_parts(self, sharding: Sharding) -> None:
+        self.network, whole = open_in_parts(self.policy_folder, *self._settings, self.ranks)
+        if whole is not None:
+            self.responses_share = shared_by_responses(whole)
+            self._add_adapters(whole)
+            self._check_adapters(whole)
+        self.responses_share = self.ranks.share(self.responses_share)
+        self._add_adapters(self.network)
+        networks, wholes = [self.network], [whole]
+        if self.critic is not None:
+            wholes.append(self.critic.open_sharded(self.network, *self._settings, self.ranks))
+            self.responses_share = self.responses_share.also(self.critic.responses_share)
+            networks += [] if self.critic.trunk is None else [self.critic.trunk]
+        sharding.divide(self, *networks)
+        for network, its_whole in zip(networks, wholes, strict=False):
+            sharding.fill(network, its_whole, self.device_of_use)
+        del whole, wholes, its_whole
+        trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
+
+    def setup(self, stage: str) -> None:
+        """Opens the reference policy for training; a wrong name raises before a server starts."""
+        if self.reference is not None and stage == "fit" and not self.reference_is_base:
+            settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
+            if self.sharding is None:
+                self.reference.open(*settings, self.ranks)
+            else:
+                self.reference.open_sharded(*settings, self.sharding, self.ranks)
+
+    def _add_adapters(self, network: PreTrainedModel) -> None:
+        if self.lora is not None:
+            self.lora.add_to(network)
+
+    def _check_adapters(self, network: PreTrainedModel) -> None:
+        if self.lora is not None:
+            # Here: a run without adapters needs none.
+            from lrl.training.adapter_trial import check_adapters
+
+            check_adapters(network)
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """Dtype of the passes, outside of autocast."""
+        if self.sharding is not None and self.sharding.compute_dtype:
+            return "bfloat16"
+        return self.dtype_name
+
+    @property
+    def attention_tokens(self) -> int:
+        """Length of a row at which attention takes as long as all other layers."""
+        return attention_tokens_of(self.network.config.get_text_config().hidden_size)
+
+    @property
+    def training_dtype(self) -> str:
+        """Dtype of the passes that train, under the autocast of `trainer.precision`."""
+        precision = "" if self._trainer is None else str(self.trainer.precision)
+        if "bf16" in precision:
+            return "bfloat16"
+        return "float16" if precision.startswith("16-") else self.compute_dtype
+
+    # ---- read
+
+    def forward(self, micro: MicroBatch, output: Output = "logprobs") -> Any:
+        """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0
+        outside the mask.
+
+        With output `values` the critic's values before them, float32 [R, L], and with `both`
+        log-probs and values. All that reads weights in training goes through here, so a strategy
+        can shard this module as the root.
+        """
+        critic = self.critic
+        hidden = None
+        if output != "values" or (critic is not None and critic.trunk is None):
+            hidden = last_hidden(decoder_of(self.network), micro)
+        values = None if output == "logprobs" or critic is None else critic(hidden, micro)
+        if hidden is None or output == "values":
+            return values
+        logprobs = head_logprobs(self.network, hidden, micro, self.head_chunk_tokens)
+        return logprobs if output == "logprobs" else (logprobs, values)
+
+    @collective
+    @torch.no_grad()
+    def prompt_logprobs(
+        self, token_ids: list[int], rounded_as: Rounded | None = None
+    ) -> list[float]:
+        """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at
+        temperature 1.
+
+        They are computed in `compute_dtype`, also within a step that Lightning runs under autocast.
+        With `rounded_as` they have errors as large as the rounding of that number format makes
+        them.
+        """
+        micro = text_as_micro_batch(token_ids, self.device_of_use)
+        errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
+        with torch.autocast(self.device_of_use.type, enabled=False), errors:
+            return self(micro)[micro.mask].tolist()
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy without its adapters, which needs no memory of its
+        own."""
+        return self.lora is not None and self.reference is not None and self.reference.model is None
+
+    @collective
+    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Returns the reference's log-probs of each batch, see `Reference.logprobs`; every rank
+        computes a share."""
+        return self._in_shares(batches, self._reference_logprobs)
+
+    @collective
+    def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Returns the critic's values before the labels of each batch: float32 [R, L] on the CPU;
+        every rank computes a share."""
+        return self._in_shares(batches, self._critic_values)
+
+    def _in_shares(
+        self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
+    ) -> list[Tensor]:
+        return shared_passes(
+            batches, compute, device=self.device_of_use, ranks=self.ranks, sharding=self.sharding
+        )
+
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
+        if not self.reference_is_base:
+            return cast(Reference, self.reference).logprobs(micro, self.head_chunk_tokens)
+        with torch.no_grad(), base_alone(self.network):
+            found: Tensor = self(micro)
+        shard_again(self)
+        return found.cpu()
+
+    @torch.no_grad()
+    def _critic_values(self, micro: MicroBatch) -> Tensor:
+        found: Tensor = self(micro, "values")
+        shard_again(self)
+        return found.cpu()
+
+    # ---- saved and sent
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what a checkpoint holds: all weights, or the adapters and the critic alone."""
+        found = super().state_dict(*args, **kwargs)
+        if self.lora is None:
+            return found
+        kept = (name for name in found if is_adapter(name) or name.startswith("critic."))
+        return {name: found[name] for name in kept}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Saves what `lrl export` needs (model, kind of adapters, form of prompts), and the
+        reference's state."""
+        checkpoint["policy_folder"] = _absolute(self.policy_folder)
+        checkpoint["prompt_form"] = prompt_form.of(self.trainer.datamodule)  # type: ignore[attr-defined]
+        if self.lora is not None:
+            checkpoint |= {"lora": asdict(self.lora), "dtype": self.dtype_name}
+        if self.critic is not None:
+            checkpoint["critic"] = self.critic.kind
+            if self.critic.model is not None:
+                checkpoint["critic_folder"] = _absolute(self.critic.model)
+        if self.reference is not None:
+            checkpoint["reference"] = self.reference.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores the state of the reference. Raises ConfigError for a checkpoint with other
+        adapters."""
+        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
+        if saved != own:
+            raise ConfigError(
+                f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "
+                "the same."
+            )
+        kind = None if self.critic is None else self.critic.kind
+        if checkpoint.get("critic") != kind:
+            raise ConfigError(
+                f"The checkpoint was made with model.critic {checkpoint.get('critic')}, and it is "
+                f"{kind}: resume with the same, or begin anew with the policy in it (`lrl export`)."
+            )
+        if self.reference is not None and self.trainer.state.fn == "fit":
+            self.reference.load_state_dict(checkpoint.get("reference", {}))
+
+    @collective
+    def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or without them whole
+        weights with their names in a Hugging Face checkpoint.
+
+        A head tied to the embedding is left out: vLLM ties it itself.
+        """
+        shard_again(self)
+        if self.lora is None:
+            return checkpoint_weights(self.network)
+        return named(whole_adapters(self.network))
+
+    @collective
+    def export(self, folder: Path) -> None:
+        """Writes policy and tokenizer in Hugging Face format, for transformers and vLLM.
+
+        Adapters are merged in it, and there for themselves in its folder `adapter`, in peft's
+        format. All that training does not change is as in the first version's folder.
+        """
+        shard_again(self)
+        weights = on_cpu(whole_tensors(self.network))
+        adapters = [
+            (name, down.cpu(), up.cpu())
+            for name, down, up in whole_adapters(self.network)
+            if not up.is_meta
+        ]
+        if self.ranks.rank == 0:
+            save_policy(
+                self.network,
+                weights,
+                self.tokenizer,
+                base=self.policy_folder,
+                folder=folder,
+                lora=self.lora,
+                adapters=adapters,
+            )
+
+
+def _absolute(model: str) -> str:
+    """Returns the whole path of a folder, and a hub name as it is."""
+    return os.path.abspath(model) if os.path.exists(model) else model

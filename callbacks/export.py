@@ -2,7 +2,10 @@
 
 import logging
 import tempfile
+from concurrent.futures import wait
+from functools import partial
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import lightning as L
@@ -16,9 +19,13 @@ from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts import prompt_form
 from lrl.system import hub
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import above, fault
 
 log = logging.getLogger(__name__)
+
+LEAST_UPLOAD_S = 60.0
+SLOWEST_UPLOAD = 1e6
+"""Bytes a second that an upload without a timeout of its own may be slow."""
 
 
 class Export(OnRankZero):
@@ -29,17 +36,26 @@ class Export(OnRankZero):
         push_to_hub: Name on the Hugging Face hub, `user/name`, to which the folder is uploaded as
             well; null uploads nothing.
         private: Whether only its owner sees it there, if it is new.
+        upload_timeout_s: Seconds after which the run ends without the upload; null gives it a
+            minute, and a second for each MB.
 
     Raises:
-        ConfigError: The hub would not take such a name.
+        ConfigError: The hub would not take such a name, or the seconds are none.
     """
 
     def __init__(
-        self, folder: str | None = None, push_to_hub: str | None = None, private: bool = True
+        self,
+        folder: str | None = None,
+        push_to_hub: str | None = None,
+        private: bool = True,
+        upload_timeout_s: float | None = None,
     ) -> None:
         self.folder = folder
         self.push_to_hub = push_to_hub
         self.private = private
+        self.upload_timeout_s = upload_timeout_s
+        if upload_timeout_s is not None:
+            above(0, "Export", upload_timeout_s=upload_timeout_s)
         if push_to_hub is not None:
             _check_name(push_to_hub)
 
@@ -99,23 +115,41 @@ class Export(OnRankZero):
         )
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
-        """Uploads the folder; a hub that fails costs the run nothing."""
-        api = HfApi()
-        try:
-            api.create_repo(name, private=self.private, exist_ok=True)
-            api.upload_folder(
-                repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps"
-            )
-        # ValueError: the hub refuses the card, or a proxy answers with a page of HTML in its place.
-        # RuntimeError: the transport of large files has failed.
-        except (OSError, HTTPError, ValueError, RuntimeError) as error:
-            log.warning(
-                "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s",
-                folder,
-                error,
-                name,
-                folder,
-            )
+        """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
+        from lrl.system.daemon_call import start_daemon_call  # here: few runs upload
+
+        timeout_s = self.upload_timeout_s or _usual_timeout(folder)
+        # Not here: where the hub's storage cannot be reached, its client tries for minutes.
+        work = partial(_send, name, folder, steps=steps, private=self.private)
+        uploading = start_daemon_call(work, "lrl-upload")
+        reason: object = f"it is not there after {timeout_s:.0f} s (Export.upload_timeout_s)"
+        if wait([uploading], min(timeout_s, TIMEOUT_MAX)).done:
+            try:
+                uploading.result()
+                return
+            # ValueError: the hub refuses the card, or a proxy answers with a page of HTML in its
+            # place. RuntimeError: the transport of large files has failed.
+            except (OSError, HTTPError, ValueError, RuntimeError) as error:
+                reason = error
+        log.warning(
+            "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s",
+            folder,
+            reason,
+            name,
+            folder,
+        )
+
+
+def _send(name: str, folder: Path, steps: int, private: bool) -> None:
+    api = HfApi()
+    api.create_repo(name, private=private, exist_ok=True)
+    api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"lrl: after {steps} steps")
+
+
+def _usual_timeout(folder: Path) -> float:
+    """Returns the seconds that the upload of a folder may take."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return LEAST_UPLOAD_S + size / SLOWEST_UPLOAD
 
 
 def _check_name(name: str) -> None:

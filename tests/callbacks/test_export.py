@@ -18,6 +18,7 @@ import huggingface_hub
 import pytest
 
 from lrl.callbacks import Export, model_card
+from lrl.callbacks.export import _usual_timeout
 from lrl.errors import ConfigError
 from tests.run_without_generators import fit, trainer
 from tests.tiny_policies import tiny_llama
@@ -43,6 +44,8 @@ class Hub(ThreadingHTTPServer):
         """What it says against the card."""
         self.is_behind_a_page = False
         """Whether something before it answers with a page, as the portal of a network does."""
+        self.upload_mode = "regular"
+        """`lfs`: it wants the files in its storage, which cannot be reached."""
 
 
 class Routes(BaseHTTPRequestHandler):
@@ -59,7 +62,7 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, {"url": f"{huggingface_hub.constants.ENDPOINT}/{NAME}"})
         elif "/preupload/" in self.path:
             paths = [file["path"] for file in json.loads(body)["files"]]
-            inline = {"uploadMode": "regular", "shouldIgnore": False}
+            inline = {"uploadMode": self.server.upload_mode, "shouldIgnore": False}
             self._answer(200, {"files": [{"path": path, **inline} for path in paths]})
         elif self.path == "/api/validate-yaml":  # of the card
             errors = [{"message": fault} for fault in self.server.faults]
@@ -68,7 +71,11 @@ class Routes(BaseHTTPRequestHandler):
             self._commit([json.loads(line) for line in body.splitlines()])
 
     def do_GET(self) -> None:
-        self._answer(404, {})
+        if "/xet-write-token/" in self.path:
+            storage = {"casUrl": "http://127.0.0.1:1", "accessToken": "x", "exp": 2**33}
+            self._answer(200, storage)
+        else:
+            self._answer(404, {})
 
     def _commit(self, lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -148,6 +155,25 @@ def test_a_hub_that_refuses_the_card_or_gives_no_answer_costs_the_run_nothing(
     fit(policy, running)
     assert f"hf upload {NAME} {folder}" in caplog.text
     assert behind_a_page or "license is none" in caplog.text
+
+
+def test_a_storage_that_cannot_be_reached_holds_no_run_beyond_its_deadline(
+    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.upload_mode = "lfs"
+    folder = tmp_path / "policy"
+    export = Export(str(folder), push_to_hub=NAME, upload_timeout_s=1.0)
+    fit(policy, trainer(tmp_path, export, max_steps=1))
+    assert "it is not there after 1 s (Export.upload_timeout_s)" in caplog.text
+    assert f"hf upload {NAME} {folder}" in caplog.text and hub.made and not hub.commits
+    assert (folder / "model.safetensors").exists()
+
+
+def test_an_upload_has_a_minute_and_a_second_for_each_megabyte(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"0" * 3_000_000)
+    assert _usual_timeout(tmp_path) == 63.0
+    with pytest.raises(ConfigError, match="Export.upload_timeout_s is 0"):
+        Export(upload_timeout_s=0)
 
 
 def test_a_package_that_runs_from_a_folder_costs_no_card(monkeypatch: pytest.MonkeyPatch) -> None:

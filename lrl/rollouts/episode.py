@@ -28,7 +28,7 @@ from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
-"""Times that an episode may lose its environment without a reply between, through no fault of
+"""Times that an episode may lose its environment without getting further, through no fault of
 another episode."""
 ATTEMPTS_OF_OTHERS = 50
 """Times that it may do so through the fault of other episodes. Each time one of them fails; but the
@@ -195,6 +195,9 @@ class Episode:
         self.home = Home()
         self._conversation: Conversation | None = None
         self._losses = self._losses_by_others = 0
+        self._furthest = 0
+        """Most turns with a reply. One that begins anew has to get further: else it would never end
+        with an environment that is lost at every second turn."""
 
     async def begin(self, loss: EnvironmentLost | None = None) -> None:
         """Opens the environment's side, which gets to know the recorded turns; else the episode
@@ -233,7 +236,9 @@ class Episode:
             written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
             reply = await self._conversation.reply(written)
             self._record(turn, reply, self._observations.ids(reply, written))
-            self._losses = self._losses_by_others = 0
+            if len(self.rollout.turn_ends) > self._furthest:
+                self._furthest = len(self.rollout.turn_ends)
+                self._losses = self._losses_by_others = 0
         except EnvironmentLost as error:
             await self.begin(error)
         except EpisodeError as error:

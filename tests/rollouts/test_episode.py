@@ -53,6 +53,12 @@ class Adds(Turns):
         return [self.total] * turn.count(STOP), 99 in turn, self.total / 2
 
 
+class Moody(Adds):
+    """It may reply otherwise."""
+
+    deterministic = False
+
+
 class Script:
     """A pool that writes turns from a list for each rollout, and notes what it is asked."""
 
@@ -352,9 +358,6 @@ def test_a_reply_that_is_not_the_recorded_one_begins_the_episode_anew() -> None:
 
 
 def test_an_episode_of_an_environment_that_may_reply_otherwise_begins_anew() -> None:
-    class Moody(Adds):
-        deterministic = False
-
     host, rollout = Here(Moody()), recorded()
     play(host, Script([[99, 2]]), [rollout])
     assert rollout.token_ids == [99, 2] and host.counts["restarted"] == 1
@@ -374,6 +377,15 @@ def test_a_lost_environment_costs_a_deterministic_episode_nothing(call: int) -> 
 def test_an_environment_that_is_always_lost_is_given_up(call: int) -> None:
     rollout = one(Here(Adds(), lost=dict.fromkeys(range(1, 9), call)), [[4, 2]])
     assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times, at last: its process")
+
+
+def test_an_environment_that_is_lost_at_every_second_turn_is_given_up_if_it_begins_anew() -> None:
+    lost, script = dict.fromkeys(range(1, 9), 3), [[4, 2], [1, STOP]] * 9 + [[99]]
+    rollout = one(Here(Moody(), lost=lost), script)
+    assert rollout.failure.startswith(f"environment_lost: {ATTEMPTS} times")
+    whole = one(Here(Adds()), [[4, 2]] * 9 + [[99]])
+    host = Here(Adds(), lost={number: number + 2 for number in range(1, 9)})
+    assert one(host, [[4, 2]] * 9 + [[99]]) == whole, "replayed, it gets further each time"
 
 
 @pytest.mark.parametrize("call", [1, 2])

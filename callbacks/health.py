@@ -3,7 +3,8 @@ once in a run.
 
 One step proves nothing: a metric counts as outside after several steps in a row, and as back after
 as many. A step that does not log it does not count. The summary of a run says for how many steps
-each was outside.
+each was outside. Shares of the time are judged only in a run that has lasted a while: in a short one
+there is little to gain by other settings.
 """
 
 import logging
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from lrl.callbacks.base import NewMetrics, OnRankZero
 from lrl.errors import ConfigError
+from lrl.system.config_errors import at_least
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,11 @@ class Rule:
         """Tells whether `value` is in the range; NaN is in none."""
         low = -math.inf if self.low is None else self.low
         return low <= value <= (math.inf if self.high is None else self.high)
+
+    @property
+    def is_of_time(self) -> bool:
+        """Whether the metric is a share of the time of the trainer or the generators."""
+        return self.metric.startswith(("trainer/", "generators/"))
 
     @property
     def range(self) -> str:
@@ -124,15 +131,24 @@ class Health(OnRankZero):
         ranges: Other ranges for some of the rules, by tag: smallest and largest healthy value, null
             for no bound; null in place of both switches the rule off.
         steps: Steps in a row outside before a metric is reported, and inside before it is back.
+        time_after_s: Seconds of training (`time/step`) before shares of the time are judged:
+            `trainer/*` and `generators/*`.
 
     Raises:
         ValueError: ranges names a metric without a rule or has a range that holds no value; steps
-            is below 1.
+            is below 1; time_after_s is below 0.
     """
 
-    def __init__(self, ranges: dict[str, Range | None] | None = None, steps: int = 3) -> None:
-        if steps < 1:
-            raise ConfigError(f"Health.steps is {steps}; it must be at least 1.")
+    def __init__(
+        self,
+        ranges: dict[str, Range | None] | None = None,
+        steps: int = 3,
+        time_after_s: float = 300.0,
+    ) -> None:
+        at_least(1, "Health", steps=steps)
+        at_least(0, "Health", time_after_s=time_after_s)
+        self.time_after_s = time_after_s
+        self._trained_s = 0.0
         self.rules = with_ranges(ranges or {})
         self._reports = [_Report(rule, steps) for rule in self.rules]
         self._metrics = NewMetrics()
@@ -145,7 +161,10 @@ class Health(OnRankZero):
         reference = getattr(pl_module, "reference", None)
         if reference is not None and reference.rewards_tokens:
             metrics.pop("reward/std", None)
+        self._trained_s += float(metrics.get("time/step", 0.0))
         for report in self._reports:
+            if report.rule.is_of_time and self._trained_s < self.time_after_s:
+                continue
             report.add(metrics, step=trainer.global_step - 1)  # as on the axis of the metrics
 
     @property

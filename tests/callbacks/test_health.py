@@ -152,11 +152,23 @@ def test_a_lag_with_few_tokens_is_left_out(lines: Lines) -> None:
 def test_every_rule_speaks_outside_of_its_bound_and_not_within(lines: Lines, rule: Rule) -> None:
     bound, outwards = (rule.low, -0.001) if rule.low is not None else (rule.high, 0.001)
     assert bound is not None
-    tag, share = rule.metric.replace("<k>", "2"), {"policy/by_lag/2/share": 0.5}
+    tag = rule.metric.replace("<k>", "2")
+    share = {"policy/by_lag/2/share": 0.5, "time/step": 300.0}
     assert lines([{tag: bound - outwards} | share] * 4) == []
     (left,) = lines([{tag: bound + outwards} | share] * 4)
     assert f"{tag} is " in left
     assert len(left) <= 2 * 80 and "\n" not in left, "two lines of a narrow terminal"
+
+
+def test_a_short_run_hears_nothing_of_its_time(lines: Lines) -> None:
+    rows = [{"generators/paused": 0.5, "trainer/probe": 0.5, "policy/ess": 0.3, "time/step": 75.0}]
+    assert [line.split()[3] for line in lines(rows * 3)] == ["policy/ess"]
+
+
+def test_shares_of_the_time_are_judged_once_the_run_has_lasted(lines: Lines) -> None:
+    rows = [{"generators/paused": 0.5, "time/step": 100.0}]
+    (left,) = lines(rows * 8)
+    assert left.startswith("WARNING step 4: generators/paused is 0.5"), "steps 2 to 4"
 
 
 def test_settings_change_a_range_or_switch_it_off(lines: Lines) -> None:
@@ -194,6 +206,8 @@ def test_a_range_without_a_value_is_refused() -> None:
         Health(ranges={"policy/ess": (0.9, 0.1)})
     with pytest.raises(ValueError, match="Health.steps is 0"):
         Health(steps=0)
+    with pytest.raises(ValueError, match="Health.time_after_s is -1"):
+        Health(time_after_s=-1)
 
 
 def test_the_settings_that_the_advice_names_exist() -> None:

@@ -4,7 +4,7 @@ once.
 The pass runs in the policy's `configure_callbacks`: the first hook that sees trainer, policy and
 data, and before Lightning's own checks, whose messages do not name the setting to use. It loads no
 weights, only builds shapes. A model that a Python function makes takes long, so it is made only if
-the rest is right.
+the rest is right: also the prompts, where the function has its tokenizer before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
-from lrl.preflight.policy import check_critic, check_policy, check_ranker
+from lrl.preflight.policy import (
+    check_before_making,
+    check_critic,
+    check_policy,
+    check_ranker,
+)
 from lrl.preflight.resources import check_resources
 from lrl.preflight.settings import check_evaluations, check_settings
 from lrl.preflight.trainer import (
@@ -96,8 +101,11 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
         check_checkpoint_path(data.resumes_from, trainer.strategy.resumes_parts)
     read = check_datasets(data, evaluations)
     ranker = check_ranker(data)
-    if _is_unmade(policy) and any_noted():
-        return
+    if _is_unmade(policy):
+        if not any_noted():
+            check_before_making(policy, read)
+        if any_noted():
+            return
     shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
         critic = check_critic(policy, shape)

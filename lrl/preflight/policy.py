@@ -18,7 +18,7 @@ from lrl.rollouts.stop_tokens import stop_tokens, turn_stop_tokens
 from lrl.system.config_errors import EXPECTED, fault, noting
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
-from lrl.training.model import open_tokenizer
+from lrl.training.model import early_tokenizer, open_tokenizer
 from lrl.training.reference import Reference
 from lrl.training.schedule import Schedule
 
@@ -61,6 +61,19 @@ class Policy(Protocol):
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer in that folder."""
+
+
+def check_before_making(policy: Policy, read: Sequence[Prompts]) -> None:
+    """Checks the data sets in the tokens of a policy that a function has yet to make, if it has
+    its tokenizer before."""
+    try:
+        tokenizer = early_tokenizer(policy.model)
+    except EXPECTED as error:
+        fault(f"model.{error}")  # the error begins with "model="
+        return
+    for prompts in read if tokenizer is not None else ():
+        with noting():
+            prompts.check_encoding(tokenizer)
 
 
 def check_policy(

@@ -62,8 +62,23 @@ class WarmUp:
 def policy() -> Path:
     """Makes or finds the policy of this run's seed (`PL_GLOBAL_SEED`, else 0); returns its folder
     in `runs/`."""
-    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-    return make_policy(Path("runs/quickstart") / f"policy-seed{seed}", seed)
+    return make_policy(_folder(), _seed())
+
+
+def early_tokenizer() -> transformers.PreTrainedTokenizerFast | None:
+    """Returns the tokenizer of `policy` before it is made; None if its folder is there."""
+    return None if _folder().exists() else make_tokenizer()
+
+
+policy.early_tokenizer = early_tokenizer  # type: ignore[attr-defined]
+
+
+def _seed() -> int:
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+
+def _folder() -> Path:
+    return Path("runs/quickstart") / f"policy-seed{_seed()}"
 
 
 def make_policy(folder: Path, seed: int, warm_up: WarmUp | None = None) -> Path:

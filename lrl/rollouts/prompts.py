@@ -157,6 +157,11 @@ class Prompts:
             self._check(rows)
             self.rows = rows
 
+    def check_encoding(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Checks that the tokenizer can encode every row; raises ValueError, as `load` does."""
+        self.read()
+        self._tokenise(tokenizer)
+
     def load(
         self,
         tokenizer: PreTrainedTokenizerBase,

@@ -7,7 +7,7 @@ tries that responses do not see each other.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -63,18 +63,32 @@ def find_model(model: str) -> str:
                 "format."
             )
         return str(folder) if model.startswith("~") else model
+    make = _maker(model)
     try:
-        maker = import_by_name.function(model)
-    except ValueError as error:
-        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
-    try:
-        return str(maker())
+        return str(make())
     except ConfigError as error:
         raise ConfigError(f"model={model!r}: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"model={model!r} raised {type(error).__name__}: {error}. Mend the function."
         ) from error
+
+
+def early_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
+    """Returns the tokenizer of a model that the function `model` has yet to make, for checks before
+    that: what its attribute `early_tokenizer` returns, and None if it has none.
+
+    Raises ValueError if there is no such function.
+    """
+    give = getattr(_maker(model), "early_tokenizer", None)
+    return None if give is None else give()
+
+
+def _maker(model: str) -> Callable[..., Any]:
+    try:
+        return import_by_name.function(model)
+    except ValueError as error:
+        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:

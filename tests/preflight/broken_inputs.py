@@ -277,6 +277,7 @@ CHAT = [{"role": "user", "content": "2+2="}]
 DATA: dict[str, list[Any] | bytes] = {
     "rows.jsonl": ROWS,
     "empty.jsonl": [],
+    "letters.jsonl": [{"prompt": "How much is 1+1?", "answer": "2"}] * 8,
     "broken.jsonl": b'{"prompt": "1"}\n{"prompt": \n',
     "latin.jsonl": '{"prompt": "é"}\n'.encode("latin-1"),
     "strings.jsonl": ["1+1=", "2+2="],

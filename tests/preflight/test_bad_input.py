@@ -154,6 +154,16 @@ def test_there_are_eighty_cases() -> None:
     assert len(CASES) == sum(map(len, kinds)) >= 80
 
 
+def test_a_character_that_a_policy_cannot_spell_is_named_before_the_policy_is_made(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lrl.quickstart.warmup.make_policy", lambda *_: pytest.fail("it is made"))
+    words = ("--model.model", "lrl.quickstart.warmup:policy")
+    status, output = run(*FIT, *words, "--data.prompts.source", "{in}/data/letters.jsonl")
+    assert status == 2 and len(output.splitlines()) == 1
+    assert "Row 0 of letters" in output and "'H', which it has no token for" in output
+
+
 def test_a_machine_without_the_library_of_vllms_cpu_build_is_told_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lrl.viewer import line_form
+
 FILE = "rollouts.jsonl"
 Record = dict[str, Any]
 GROUP = b'{"kind": "group"'
@@ -73,10 +75,14 @@ def truncate(path: Path, step: int) -> int:
 
 @dataclass(slots=True)
 class GroupLines:
-    """A group of the file: the bytes of its lines, and what its first one says."""
+    """A group of the file: its lines, and what the first one says."""
 
+    line: int
+    """Number of the first one, from 1 on."""
     start: int
+    """Its first byte."""
     end: int
+    """The byte behind the last one."""
     shown: Record
 
     def matches(self, wanted: Wanted) -> bool:
@@ -153,11 +159,15 @@ class RolloutIndex:
     """Grows with every change of `groups`."""
     unreadable: int = 0
     """Lines between groups that are part of no whole one."""
+    faults: dict[int, str] = field(default_factory=dict)
+    """What is wrong with the first lines of groups, by line."""
     cut_short: bool = False
     """Whether the file ends within a group: it is being written, or the run was killed then."""
     _inode: int = 0
     _end: int = 0
     """End of the last whole group."""
+    _lines: int = 0
+    """Lines up to there."""
 
     def refresh(self) -> None:
         """Reads what was written since the last call. Raises OSError if the file cannot be read."""
@@ -165,8 +175,9 @@ class RolloutIndex:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._end:
                 self._inode = status.st_ino
-                self._end = self.unreadable = 0
+                self._end = self._lines = self.unreadable = 0
                 self.groups = []
+                self.faults = {}
                 self.revision += 1
             file.seek(self._end)
             self._read(file)
@@ -179,7 +190,7 @@ class RolloutIndex:
         for line in file:
             lines += 1
             if line.startswith(GROUP):
-                group = _group(line, at)
+                group = self._group(line, self._lines + lines, at)
                 to_come = 1 + len(group.shown["responses"]) if group else 0
             elif line.startswith(OTHERS) and line.endswith(END):
                 to_come -= 1
@@ -189,10 +200,23 @@ class RolloutIndex:
             if group is not None and not to_come:
                 self.unreadable += lines - 2 - len(group.shown["responses"])
                 group.end = self._end = at
+                self._lines += lines
                 self.groups.append(group)
                 self.revision += 1
                 group, lines = None, 0
         self.cut_short = at > self._end
+
+    def _group(self, line: bytes, number: int, start: int) -> GroupLines | None:
+        """Returns the group whose first line is given; None, and notes the fault, if it is broken."""
+        if not line.endswith(END):
+            return None  # the run is writing it
+        try:
+            shown = line_form.parsed(line, line_form.GROUP)
+        except ValueError as error:
+            self.faults[number] = str(error)
+            return None
+        del shown["kind"]
+        return GroupLines(number, start, start, shown)
 
     def find(self, wanted: Wanted, order: str) -> list[GroupLines]:
         """Returns the wanted groups in an order of `ORDERS`."""
@@ -200,7 +224,11 @@ class RolloutIndex:
 
     def read(self, step: int, index: int) -> Record | None:
         """Returns a group with its prompt and the tokens of its responses; None without such a
-        group."""
+        group.
+
+        Raises:
+            ValueError: A line of it is broken; names file and line.
+        """
         found = [one for one in self.groups if one.shown["step"] == step]
         group = next((one for one in found if one.shown["index"] == index), None)
         if group is None:
@@ -208,15 +236,16 @@ class RolloutIndex:
         with self.path.open("rb") as file:
             file.seek(group.start)
             lines = file.read(group.end - group.start).splitlines()
-        prompt, *responses = map(json.loads, lines[1:])
+        prompt = self._parsed(lines[1], line_form.PROMPT, group.line + 1)
+        responses = [
+            self._parsed(line, line_form.RESPONSE, number)
+            for number, line in enumerate(lines[2:], group.line + 2)
+        ]
         return group.shown | {"prompt": prompt, "responses": responses}
 
-
-def _group(line: bytes, start: int) -> GroupLines | None:
-    """Returns the group of a line that begins at the byte `start`; None if it is broken."""
-    try:
-        shown = json.loads(line)
-    except ValueError:
-        return None
-    del shown["kind"]
-    return GroupLines(start, start, shown)
+    def _parsed(self, line: bytes, form: line_form.Form, number: int) -> Record:
+        """Returns the object of a line; raises ValueError, with file and line, if it is broken."""
+        try:
+            return line_form.parsed(line, form)
+        except ValueError as error:
+            raise ValueError(f"{self.path}, line {number}: {error}.") from error

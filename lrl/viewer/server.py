@@ -82,9 +82,13 @@ class Viewer:
     async def _group(self, request: web.Request) -> web.Response:
         self._refresh()
         try:
-            found = self.index.read(int(request.query["step"]), int(request.query["index"]))
+            place = int(request.query["step"]), int(request.query["index"])
         except (KeyError, ValueError) as error:
-            raise web.HTTPBadRequest(text=f"The group cannot be read: {error!r}") from error
+            raise web.HTTPBadRequest(text=f"No group is asked for: {error!r}") from error
+        try:
+            found = self.index.read(*place)
+        except ValueError as error:
+            raise web.HTTPUnprocessableEntity(text=str(error)) from error
         if found is None:
             raise web.HTTPNotFound(text="The run has no such group; it may have been resumed.")
         return _json(found)
@@ -146,12 +150,17 @@ def overview(index: RolloutIndex) -> dict[str, Any]:
 def notes(index: RolloutIndex) -> list[str]:
     """Returns what a reader should know about the file."""
     found = []
+    for line in sorted(index.faults)[:1]:
+        more = f" (and {len(index.faults) - 1} more)" * (len(index.faults) > 1)
+        found.append(f"{index.path.name}, line {line}{more}: {index.faults[line]}.")
     if index.cut_short:
         found.append(
             "The last group is not whole: it is being written, or the run was killed then."
         )
     if index.unreadable:
-        found.append(f"{index.unreadable} lines of {index.path.name} are no part of a whole group.")
+        count = index.unreadable
+        lines = f"{count} lines of {index.path.name} are" if count > 1 else "One line is"
+        found.append(f"{lines} no part of a whole group.")
     return found
 
 

@@ -21,6 +21,9 @@ from tests.http_call import call
 from tests.viewer.made_run import branched, episode, lines, rollout
 
 HOSTILE = "<script>document.title = 'taken'</script>\u202e"
+PLACES = """[...document.querySelectorAll(".tree circle")].map(
+    (one) => [one.cx.baseVal.value, one.cy.baseVal.value])"""
+"""Of the dots of the tree: the prompt, and its turns."""
 COMMAND = "import sys; from lrl.cli.main import main; sys.exit(main())"
 
 
@@ -122,6 +125,9 @@ def test_a_browser_shows_a_response_as_text_and_only_the_rows_in_sight(run: Path
         page.wait("document.querySelectorAll('.response').length == 1")
         branch = page.run("document.querySelector('.branch').textContent")
         assert branch == "branch, after what the environment wrote behind turn 1"
+        assert page.run(PLACES) == [[12, 12], [36, 12], [60, 12], [60, 36]]
+        page.run("document.querySelectorAll('.tree circle')[3].onclick()")
+        assert page.run("document.querySelector('.aimed').textContent") == "or 41"
         for words, found in {"failure=timeout": 1, "": 601, "finish_reason=stop": 601}.items():
             page.run(f"filters.elements.end.value = '{words}'; filters.oninput()")
             page.wait(f"document.getElementById('total').textContent == '{found} groups'")

@@ -100,7 +100,7 @@ function row(group, at) {
   made.style.top = `${at * ROW}px`;
   made.setAttribute("role", "option");
   made.classList.toggle("chosen", isShown(group));
-  made.onclick = () => open(group);
+  made.onclick = () => open(group).catch(cannotShow);
   made.dataset.at = at;
   return made;
 }
@@ -141,13 +141,17 @@ function spread(response) {
   response.ratios = response.trained.map((one) => (one && response.log_ratios ? response.log_ratios[next++] : null));
 }
 
+function back() {
+  const made = element("button", "back", "← list");
+  made.onclick = () => document.body.classList.remove("open");
+  return made;
+}
+
 function drawGroup() {
-  const back = element("button", "back", "← list");
-  back.onclick = () => document.body.classList.remove("open");
   const choice = element("select", "", ...COLOURS.map((name) => new Option(name, name, false, name === view.colour)));
   choice.onchange = () => { view.colour = choice.value; remember(); drawGroup(); };
   const title = element("h2", "", `step ${shown.step} · row ${shown.prompt_id} · ${shown.responses.length} responses`);
-  const head = element("div", "head", back, title, element("label", "", "colour tokens by", choice), legend());
+  const head = element("div", "head", back(), title, element("label", "", "colour tokens by", choice), legend());
   const columns = element("div", "responses", ...shown.responses.map(responseCard));
   $("group").replaceChildren(head, promptCard(shown.prompt), columns);
 }
@@ -186,7 +190,14 @@ function responseCard(response, at) {
     body.append(more);
   };
   show(0, CHUNK);
-  return element("div", "card response", head, body);
+  const jump = (turn) => {
+    const find = () => body.querySelector(`[data-turn="${turn}"]`);
+    while (!find() && body.querySelector(".more")) body.querySelector(".more").click();
+    body.querySelector(".aimed")?.classList.remove("aimed");
+    find()?.classList.add("aimed");
+    find()?.scrollIntoView({ block: "center" });
+  };
+  return element("div", "card response", head, response.forks.length ? tree(response, jump) : null, body);
 }
 
 // Turns of the policy, and between them what the environment wrote.
@@ -201,6 +212,7 @@ function segments(response, at, from, to) {
     if (block === null || fork || policys !== own || response.turn_ends.includes(place)) {
       own = policys;
       block = element("div", policys ? "tokens" : "tokens observation");
+      if (policys) block.dataset.turn = turn + 1;
       const reward = response.turn_rewards[turn];
       const name = policys ? `turn ${turn + 1}` + (reward ? ` · reward ${number(reward)}` : "") : "environment";
       if (response.turn_ends.length) found.push(element("div", "part role", name));
@@ -211,12 +223,76 @@ function segments(response, at, from, to) {
   return found;
 }
 
-// An agent has changed its history: the tokens do not follow the one before.
+// ---- branches: an agent has changed its history, and a turn does not follow the one before
+
+// The turn that a place behind `after` tokens follows: 0 is the prompt.
+function followed(response, after) {
+  if (!after) return 0;
+  const turn = response.turn_ends.findIndex((end) => after <= end) + 1;
+  return response.versions[after - 1] !== null ? turn : parent(response, turn);
+}
+
+function parent(response, turn) {
+  const begin = turn > 1 ? response.turn_ends[turn - 2] : 0;
+  const fork = response.forks.find(([start]) => begin <= start && start < response.turn_ends[turn - 1]);
+  return fork ? followed(response, fork[1]) : turn - 1;
+}
+
 function branchName(response, after) {
-  if (!after) return "branch, from the prompt on";
-  const turn = response.turn_ends.findIndex((end) => after <= end);
-  const policys = response.versions[after - 1] !== null;
-  return policys ? `branch, after turn ${turn + 1}` : `branch, after what the environment wrote behind turn ${turn}`;
+  const turn = followed(response, after);
+  const behind = turn ? `turn ${turn}` : "the prompt";
+  const policys = !after || response.versions[after - 1] !== null;
+  return policys ? `branch, after ${behind}` : `branch, after what the environment wrote behind ${behind}`;
+}
+
+const SPACE = 24;          // pixels between two turns of the tree
+const vector = (tag, attributes) => {
+  const made = document.createElementNS($("drawing").namespaceURI, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+};
+
+// What a turn follows is to its left. A turn's first continuation stays in its row.
+function tree(response, jump) {
+  const parents = response.turn_ends.map((_, at) => parent(response, at + 1));
+  const children = [[], ...parents.map(() => [])];
+  parents.forEach((one, at) => children[one].push(at + 1));
+  const places = [];
+  let rows = 0;
+  const place = (turn, column) => {
+    const line = [];
+    const row = rows++;
+    for (let one = turn; one !== undefined; one = children[one][0]) line.push(one);
+    line.forEach((one, at) => { places[one] = [(column + at + 0.5) * SPACE, (row + 0.5) * SPACE]; });
+    // The last one first: so no line crosses another.
+    line.forEach((_, at) => {
+      const from = line.length - 1 - at;
+      children[line[from]].slice(1).forEach((one) => place(one, column + from + 1));
+    });
+  };
+  place(0, 0);
+  const width = Math.max(...places.map(([x]) => x)) + SPACE / 2;
+  const made = vector("svg", { width, height: rows * SPACE, role: "img", "aria-label": "tree of the turns" });
+  parents.forEach((one, at) => made.append(vector("path", { d: edge(places[one], places[at + 1]) })));
+  places.forEach((where, turn) => made.append(...node(response, where, turn, jump)));
+  return element("div", "tree", made);
+}
+
+function edge([fromX, fromY], [x, y]) {
+  return fromY === y ? `M${fromX} ${y}H${x}` : `M${fromX} ${fromY}V${y - 8}q0 8 8 8H${x}`;
+}
+
+function node(response, [x, y], turn, jump) {
+  if (!turn) return [vector("circle", { cx: x, cy: y, r: 4, class: "root" })];
+  const trained = response.trained.slice(turn > 1 ? response.turn_ends[turn - 2] : 0, response.turn_ends[turn - 1]);
+  const tokens = trained.filter(Boolean).length;
+  const dot = vector("circle", { cx: x, cy: y, r: 9, class: tokens ? "trained" : "" });
+  const reward = response.turn_rewards[turn - 1];
+  dot.dataset.tip = `turn ${turn}\n${tokens} trained tokens` + (reward ? `\nreward ${number(reward)}` : "");
+  dot.onclick = () => jump(turn);
+  const name = vector("text", { x, y: y + 3.5 });
+  name.textContent = turn;
+  return [dot, name];
 }
 
 function token(response, at, place) {
@@ -332,6 +408,10 @@ $("curve").onclick = (event) => {
 
 function say(error) { $("state").textContent = error.message; }
 
+function cannotShow(error) {
+  $("group").replaceChildren(back(), element("p", "bad empty", visible(error.message)));
+}
+
 async function poll() {
   try {
     const news = await ask("run", run ? { revision: run.revision } : {});
@@ -365,8 +445,8 @@ addEventListener("keydown", (event) => {
   const box = $("list");
   if (at * ROW < box.scrollTop) box.scrollTop = at * ROW;
   if ((at + 1) * ROW > box.scrollTop + box.clientHeight) box.scrollTop = (at + 1) * ROW - box.clientHeight;
-  open(group).catch(say);
+  open(group).catch(cannotShow);
 });
 
 remember();
-poll().then(() => { if (view.step !== null) open(view).catch(say); });
+poll().then(() => { if (view.step !== null) open(view).catch(cannotShow); });

@@ -27,11 +27,16 @@ def start_server(
     dtype: Dtype = "float32",
     token: str | None = None,
     extra_args: dict[str, Any] | None = None,
+    max_model_len: int = 1024,
 ) -> Server:
     """A server on the CPU, ready to answer; it takes weights by shared memory and by pull, whose
     engine is the same."""
     settings = ServerSettings(
-        max_model_len=1024, max_num_seqs=64, dtype=dtype, kv_cache_gib=0.1, tool_parser=PARSER
+        max_model_len=max_model_len,
+        max_num_seqs=64,
+        dtype=dtype,
+        kv_cache_gib=0.1,
+        tool_parser=PARSER,
     )
     settings.extra_args = extra_args or {}  # also such as are refused
     words = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +27,28 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """259 tokens: every byte, and three special ones; a response ends with `<|end|>`."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([PAD, START, END, *letters])}
+SPECIAL = (PAD, START, END)
+IN_NO_TEXT = "ÿþýüûúùø÷öõ"
+"""Bytes that UTF-8 never has, as their tokens."""
+
+
+def byte_tokenizer(
+    special: Sequence[str] = SPECIAL, chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
+    """259 tokens: the special ones, of which the third ends a response, and every byte, as far as
+    there is room."""
+    unused = IN_NO_TEXT[: len(special) - len(SPECIAL)]
+    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(unused))
+    vocabulary = {token: number for number, token in enumerate([*special, *letters])}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([PAD, START, END])
+    tokenizer.add_special_tokens(list(special))
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer,
+        pad_token=special[0],
+        eos_token=special[2],
+        chat_template=chat_template,
     )
 
 
@@ -60,6 +74,14 @@ def tiny_qwen2(folder: Path) -> Path:
     folder."""
     torch.manual_seed(0)
     return _save(Qwen2ForCausalLM(Qwen2Config(**_sizes(), tie_word_embeddings=True)), folder)
+
+
+def with_chats(policy: Path, folder: Path, special: Sequence[str], chat_template: str) -> Path:
+    """A copy of one of these with other special tokens, which its template has; returns the
+    folder."""
+    shutil.copytree(policy, folder)
+    byte_tokenizer(special, chat_template).save_pretrained(folder)
+    return folder
 
 
 def tiny_reward_model(folder: Path) -> Path:

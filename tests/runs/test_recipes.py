@@ -1,8 +1,8 @@
 """The shipped recipes: they build, settings change what they say, and they run with tiny policies
-for big ones.
+for big ones, of the same architecture.
 
 The data sets are folders that lie where the hub's names point, so the recipes are run as they are
-written.
+written; `RECIPES` has the settings that are others here.
 
 Covers lrl/cli/lightning.py, recipes.py.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +29,37 @@ from lrl.callbacks import Evaluation
 from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import main
-from lrl.cli.recipes import recipes
+from lrl.cli.recipes import FOLDER, recipes
 from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.viewer.rollout_file import RolloutIndex
+from tests.chat_templates import FAMILIES
 from tests.data_rows import gsm8k_rows, math_rows
-from tests.lent_server import LentServer
-from tests.tiny_policies import byte_tokenizer, tiny_qwen2
+from tests.lent_server import LentServer, start_server
+from tests.runs import recipe_run
+from tests.strategies.forked_ranks import DEADLINE_S, run_ranks, start_fork
+from tests.tiny_policies import byte_tokenizer, tiny_qwen2, with_chats
 
 PROBLEMS = 8
+"""Of each evaluation."""
+TRAINED = 6
+"""Problems of each data set that are trained; MATH has one more, which is too long."""
 ON_CPU = ["--trainer.accelerator", "cpu"]
-SMALL = [
+FEW = (
     *ON_CPU,
+    *("--data.groups_per_step", "2"),
+    *("--data.rollouts_per_group", "2"),
+    *("--data.max_response_tokens", "24"),
+    *("--data.reward_workers", "1"),
+)
+"""Fewer of everything. Three steps train all problems of GSM8K or MATH once."""
+SMALL = (
+    *FEW,
     *("--trainer.max_steps", "3"),
     *("--trainer.strategy.server.max_num_seqs", "16"),
     *("--trainer.strategy.server.dtype", "float32"),
-    *("--data.groups_per_step", "2"),
-    *("--data.rollouts_per_group", "2"),
     *("--data.max_response_tokens", "8"),
-    *("--data.reward_workers", "1"),
-]
+)
 
 
 @pytest.fixture
@@ -79,12 +90,26 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gsm8k = [row for row in gsm8k_rows(100) if len(row["question"]) < 250]
     math = [row for row in math_rows(100) if len(row["problem"]) < 250]
     columns = ("problem", "solution")
-    write_split(folder / "openai/gsm8k", "main", "train", gsm8k[PROBLEMS : 4 * PROBLEMS])
+    trained = gsm8k[PROBLEMS : PROBLEMS + TRAINED]
+    write_split(folder / "openai/gsm8k", "main", "train", with_long(trained, "question", 900))
     write_split(folder / "openai/gsm8k", "main", "test", gsm8k[:PROBLEMS])
     write_split(folder / "HuggingFaceH4/MATH-500", "default", "test", math[:PROBLEMS])
-    rows = [{name: row[name] for name in columns} for row in math[PROBLEMS : 4 * PROBLEMS]]
+    rows = [
+        {name: row[name] for name in columns} for row in math[PROBLEMS : PROBLEMS + TRAINED + 1]
+    ]
+    rows = with_long(rows, "problem", 400, 3000)
     write_split(folder / "DigitalLearningGmbH/MATH-lighteval", "default", "train", rows)
     return folder
+
+
+def with_long(rows: list[dict[str, Any]], column: str, *lengths: int) -> list[dict[str, Any]]:
+    """The rows, of which the last ones begin with a story, and then have so many characters."""
+    found = list(rows)
+    for place, length in enumerate(lengths, len(rows) - len(lengths)):
+        text = rows[place][column]
+        story = ("Once there was a number. " * length)[: length - len(text)]
+        found[place] = rows[place] | {column: story + text}
+    return found
 
 
 def write_split(folder: Path, subset: str, split: str, rows: list[dict[str, Any]]) -> None:
@@ -98,21 +123,6 @@ def write_split(folder: Path, subset: str, split: str, rows: list[dict[str, Any]
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def lrl(folder: Path, *words: str | Path) -> str:
-    """Runs the installed command in `folder`; returns what it printed."""
-    command = [str(Path(sys.executable).with_name("lrl")), *map(str, words)]
-    environment = os.environ | {
-        "HF_HOME": str(folder / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=560
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("name", [*sorted(recipes()), str(recipes()["quickstart"])])
@@ -195,31 +205,146 @@ def test_a_file_takes_the_place_of_a_recipes_data_set(
     assert next(iter(data.prompts)).text.endswith("put your final answer in \\boxed{}.")
 
 
-def test_a_recipe_runs_with_a_tiny_policy(hub: Path, tmp_path: Path) -> None:
-    policy = tiny_qwen2(tmp_path / "policy")
-    lrl(
-        hub,
-        "fit",
-        "--config",
-        "gsm8k",
-        "--model.model",
-        policy,
-        *SMALL,
-        "--trainer.logger.save_dir",
-        tmp_path,
-    )
-    folder = tmp_path / "gsm8k" / "version_0"
+@dataclass(frozen=True)
+class OnCpu:
+    """How a recipe is run here: what of its settings is another one, besides `FEW`."""
 
-    board = EventAccumulator(str(folder)).Reload()
-    lags = [event.value for event in board.Scalars("policy/lag_max")]
-    assert len(lags) == 3 and max(lags) <= 1
+    family: str
+    """The form of its model's chat template."""
+    evaluations: set[str]
+    longest: int
+    """Tokens of a prompt that are fewer than those of the longest one."""
+    ranks: int = 1
+    settings: tuple[str, ...] = ()
+
+
+OFTEN = ("--trainer.callbacks.every_n_train_steps", "2")
+"""The last callback of these recipes is the one that saves."""
+SAVED = ("--trainer.callbacks+", "lightning.pytorch.callbacks.ModelCheckpoint", *OFTEN)
+MATH = {"math500"}
+EXACT = ("--trainer.strategy.server.dtype", "float32")
+"""vLLM's CPU build may end at bfloat16 (`lrl.system.cpu_formats`)."""
+OF_GPUS = (*OFTEN, *EXACT)
+ONE_SERVER = ("--trainer.strategy.generator_devices", "1")
+RECIPES = {
+    "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
+    "math": OnCpu("chatml", MATH, 450, settings=OF_GPUS),
+    "word_problems": OnCpu("chatml", {"held_out"}, 90, settings=SAVED),
+    "cluster/llama_8b_one_node": OnCpu(
+        "llama",
+        MATH,
+        450,
+        ranks=2,
+        settings=(*OF_GPUS, *ONE_SERVER, "--trainer.devices", "3"),
+    ),
+    "cluster/llama_70b_four_nodes": OnCpu(
+        "llama",
+        MATH,
+        450,
+        ranks=2,
+        settings=(
+            *(*OF_GPUS, *ONE_SERVER, "--trainer.devices", "3", "--trainer.num_nodes", "1"),
+            *("--trainer.strategy.launcher", "null"),
+            *("--trainer.strategy.tensor_parallel_size", "1"),  # the tiny ones have a single head
+            *("--trainer.strategy.server.tensor_parallel_size", "1"),
+        ),
+    ),
+}
+
+
+SPECIAL = {
+    "chatml": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "llama": ("<|bot|>", "<|head|>", "<|eot|>", "<|/head|>"),
+}
+Served = Callable[[str], tuple[Path, LentServer]]
+
+
+@pytest.fixture(scope="module")
+def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LentServer]]:
+    """A Qwen2 and its server."""
+    policy = tiny_qwen2(tmp_path_factory.mktemp("qwen2"))
+    folder = tmp_path_factory.mktemp("server")
+    server = start_server(policy, folder, 1, max_model_len=2048)
+    try:
+        yield policy, LentServer(server)
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    """Gives a tiny policy in the place of a recipe's, with chats of the same form, and a server for
+    it."""
+
+    def serve(name: str) -> tuple[Path, LentServer]:
+        if name in ("gsm8k", "math"):
+            policy, server = request.getfixturevalue("qwen2")
+        else:
+            policy = request.getfixturevalue("policy_folder")
+            server = request.getfixturevalue("lent_server")
+        family = RECIPES[name].family
+        chats = SPECIAL[family], FAMILIES[family].template
+        return with_chats(policy, tmp_path / "policy", *chats), server
+
+    return serve
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains_resumes_evaluates_and_exports(
+    name: str, hub: Path, served: Served, tmp_path: Path
+) -> None:
+    how, file = RECIPES[name], FOLDER / f"{name}.yaml"
+    policy, server = served(name)
+    words = ["--config", str(file), "--model.model", str(policy), *FEW, *how.settings]
+    words += ["--trainer.logger.save_dir", str(tmp_path)]
+    for more in (["2"], ["3", "--ckpt_path", "last"]):
+        arguments = (hub, server.url, server.token, [*words, "--trainer.max_steps", *more])
+        run_recipe(how.ranks, tmp_path, arguments)
+    first, second = (tmp_path / file.stem / f"version_{number}" for number in (0, 1))
+
+    board = EventAccumulator(str(second)).Reload()
     tags = set(board.Tags()["scalars"])
     assert {"policy/loss", "reward/mean", "time/step", "fleet/alive"} <= tags
-    assert {tag.split("/")[1] for tag in tags if tag.startswith("eval/")} == {"gsm8k", "math500"}
-    assert any(tag.startswith("eval/math500/level/") for tag in tags)
+    assert {tag.split("/")[1] for tag in tags if tag.startswith("eval/")} == how.evaluations
+    assert any(re.match(r"eval/\w+/(level|kind)/", tag) for tag in tags)
 
-    AutoModelForCausalLM.from_pretrained(folder / "policy")
-    assert AutoTokenizer.from_pretrained(folder / "policy").chat_template
+    groups = [*groups_of(first), *groups_of(second)]
+    assert [group["step"] for group in groups] == [0, 0, 1, 1, 2, 2]
+    assert len({group["prompt_id"] for group in groups}) == len(groups), "each problem once"
+    for group in groups:
+        prompt = group["prompt"]
+        assert prompt["texts"][0] in SPECIAL[how.family], "it is a chat"
+        assert all(0 <= one["lag"] <= 1 for one in group["shown"])
+    assert max(len(group["prompt"]["token_ids"]) for group in groups) > how.longest
+    ends = {one["finish_reason"] for group in groups for one in group["shown"]}
+    assert "length" in ends, "some responses are cut"
+
+    exported = AutoModelForCausalLM.from_pretrained(second / "policy")
+    assert type(exported) is type(AutoModelForCausalLM.from_pretrained(policy))
+    assert AutoTokenizer.from_pretrained(second / "policy").chat_template
+
+
+def run_recipe(ranks: int, folder: Path, arguments: tuple[Any, ...]) -> None:
+    """Runs `recipe_run` to its end, which is no error."""
+    if ranks > 1:
+        run_ranks(recipe_run.main, ranks, folder, *arguments)
+        return
+    alone = start_fork(recipe_run.main, folder / "output", {"TMPDIR": str(folder)}, *arguments)
+    try:
+        assert alone.wait(DEADLINE_S) == 0, alone.printed()
+    finally:
+        alone.process.kill()
+
+
+def groups_of(run: Path) -> list[dict[str, Any]]:
+    """The groups of a run's file of rollouts; under `shown` what the list shows of responses."""
+    index = RolloutIndex(run / "rollouts.jsonl")
+    index.refresh()
+    return [
+        (index.read(one.shown["step"], one.shown["index"]) or {})
+        | {"shown": one.shown["responses"]}
+        for one in index.groups
+    ]
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""`lrl fit` in the hub's folder and with the server of another process, as a program of
+`tests.strategies.forked_ranks`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+
+from lrl.cli.main import main as lrl
+from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.system.endpoint import Location
+from tests.lent_server import end_half_update
+from tests.strategies.run_of_ranks import ServerElsewhere
+
+
+def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
+    """Runs the command.
+
+    Args:
+        hub: Folder in which the hub's names are folders.
+        url: The server's.
+        token: The same.
+        words: Those after `lrl fit`.
+    """
+
+    def borrow(strategy: Any, trainer: L.Trainer, *_: Any) -> list[Any]:
+        end_half_update(url, token)
+        settings = strategy._settings(trainer)
+        return [ServerElsewhere(0, Location(url), token, settings, Path())]
+
+    GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
+    os.chdir(hub)
+    sys.argv = ["lrl"]
+    raise SystemExit(lrl(["fit", *words]))

@@ -67,7 +67,10 @@ class Rule:
 
 
 _TOO_FAR = "Lower data.max_lag to {below}, or model.lr."
-_SYNC_LESS = "Sync less often: WeightSync.every_n_steps above 1, data.max_lag at least one less."
+_SYNC_LESS = (
+    "Sync less often: raise WeightSync.every_n_steps to 2 or more, and data.max_lag to at least one "
+    "less than that."
+)
 _COMPARE = "Compare model.dtype with trainer.strategy.server.dtype, and look at model.attention."
 
 RANGES: dict[str, tuple[float | None, float | None]] = {

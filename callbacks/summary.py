@@ -101,7 +101,7 @@ class Summary(OnRankZero):
                 shares_of = (f"{name} {count:,}" for name, count in sorted(counts.items()))
                 table.add_row(what, ", ".join(shares_of))
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
-        if find(trainer, WeightSync) is not None:
+        if self.times.step and find(trainer, WeightSync) is not None:
             table.add_row(
                 "sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s"
             )

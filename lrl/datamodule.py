@@ -120,7 +120,7 @@ class RolloutDataModule(L.LightningDataModule):
     def __init__(
         self,
         prompts: Prompts | str | list[dict[str, Any]],
-        rewards: Sequence[OneReward] | OneReward = (),
+        rewards: Sequence[OneReward] | OneReward | None = None,
         groups_per_step: int = 16,
         rollouts_per_group: int = 8,
         max_lag: int = 1,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 
 from lrl.advantages import GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
@@ -70,6 +71,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
                 f"trainer.{flag} is 0: nothing would be trained. Leave it out, or use `lrl "
                 "validate`."
             )
+    warn_without_end(trainer)
     if policy.lr == 0:
         log.warning("model.lr is 0: the policy stays as it is.")
     if 0 < trainer.max_steps < policy.warmup_steps:
@@ -77,6 +79,17 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
             "model.warmup_steps is %d and trainer.max_steps %d: the learning rate never reaches "
             "model.lr.",
             *(policy.warmup_steps, trainer.max_steps),
+        )
+
+
+def warn_without_end(trainer: L.Trainer) -> None:
+    """Warns of a run that nothing ends."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    timed = any(isinstance(callback, Timer) for callback in callbacks)
+    if trainer.max_steps == -1 and trainer.max_epochs == -1 and not timed:
+        log.warning(
+            "Nothing ends this run: trainer.max_steps and trainer.max_epochs are -1. Set "
+            "trainer.max_steps, or end it with Ctrl-C, which saves it."
         )
 
 

@@ -70,8 +70,10 @@ def as_reward(reward: OneReward) -> Reward:
     )
 
 
-def as_list(rewards: OneReward | Sequence[OneReward]) -> list[OneReward]:
-    """Returns rewards as a list; a single one becomes a list of one."""
+def as_list(rewards: OneReward | Sequence[OneReward] | None) -> list[OneReward]:
+    """Returns rewards as a list; a single one becomes a list of one, and None an empty list."""
+    if rewards is None:
+        return []
     return [rewards] if isinstance(rewards, str) or callable(rewards) else list(rewards)
 
 

@@ -250,9 +250,12 @@ def _number(part: str, value: Any) -> float:
             raise CountedError(
                 "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
             )
-        raise CountedError(
-            "wrong_type", f"{shown}; a reward is a float: write float(...) if that is what you mean"
+        remedy = (
+            "does every branch of it return?"
+            if value is None
+            else "write float(...) if that is what you mean"
         )
+        raise CountedError("wrong_type", f"{shown}; a reward is a float: {remedy}")
     try:
         number = float(value)
     except OverflowError:

@@ -218,7 +218,8 @@ class Transcript:
             raise EpisodeError("environment_error", NO_CHAT)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
         if form not in self._tokens.shown:
-            words = [one | {"content": f"word{number}"} for number, one in enumerate(messages)]
+            # Digits: a small vocabulary may have no letters.
+            words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
             text = self._tokens.tokenizer.decode(tokens_of(_grown(self._chat, turn + words)))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]

@@ -126,15 +126,13 @@ class PromptMaker:
         if self.tools and not chat:
             raise ConfigError(
                 "data.environment has tools, which a chat template shows the policy, and the "
-                f"prompts of {self.name} are plain text: take a model whose tokenizer has a chat "
-                f"template that knows tools, and leave `chat={self.chat}` out."
+                f"prompts of {self.name} are plain text: {self._have_chats()} that knows tools."
             )
         if self.part == "first token":
             if not chat:
                 raise ConfigError(
                     "data.environment writes chats of its own, and the prompts of "
-                    f"{self.name} are plain text: take a model whose tokenizer has a chat "
-                    f"template, and leave `chat={self.chat}` out."
+                    f"{self.name} are plain text: {self._have_chats()}."
                 )
             if self.system_prompt:
                 raise ConfigError(
@@ -147,6 +145,15 @@ class PromptMaker:
                 "`template`."
             )
         return chat
+
+    def _have_chats(self) -> str:
+        """Returns the remedy of plain prompts where chats are needed."""
+        if self.tokenizer.chat_template:
+            return f"leave `chat={self.chat}` out, and take a model with a chat template"
+        return (
+            f"the tokenizer {self.tokenizer.name_or_path!r} has no chat template. Take a model of "
+            "which the tokenizer has a chat template"
+        )
 
     def _chat_of(self, row: Row, messages: list[Message], where: str) -> Chat:
         where_text = f"{where}, column {self.prompt_column!r}"

@@ -40,6 +40,9 @@ from lrl.types import MicroBatch
 Dtype = Literal["float32", "bfloat16"]
 LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
 """An error with such a word comes from an installation that does not fit, never from a model."""
+TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
+MOST_REASON = 300
+"""Characters of an exception of transformers that an error shows."""
 
 
 def is_made(model: str) -> bool:
@@ -349,6 +352,14 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
 
 
+def _has_tokenizer(folder: str) -> bool:
+    return any(any(Path(folder).glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
+def _shortened(reason: str) -> str:
+    return reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]} ..."
+
+
 @contextmanager
 def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
     """Turns exceptions of transformers for a bad folder into a ValueError that names the
@@ -359,6 +370,11 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
             reason = "It brings code of its own, which is never run."
+        elif kind is AutoTokenizer and Path(folder).is_dir() and not _has_tokenizer(folder):
+            reason = (
+                "It has no tokenizer.json: copy the tokenizer's files from the model that it was "
+                "made of."
+            )
         elif not Path(folder).exists() and hub.offline():
             reason = (
                 "There is no such folder, and no model of that name on this machine; the hub is "
@@ -371,7 +387,7 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
             )
         raise ConfigError(
             f"model={folder!r}: {kind.__name__} cannot open "
-            f"it{f' with attention={attention!r}' if attention else ''}. {reason:.300}\nGive a "
+            f"it{f' with attention={attention!r}' if attention else ''}. {_shortened(reason)}\nGive a "
             "folder in Hugging Face format, a name on the hub (and a way to reach it), or "
             "module:function."
         ) from None

@@ -3,17 +3,19 @@ or could not import the rewards, and ranks without work."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 
 import lrl
 from lrl.errors import ConfigError
 from lrl.members.launchers import Given
-from lrl.preflight.settings import check_ranks, check_reward_launcher
+from lrl.preflight.settings import check_ranks, check_reward_launcher, warn_without_end
 from lrl.rewards import GSM8K, RewardPool
 
 TOKEN = "a-token-that-is-long-enough"
@@ -63,3 +65,21 @@ def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
         pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext()
     ):
         check_ranks(trainer)
+
+
+@pytest.mark.parametrize(
+    ("ends", "warned"),
+    [
+        ({}, True),
+        ({"max_steps": 5}, False),
+        ({"max_epochs": 1}, False),
+        ({"max_time": "01:00:00:00"}, False),
+    ],
+)
+def test_a_run_that_nothing_ends_is_warned_of(
+    ends: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = L.Trainer(**{"max_steps": -1, "max_epochs": -1, "accelerator": "cpu"} | ends)
+    with caplog.at_level(logging.WARNING):
+        warn_without_end(trainer)
+    assert ("Nothing ends this run" in caplog.text) is warned

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import odd_rewards  # noqa: E402
 
 from lrl.rewards import GSM8K, Function, as_reward  # noqa: E402
+from lrl.rewards.function import as_list  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,7 @@ def test_a_function_that_would_get_the_prompt_for_the_response_is_refused(functi
 def test_an_object_that_is_no_reward_is_refused():
     with pytest.raises(TypeError, match="rewards has 1"):
         as_reward(1)
+
+
+def test_no_reward_may_be_written_as_null() -> None:
+    assert as_list(None) == as_list(()) == []

@@ -34,7 +34,7 @@ SAYS = (
     Written("Hello", [1], content="Hello"),
     Written("Good evening", [2], content="Good evening"),
 )
-"""Of the echo environment the first word is worth 0.5, and the second 1."""
+"""Of the echo environment they are worth 0.5, and 1 (OpenEnv 0.10) or 1.2 (0.4)."""
 PROGRAMS_AND_TURNS: dict[str, tuple[str, Sequence[Written]]] = {
     "pydantic_ai": ("pydantic_ai_adds.py", ADDS),
     "openai_agents": ("openai_agents_adds.py", ADDS),

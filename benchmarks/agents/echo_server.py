@@ -1,7 +1,8 @@
 """OpenEnv's echo environment, as `openenv init` writes it, on a server of this machine. Needs `pip
 install openenv`.
 
-It repeats a message, and gives a tenth for each letter of it, at most 1. It has no end of its own.
+It repeats a message, and gives a tenth for each letter of it, in OpenEnv 0.10 at most 1. It has no
+end of its own.
 """
 
 import contextlib

@@ -27,8 +27,8 @@ def program_of_the_page() -> str:
 
 @contextlib.contextmanager
 def agent_elsewhere(folder: Path) -> Iterator[list[int]]:
-    """Starts the program whenever the run in `folder` serves agents, until the block ends; it ends
-    with the run. Yields the statuses with which it has ended."""
+    """Starts the program whenever the run in `folder` serves agents, until the block ends or the
+    program fails; it ends with the run. Yields the statuses with which it has ended."""
     program = folder / "plays_elsewhere.py"
     program.write_text(program_of_the_page())
     address = folder / "agents" / "address.json"
@@ -40,6 +40,8 @@ def agent_elsewhere(folder: Path) -> Iterator[list[int]]:
             if is_served(address):
                 command = [sys.executable, str(program), str(address)]
                 statuses.append(subprocess.run(command, timeout=LONGEST_S, check=False).returncode)
+                if statuses[-1]:
+                    return
 
     thread = Thread(target=play)
     thread.start()

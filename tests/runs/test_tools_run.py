@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, Export, WeightSync
 from lrl.cli.chat import main as chat
-from lrl.environments import Agent, Environment, ToolCall, Tools
+from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
 from lrl.errors import ConfigError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
@@ -179,8 +179,10 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
 
 
 def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
-    policy: Path, lent_server: LentServer, tmp_path: Path
+    policy: Path, lent_server: LentServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A program that fails ends the run after this time.
+    monkeypatch.setattr(external_agents, "OUTAGE_S", 400.0)
     held_out = lrl.Prompts(ROWS[:1], name="held_out")
     evaluation = Evaluation(held_out, every_n_steps=100)
     with agent_elsewhere(tmp_path) as statuses:

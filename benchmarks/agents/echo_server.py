@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "echo_env"
-START_S = 60.0
+START_S = 300.0
 
 
 @contextlib.contextmanager

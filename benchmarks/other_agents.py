@@ -4,29 +4,51 @@
 
 PYTHON is that of an environment with the library (`benchmarks/agents/`). In the place of a policy
 stands a script of two turns: it calls the tool `add`, and says the result, or gives it to the tool
-with which smolagents ends. An agent that lrl can train ends with that, in two turns.
+with which smolagents ends; to the environments of verifiers and OpenEnv it says two words. An agent
+that lrl can train ends with that, in two turns; one that does not is played again with `ignore` of
+all settings. What was seen is added to `benchmarks/results/other_agents.jsonl`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from benchmarks import records
 from lrl.environments import Agent, ToolCall, Written
 from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.environments.play import Play, Reply
 
 PROGRAMS = Path(__file__).parent / "agents"
+RESULTS = Path(__file__).parent / "results" / "other_agents.jsonl"
 PROMPT = "What is 2 + 3? Use the tool."
-TURNS = (
-    Written("", [1], [ToolCall("add", '{"a": 2, "b": 3}', "t0000c000")], ""),
-    Written("The sum is 5.", [2], content="The sum is 5."),
+CALL = Written("", [1], [ToolCall("add", '{"a": 2, "b": 3}', "t0000c000")], "")
+ADDS = (CALL, Written("The sum is 5.", [2], content="The sum is 5."))
+ADDS_BY_TOOLS = (CALL, Written("", [2], [ToolCall("final_answer", '{"answer": "5"}', "t1c0")], ""))
+SAYS = (
+    Written("Hello", [1], content="Hello"),
+    Written("Good evening", [2], content="Good evening"),
 )
-FINAL = Written("", [2], [ToolCall("final_answer", '{"answer": "5"}', "t0001c000")], "")
-LAST_TURNS = {"smolagents": FINAL}
-DEADLINE_S = 120.0
+"""Of the echo environment they are worth 0.5, and 1 (OpenEnv 0.10) or 1.2 (0.4)."""
+PROGRAMS_AND_TURNS: dict[str, tuple[str, Sequence[Written]]] = {
+    "pydantic_ai": ("pydantic_ai_adds.py", ADDS),
+    "openai_agents": ("openai_agents_adds.py", ADDS),
+    "langgraph": ("langgraph_adds.py", ADDS),
+    "smolagents": ("smolagents_adds.py", ADDS_BY_TOOLS),
+    "openenv": ("openenv_echoes.py", SAYS),
+    "verifiers": ("verifiers_plays.py", SAYS),
+}
+DEADLINE_S = 900.0
+"""Of an episode. The first one of verifiers prepares an environment for its harness."""
+VERSIONS = """
+import importlib.metadata as packages, json
+print(json.dumps({one.name: one.version for one in packages.distributions()}))
+"""
 
 
 async def play(agent: Agent, turns: Sequence[Written]) -> str:
@@ -41,9 +63,11 @@ async def play(agent: Agent, turns: Sequence[Written]) -> str:
         if not reply.done():
             reply.cancel()
             return f"{taken} turns, failed: {task.exception()}"
-        branches += reply.result().after is not None
-        if reply.result().done:
-            return f"{taken} turns, {branches} branches, ended"
+        found = reply.result()
+        branches += found.after is not None
+        if found.done:
+            reward = f" with reward {found.reward:g}" if found.reward else ""
+            return f"{taken} turns, {branches} branches, ended{reward}"
         if taken == len(turns):
             task.cancel()
             return f"{taken} turns, asks on"
@@ -51,29 +75,44 @@ async def play(agent: Agent, turns: Sequence[Written]) -> str:
         taken += 1
 
 
-async def shown(name: str, python: str) -> str:
-    """Returns a line of the table."""
-    cells = [name]
-    for ignore in ((), (*NEUTRAL, *NEVER_NEUTRAL)):
-        agent = Agent(command=[python, str(PROGRAMS / f"{name}_adds.py")], ignore=ignore)
-        turns = [TURNS[0], LAST_TURNS.get(name, TURNS[1])]
-        try:
-            cells.append(await asyncio.wait_for(play(agent, turns), DEADLINE_S))
-        except TimeoutError:
-            cells.append(f"not at its end after {DEADLINE_S:g} s")
-    return f"| {' | '.join(cells)} |"
+async def seen(name: str, python: str, ignore: Sequence[str]) -> str:
+    """Returns what an agent does, whose requests' settings `ignore` are left out."""
+    program, turns = PROGRAMS_AND_TURNS[name]
+    agent = Agent(command=[python, str(PROGRAMS / program)], ignore=ignore)
+    try:
+        return await asyncio.wait_for(play(agent, turns), DEADLINE_S)
+    except TimeoutError:
+        return f"not at its end after {DEADLINE_S:g} s"
+
+
+def record_of(name: str, python: str) -> dict[str, Any]:
+    """Plays an agent; returns what was seen."""
+    found = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True)
+    as_it_is = asyncio.run(seen(name, python, ()))
+    with_ignore = ""
+    if "ended" not in as_it_is:
+        with_ignore = asyncio.run(seen(name, python, (*NEUTRAL, *NEVER_NEUTRAL)))
+    return {
+        "agent": name,
+        "as_it_is": as_it_is,
+        "with_ignore": with_ignore,
+        "command": f"python -m benchmarks.other_agents {name}=PYTHON",
+        "packages": dict(sorted(json.loads(found.stdout).items())),
+    }
 
 
 def main() -> None:
-    """Plays and prints."""
+    """Plays, records and prints."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.other_agents", description=__doc__.splitlines()[0]
     )
     parser.add_argument("agents", nargs="+", help="NAME=PYTHON")
-    found = dict(one.split("=", 1) for one in parser.parse_args().agents)
+    agents = dict(one.split("=", 1) for one in parser.parse_args().agents)
     print("| agent | as it is | with `ignore` of all settings |\n|---|---|---|")
-    for name, python in found.items():
-        print(asyncio.run(shown(name, python)), flush=True)
+    for name, python in agents.items():
+        record = record_of(name, python)
+        records.append(RESULTS, record)
+        print(f"| {name} | {record['as_it_is']} | {record['with_ignore']} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def episode_counts(data: Any) -> dict[str, int]:
         "episodes/replayed": pool.counts["replayed"],
         "episodes/restarted": pool.counts["restarted"],
         "episodes/replaced": pool.replaced,
-        "episodes/environments": len(pool.remote.ready),
+        "episodes/environments": 0 if data.environment.external else len(pool.remote.ready),
     }
 
 

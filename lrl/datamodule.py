@@ -475,8 +475,10 @@ class RolloutDataModule(L.LightningDataModule):
                 self.length_predictor.ranker.start()
         if self.environment is not None:
             first = next(iter(self.prompts)) if stage == "fit" else None
-            parses = self._strategy.server_settings.tool_parser is not None
-            self.environment.start(self.policy_text, first, parses)
+            server = self._strategy.server_settings
+            self.environment.start(self.policy_text, first, server.tool_parser is not None)
+            if (agents := self.environment.external) is not None:
+                rank_zero_info(agents.listen(server.endpoint, run_folder(self._trainer)))
 
     def serve_reward_models(self, rewards: Sequence[Reward]) -> None:
         """Starts the servers that these rewards need, and waits until they answer; they end with

@@ -36,6 +36,9 @@ class Agent(Environment):
     branch. The agent writes the system message, the prompt and the tools itself; of the data set it
     gets a row. Rewards get the text of the last turn.
 
+    It runs a function or a program, or waits for agents that run elsewhere and take episodes at a
+    port (`lrl.environments.external_server`).
+
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
             is called with the keywords `prompt`, `base_url`, `api_key` and the columns of the row,
@@ -43,6 +46,8 @@ class Agent(Environment):
         command: A program and its arguments, in the place of `agent`. It finds OPENAI_BASE_URL and
             OPENAI_API_KEY in its environment and the row as JSON on its standard input. A last line
             `{"reward": 0.5}` of its output is the reward.
+        port: Where agents that run elsewhere take episodes, in the place of `agent` and `command`:
+            a port of `strategy.server.host`; 0 for a free one.
         ignore: Settings of requests that the policy does not follow and that are left out, such as
             temperature and max_tokens; all others are refused with status 400.
         branches: Whether an agent may change its history, or have several conversations in an
@@ -50,7 +55,7 @@ class Agent(Environment):
             400.
 
     Raises:
-        ConfigError: There is no such function, or not exactly one of `agent` and `command`.
+        ConfigError: There is no such function, or not exactly one of `agent`, `command` and `port`.
     """
 
     opens = True
@@ -63,9 +68,17 @@ class Agent(Environment):
         command: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         branches: bool = True,
+        port: int | None = None,
     ) -> None:
-        if (agent is None) == (command is None):
-            raise ConfigError("Agent needs a function, `agent`, or a program, `command`: one.")
+        if [agent, command, port].count(None) != 2:
+            raise ConfigError(
+                "Agent needs a function, `agent`, a program, `command`, or a `port` for agents that "
+                "run elsewhere: one of them."
+            )
+        if port is not None and not 0 <= port < 2**16:
+            raise ConfigError(
+                f"Agent.port is {port}: give a port between 1 and 65535, or 0 for a free one."
+            )
         if isinstance(command, str) or (command is not None and not command):
             raise ConfigError(
                 f"Agent.command is {command!r}: give a list, the program and its arguments."
@@ -80,6 +93,7 @@ class Agent(Environment):
         self.command = None if command is None else [str(word) for word in command]
         self.ignore = tuple(ignore)
         self.branches = branches
+        self.port = port
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
@@ -91,7 +105,7 @@ class Agent(Environment):
     async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
         if self.command is not None:
             return await run_command(self.command, address, {"prompt": prompt, **columns})
-        assert self.agent is not None, "one of both is there"
+        assert self.agent is not None, "agents elsewhere are played by `ExternalAgents`"
         told = columns | {"prompt": prompt, **address._asdict()}
         if inspect.iscoroutinefunction(self.agent):
             return await self.agent(**told)

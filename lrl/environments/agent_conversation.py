@@ -61,6 +61,11 @@ class AgentConversation:
         """By the number of the turn."""
         self._one_at_a_time = asyncio.Lock()
 
+    @property
+    def turns(self) -> int:
+        """The turns that the agent has got."""
+        return len(self._answered)
+
     async def answer(self, body: Any, *, again: bool = False, key: str | None = None) -> Written:
         """Returns a turn of the policy.
 

@@ -4,17 +4,17 @@
     GET  /KEY/v1/models              one model, "policy"
 
 Each episode has a key of its own, in the address and as the API key; it ends with the episode. The
-server listens on this machine alone.
+server listens on this machine alone. `external_server` has that of agents which lrl does not start.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from aiohttp import web
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.base import Written
 from lrl.environments.chat_request import RequestError
+from lrl.system.auth import is_allowed
 from lrl.system.endpoint import LOOPBACK
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,9 @@ KEEP_ALIVE_S = 10.0
 silence."""
 LONGEST_REQUEST = 2**26
 """Bytes."""
+KEPT_KEYS = 10_000
+"""Keys of ended episodes that are still known as such."""
+ENDED = "the episode has ended, and the policy writes no more turns in it"
 
 
 class AgentAddress(NamedTuple):
@@ -48,19 +52,20 @@ class AgentAddress(NamedTuple):
 class AgentServer:
     """The server. Use: `await start()`, then `serving(conversation)` for each episode."""
 
+    serves = f"POST {CHAT}"
+    """Its routes, for those who ask for others."""
+
     def __init__(self) -> None:
         self._conversations: dict[str, AgentConversation] = {}
         self._answering: dict[str, set[asyncio.Task[Written]]] = {}
         """Requests of each episode for which the policy still writes."""
+        self._ended: deque[str] = deque(maxlen=KEPT_KEYS)
+        """Keys of episodes that have ended."""
         self._port = 0
 
     async def start(self) -> None:
         """Opens it at a free port."""
-        app = web.Application(client_max_size=LONGEST_REQUEST)
-        app.router.add_post("/{key}" + CHAT, self._chat)
-        app.router.add_get("/{key}/v1/models", self._models)
-        app.router.add_route("*", "/{path:.*}", self._unknown)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(self._app(), access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, LOOPBACK, 0)
         await site.start()
@@ -69,30 +74,55 @@ class AgentServer:
     @asynccontextmanager
     async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
         """Serves a conversation, until the block ends; what is still asked then gets an error."""
-        key = secrets.token_hex(16)
-        self._conversations[key] = conversation
-        self._answering[key] = set()
+        key = self.begin(conversation)
         try:
             yield AgentAddress(f"http://{LOOPBACK}:{self._port}/{key}/v1", key)
         finally:
-            del self._conversations[key]
-            for task in self._answering.pop(key):
-                task.cancel()
+            self.end(key)
+
+    def begin(self, conversation: AgentConversation) -> str:
+        """Serves a conversation from now on; returns its key."""
+        key = secrets.token_hex(16)
+        self._conversations[key] = conversation
+        self._answering[key] = set()
+        return key
+
+    def end(self, key: str) -> None:
+        """Ends a conversation; what is still asked in it gets an error. May be called twice."""
+        if self._conversations.pop(key, None) is None:
+            return
+        self._ended.append(key)
+        for task in self._answering.pop(key):
+            task.cancel()
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/{key}" + CHAT, self._chat),
+            web.get("/{key}/v1/models", self._models),
+        ]
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=LONGEST_REQUEST)
+        app.add_routes(self._routes())
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        return app
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        conversation = self._conversation(request)
-        if conversation is None:
-            return _error(401, "this address belongs to no episode that is being played")
+        if (refusal := self._refusal_of(request)) is not None:
+            return error_response(*refusal)
         try:
             body = await request.json()
         except ValueError:
-            return _error(400, "the body is no JSON")
+            return error_response(400, "the body is no JSON")
+        key = request.match_info["key"]
+        if key not in self._conversations:  # it has ended while the body was read
+            return error_response(410, ENDED)
         answering = asyncio.ensure_future(
-            conversation.answer(
+            self._conversations[key].answer(
                 body, again=_retries(request) > 0, key=request.headers.get("Idempotency-Key")
             )
         )
-        pending = self._answering[request.match_info["key"]]
+        pending = self._answering[key]
         pending.add(answering)
         answering.add_done_callback(pending.discard)
         if isinstance(body, dict) and body.get("stream"):
@@ -100,25 +130,35 @@ class AgentServer:
         # The turn is recorded, whether or not the agent still waits for it: it asks again then.
         await asyncio.wait({answering})
         if (refusal := _refusal(answering)) is not None:
-            return _error(*refusal)
+            return error_response(*refusal)
         return web.json_response(completion(answering.result()))
 
     async def _models(self, request: web.Request) -> web.Response:
-        if self._conversation(request) is None:
-            return _error(401, "this address belongs to no episode that is being played")
+        if (refusal := self._refusal_of(request)) is not None:
+            return error_response(*refusal)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "lrl"}
         return web.json_response({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
-        path = "/" + request.path.removeprefix("/").partition("/")[2]
-        return _error(404, f"{request.method} {path} is not served; an agent is: POST {CHAT}")
+        first, _, rest = request.path.removeprefix("/").partition("/")
+        asked = f"{request.method} /{rest or first}"
+        return error_response(404, f"{asked} is not served; an agent is: {self.serves}")
 
-    def _conversation(self, request: web.Request) -> AgentConversation | None:
+    def _refusal_of(self, request: web.Request) -> tuple[int, str] | None:
+        """Returns status and message for a caller without the key of an episode that is played."""
         key = request.match_info["key"]
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(key.encode(), given.encode()):
-            return None
-        return self._conversations.get(key)
+        if has_key(request, key):
+            if key in self._conversations:
+                return None
+            if key in self._ended:
+                return 410, ENDED
+        return 401, "this address belongs to no episode that is being played"
+
+
+def has_key(request: web.Request, key: str) -> bool:
+    """Whether a request has this API key."""
+    given = request.headers.getall("Authorization", [])
+    return is_allowed([value.encode() for value in given], key)
 
 
 _starts: dict[asyncio.AbstractEventLoop, asyncio.Task[AgentServer]] = {}
@@ -177,7 +217,7 @@ async def _stream(
     # An error of the request comes at once, before the head says that all is well.
     await asyncio.wait({answering}, timeout=0.05)
     if answering.done() and (refusal := _refusal(answering)) is not None:
-        return _error(*refusal)
+        return error_response(*refusal)
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     try:
@@ -225,7 +265,7 @@ def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:
     """Returns status and message of a request that has ended without a turn; raises an error that
     is not the agent's."""
     if answering.cancelled():
-        return 410, "the episode has ended, and the policy writes no more turns in it"
+        return 410, ENDED
     error = answering.exception()
     if isinstance(error, RequestError):
         return 400, str(error)
@@ -234,7 +274,8 @@ def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:
     return None
 
 
-def _error(status: int, message: str) -> web.Response:
+def error_response(status: int, message: str) -> web.Response:
+    """Returns an error as OpenAI's interface answers it."""
     return web.json_response(_error_body(status, message), status=status)
 
 

@@ -8,7 +8,6 @@ instead of a folder that both machines see.
 """
 
 import os
-import secrets
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
 from lrl.members.service import RegistryServer
-from lrl.system.config_errors import fault
+from lrl.system.auth import given_secret
 from lrl.system.endpoint import Location, is_loopback
 from lrl.system.process_identity import ProcessIdentity
 
@@ -24,7 +23,6 @@ FOLDER, RUN = "fleet", "run.json"
 TOKEN_VARIABLE, CERTIFICATE_VARIABLE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
-SHORTEST_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,7 @@ def token_of_run() -> str:
     Raises:
         ConfigError: It is easily guessed.
     """
-    token = os.environ.pop(TOKEN_VARIABLE, "")
-    if token and len(token) < SHORTEST_TOKEN:
-        fault(
-            f"{TOKEN_VARIABLE} has {len(token)} characters: whoever guesses it can stop the run "
-            f"and replace its weights. Give {SHORTEST_TOKEN} or more: export "
-            f"{TOKEN_VARIABLE}=$(openssl rand -hex 32)"
-        )
-    return token or secrets.token_urlsafe(32)
+    return given_secret(TOKEN_VARIABLE, "stop the run and replace its weights")
 
 
 def url_elsewhere(server: RegistryServer) -> str:

@@ -33,7 +33,9 @@ ONE = MEMBERS + KIND + r"/{number:\d+}"
 LONGEST_NODE = 64
 REFUSALS = {
     Kind.SCORER: "it takes no scorers, as it trains nothing",
-    Kind.ENVIRONMENT: "it takes no environments, as it has no data.environment",
+    Kind.ENVIRONMENT: (
+        "it takes no environments: it has no data.environment, or agents elsewhere play"
+    ),
 }
 """Why a run has no terms for workers of a kind."""
 

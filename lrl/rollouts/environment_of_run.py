@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
-from lrl.environments import Environment, Written
+from lrl.environments import Agent, Environment, Written
+from lrl.environments.external_agents import ExternalAgents
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
@@ -49,7 +50,6 @@ class EnvironmentOfRun:
     def __init__(
         self, environment: Environment, settings: EpisodeSettings, max_tokens: int
     ) -> None:
-        settings.check()
         self.environment = environment
         self.timeout_s = settings.episode_timeout_s
         """Most seconds of an episode after its first turn."""
@@ -57,12 +57,23 @@ class EnvironmentOfRun:
         self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
         self.launcher = settings.environment_launcher
         """What starts members that play episodes; None for nothing."""
-        self.pool = EnvironmentPool(
-            environment,
-            settings.environment_workers,
-            turn_timeout_s=settings.turn_timeout_s,
-            memory_gib=settings.environment_memory_gib,
-        )
+        self.pool: EnvironmentPool | ExternalAgents
+        """Plays the episodes."""
+        self.external: ExternalAgents | None = None
+        """The pool, if lrl does not start the agents."""
+        self._processes: EnvironmentPool | None = None
+        """The pool, if it has processes."""
+        if isinstance(environment, Agent) and environment.port is not None:
+            settings.check_external()
+            self.pool = self.external = ExternalAgents(environment, settings.turn_timeout_s)
+        else:
+            settings.check()
+            self.pool = self._processes = EnvironmentPool(
+                environment,
+                settings.environment_workers,
+                turn_timeout_s=settings.turn_timeout_s,
+                memory_gib=settings.environment_memory_gib,
+            )
         self.made_with: Settings = {
             "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),
             "data.max_turns": self._max_turns,
@@ -79,13 +90,15 @@ class EnvironmentOfRun:
 
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
         """Tries the environment, with the reference answer of the `first` prompt as a turn; see
-        `EnvironmentPool.start`.
+        `EnvironmentPool.start`. No agent that lrl does not start is tried.
 
         Args:
             policy: Reads what the environment writes.
             first: The first prompt.
             parses: Whether the generators find calls of tools.
         """
+        if self._processes is None:
+            return
         terms = self._terms(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
@@ -103,7 +116,7 @@ class EnvironmentOfRun:
                 raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
-        self.pool.start(first, turn, check)
+        self._processes.start(first, turn, check)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""
@@ -131,6 +144,7 @@ class EnvironmentOfRun:
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
             observations=lambda prompt: Transcript(tokens, prompt, vocabulary),
             decode=policy.decode,
+            each_alone=self.external is not None,
         )
 
     def _observation_tokens(self, policy: PolicyText) -> ObservationTokens:

@@ -98,6 +98,8 @@ class EpisodeTerms:
         stop_tokens: Tokens that end a turn, besides those that end a response.
         observations: Begins to make tokens of an episode's observations, after a prompt.
         decode: Returns the text of a turn.
+        each_alone: Whether each episode of a group begins and ends by itself; else all begin before
+            the first turn, which is then one request.
     """
 
     max_turns: int
@@ -106,6 +108,7 @@ class EpisodeTerms:
     stop_tokens: tuple[int, ...]
     observations: Callable[[Prompt], Observations]
     decode: Callable[[list[int]], str]
+    each_alone: bool = False
 
 
 class Episodes:
@@ -150,6 +153,9 @@ class Episodes:
             for rollout in rollouts
             if not rollout.finished
         ]
+        if self.terms.each_alone:
+            await _together(map(_play_alone, episodes))
+            return
         try:
             await _together([episode.begin() for episode in episodes])
             alike: dict[tuple[int, ...], list[Episode]] = {}
@@ -410,6 +416,14 @@ async def run_episode(episode: Episode) -> None:
             raise
         text = f"not at its end {episode.terms.timeout_s:g} s after its first turn"
         episode.fail(EpisodeError("episode_timeout", text))
+
+
+async def _play_alone(episode: Episode) -> None:
+    try:
+        await episode.begin()
+        await run_episode(episode)
+    finally:
+        episode.close()
 
 
 async def _run_alike(episodes: list[Episode]) -> None:

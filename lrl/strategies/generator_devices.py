@@ -257,7 +257,8 @@ class GeneratorDevices(GracefulShutdown):
             pools[Kind.SCORER] = data.reward_pool.remote
         if data.environment is not None:
             launchers[Kind.ENVIRONMENT] = data.environment.launcher
-            pools[Kind.ENVIRONMENT] = data.environment.pool.remote
+            if data.environment.external is None:
+                pools[Kind.ENVIRONMENT] = data.environment.pool.remote
         wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
         return RunMembers(
             fleet,

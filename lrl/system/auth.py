@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import hmac
 import os
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from lrl.system.config_errors import fault
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 TOKEN_VARIABLE = "LRL_GENERATOR_TOKEN"
 OPEN_PATH = "/health"
+SHORTEST_SECRET = 16
+"""Characters."""
 REJECTION = b'{"error": "This generator belongs to a run of lrl and answers only with the token of that run."}'
 
 
@@ -55,6 +60,25 @@ def is_allowed(credentials: Sequence[bytes], token: str) -> bool:
     """Whether the Authorization headers of a request are the one with `token`."""
     # In constant time: the time a wrong token takes must not show how much of it was right.
     return len(credentials) == 1 and hmac.compare_digest(credentials[0], bearer(token).encode())
+
+
+def given_secret(variable: str, holder_can: str) -> str:
+    """Returns the secret in a variable, which is removed from the environment, or a random one.
+
+    Args:
+        variable: Its name.
+        holder_can: What whoever has the secret can do.
+
+    Raises:
+        ConfigError: It is easily guessed.
+    """
+    secret = os.environ.pop(variable, "")
+    if secret and len(secret) < SHORTEST_SECRET:
+        fault(
+            f"{variable} has {len(secret)} characters: whoever guesses it can {holder_can}. Give "
+            f"{SHORTEST_SECRET} or more: export {variable}=$(openssl rand -hex 32)"
+        )
+    return secret or secrets.token_urlsafe(32)
 
 
 def bearer(token: str) -> str:

@@ -102,9 +102,10 @@ class Endpoint:
                 stacklevel=1,
             )
 
-    def reserve_port(self, port: int = 0) -> socket.socket:
+    def reserve_port(self, port: int = 0, setting: str = "strategy.join_port") -> socket.socket:
         """Returns a socket that reserves a port of `host`, by default a free one; raises
-        ConfigError if `host` is not this machine's, or the port is taken."""
+        ConfigError if `host` is not this machine's, or the port is taken, which is the value of
+        `setting`."""
         reservation = socket.socket(
             socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM
         )
@@ -118,7 +119,7 @@ class Endpoint:
             reservation.close()
             if port:
                 raise ConfigError(
-                    f"strategy.join_port is {port}, which cannot be had at strategy.server.host "
+                    f"{setting} is {port}, which cannot be had at strategy.server.host "
                     f"{self.host} ({error}): give another one, or 0 for a free one."
                 ) from error
             raise ConfigError(

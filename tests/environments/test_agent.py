@@ -138,8 +138,10 @@ def test_settings_that_are_named_are_left_out(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "a function, `agent`, or a program, `command`: one"),
-        ({"agent": agents.adds, "command": ["x"]}, "a function, `agent`, or a program"),
+        ({}, "a function, `agent`, a program, `command`, or a `port`"),
+        ({"agent": agents.adds, "command": ["x"]}, "run elsewhere: one of them"),
+        ({"agent": agents.adds, "port": 0}, "run elsewhere: one of them"),
+        ({"port": 65536}, "Agent.port is 65536"),
         ({"agent": "no.such:thing"}, "Agent.agent is 'no.such:thing'"),
         ({"agent": 3}, "Agent.agent is a int: give a function"),
         ({"command": "python agent.py"}, "Agent.command is 'python agent.py': give a list"),

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import lrl
 from lrl.callbacks import Evaluation, Export, WeightSync
 from lrl.cli.chat import main as chat
-from lrl.environments import Agent, Environment, ToolCall, Tools
+from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
 from lrl.errors import ConfigError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.tool_calls import ToolCallParser
 from lrl.types import ENVIRONMENT, Group
 from tests.environments.agents import ADD, adds, changes_history
+from tests.environments.elsewhere import agent_elsewhere
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
 from tests.runs.test_async_run import Witness
@@ -175,6 +176,37 @@ def test_an_agent_that_knows_nothing_of_lrl_is_trained_through_its_client(
             begun = group.prompt.token_ids + rollout.token_ids[: rollout.turns[0].start]
             assert begun == prompt, "the agent's first request is the prompt"
     assert [report.accuracy for _, report in evaluation.reports] == [1.0, 1.0]
+
+
+def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
+    policy: Path, lent_server: LentServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A program that fails ends the run after this time.
+    monkeypatch.setattr(external_agents, "OUTAGE_S", 400.0)
+    held_out = lrl.Prompts(ROWS[:1], name="held_out")
+    evaluation = Evaluation(held_out, every_n_steps=100)
+    with agent_elsewhere(tmp_path) as statuses:
+        groups = trained(policy, Agent(port=0), parses(lent_server), tmp_path, evaluation)
+    assert statuses == [0]
+    assert not (tmp_path / "agents").exists()
+    assert len({group.index for group in groups}) == len(groups) == 2
+    assert [report.failures for _, report in evaluation.reports] == [0, 0]
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    network = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], add_generation_prompt=True, return_dict=False
+    )
+    for group in groups:
+        assert len(group.rollouts) == 4
+        for rollout in group.rollouts:
+            assert not rollout.failure and len(rollout.turns) == 1
+            start = rollout.turns[0].start
+            assert group.prompt.token_ids + rollout.token_ids[:start] == prompt
+            ids = torch.tensor([prompt + rollout.token_ids[start:]])
+            logits = network(ids).logits[0, len(prompt) - 1 : -1].detach()
+            sampled = ids[0, len(prompt) :, None]
+            ours = logits.log_softmax(-1).gather(-1, sampled)[:, 0]
+            assert (ours - torch.tensor(rollout.logprobs[start:])).abs().max() < 1e-3
 
 
 def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(

@@ -1,0 +1,261 @@
+"""The episodes of a run whose agents lrl does not start: each waits until an agent takes it.
+
+From then on it is an episode as all others are: a request is an observation, and its answer a turn.
+No code of an agent runs here, so there is no process that could hang or die. What is left of an
+agent that does is its silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
+from lrl.environments.agent import Agent
+from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.base import Observation, Written
+from lrl.environments.external_server import EPISODES, ExternalServer
+from lrl.environments.play import Reply
+from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
+from lrl.errors import EnvironmentLost, EpisodeError, NoEnvironments
+from lrl.system.auth import given_secret
+from lrl.system.best_effort import best_effort
+
+if TYPE_CHECKING:
+    from lrl.system.endpoint import Endpoint
+    from lrl.types import Prompt
+
+log = logging.getLogger(__name__)
+
+KEY_VARIABLE = "LRL_AGENT_KEY"
+"""A run that is started with it takes it as its key for agents."""
+FOLDER, FILE = "agents", "address.json"
+_LOOK_S = 5.0
+"""Seconds between two looks of an episode that waits for an agent."""
+
+
+class ExternalAgents:
+    """The episodes of a run, for agents elsewhere; in the place of an `EnvironmentPool`. Use it on
+    one event loop, but for `listen` and `close`.
+
+    Args:
+        agent: What holds for the agents.
+        turn_timeout_s: Most seconds of an agent between an answer and its next request.
+    """
+
+    deterministic = False
+    is_in_main = False
+    replaced = 0
+
+    def __init__(self, agent: Agent, turn_timeout_s: float) -> None:
+        self.agent = agent
+        self.turn_timeout_s = turn_timeout_s
+        self.counts: Counter[str] = Counter()
+        """See `EnvironmentPool.counts`."""
+        self.answered_by: Counter[str] = Counter()
+        """Empty: agents do not say on which machines they are."""
+        self.server: ExternalServer
+        """Where agents take episodes, from `listen` on."""
+        self._key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
+        self._endpoint: Endpoint
+        self._listener: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._files: OwnerOnlyFolder | None = None
+        self._url = ""
+        self._waiting: deque[ExternalEpisode] = deque()
+        self._heard_at = 0.0
+        """When the last sign of an agent came, or the first episode began to wait for one."""
+        self._logged_at = 0.0
+
+    def listen(self, endpoint: Endpoint, folder: Path) -> str:
+        """Takes the port, at which it serves once an episode waits; returns what agents must know.
+
+        Args:
+            endpoint: The address that it listens on, and its TLS.
+            folder: The run's, where the address and the key are written, for this user alone.
+
+        Raises:
+            ConfigError: The port is taken.
+        """
+        self.close()
+        assert self.agent.port is not None, "the agents are elsewhere"
+        self._endpoint = endpoint
+        self._listener = endpoint.reserve_port(self.agent.port, "Agent.port")
+        self.server = ExternalServer(self._key, self._next_waiting)
+        name = socket.gethostname() if endpoint.is_everywhere else ""
+        self._url = endpoint.url(self._listener.getsockname()[1], name)
+        file = folder / FOLDER / FILE
+        with best_effort("The address for agents", file):
+            self._files = OwnerOnlyFolder(file.parent)
+            self._files.make()
+            self._files.write(FILE, {"url": self._url, "key": self._key})
+        return (
+            f"Agents take episodes by POST {self._url}{EPISODES}, from the first step on; their "
+            f"key is in {file}."
+        )
+
+    def open(self, prompt: Prompt) -> ExternalEpisode:
+        """Opens an episode."""
+        return ExternalEpisode(self, prompt)
+
+    async def wait_for_agent(self, episode: ExternalEpisode) -> None:
+        """Returns when an agent has taken an episode.
+
+        Raises:
+            NoEnvironments: No agent has taken any for `OUTAGE_S`.
+        """
+        self._serve()
+        if not self._waiting:
+            self._hear()
+        self._waiting.append(episode)
+        try:
+            while not await _is_set_within(episode.taken, _LOOK_S):
+                self._check_outage()
+        finally:
+            if episode in self._waiting:
+                self._waiting.remove(episode)
+
+    def close(self) -> None:
+        """Ends the server. May be called twice, and on another thread."""
+        serving = self._serving
+        if serving is not None and not (loop := serving.get_loop()).is_closed():
+            loop.call_soon_threadsafe(serving.cancel)
+        self._serving = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._files is not None:
+            with best_effort("The end of the run", self._files.path):
+                self._files.clear()
+                self._files.path.rmdir()
+            self._files = None
+
+    def _serve(self) -> None:
+        if self._serving is None:
+            if self._listener is None:
+                raise EnvironmentLost("the run has ended")
+            serves = self.server.serve(self._listener, self._endpoint.identity())
+            self._serving = asyncio.ensure_future(serves)
+            self._listener = None  # the server closes it
+
+    def _next_waiting(self) -> ExternalEpisode | None:
+        self._hear()
+        return self._waiting.popleft() if self._waiting else None
+
+    def _hear(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def _check_outage(self) -> None:
+        if self._serving is not None and self._serving.done():
+            self._serving.result()  # an error of the server is one of the run
+        now = time.monotonic()
+        if self.server.playing:
+            self._hear()
+        silent_s = now - self._heard_at
+        text = (
+            f"No agent has asked for an episode for {silent_s:.0f} s: data.environment is of agents "
+            f"that lrl does not start (Agent.port). Start some, for POST {self._url}{EPISODES}"
+        )
+        if silent_s > OUTAGE_S:
+            raise NoEnvironments(f"{text}.")
+        if silent_s > LOG_EVERY_S and now - self._logged_at > LOG_EVERY_S:
+            self._logged_at = now
+            log.warning("%s; %d episodes wait, for %g s.", text, len(self._waiting), OUTAGE_S)
+
+
+class ExternalEpisode:
+    """An episode that an agent elsewhere plays; see `lrl.rollouts.episode.Conversation`. It is also
+    the `Policy` of the agent's requests, and an `ExternalPlay`.
+
+    Args:
+        agents: Where it waits.
+        prompt: Its prompt.
+    """
+
+    def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
+        self.conversation = AgentConversation(self, agents.agent.ignore, agents.agent.branches)
+        self.taken = asyncio.Event()
+        """Whether an agent has taken it."""
+        self._agents = agents
+        self._prompt = prompt
+        self._key = ""
+        self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
+        self._written: asyncio.Queue[Written] = asyncio.Queue()
+
+    # ---- for the loop of the episode
+
+    async def begin(self) -> Reply:
+        """Waits for an agent and for its first request."""
+        await self._agents.wait_for_agent(self)
+        if (reply := await self._next_reply()) is None:
+            self._agents.counts["restarted"] += 1
+            raise EnvironmentLost(f"an agent took the episode and {self._silence}")
+        return reply
+
+    async def reply(self, turn: Written) -> Reply:
+        """Answers the agent's request with a turn, and waits for its next one, or for the end."""
+        self._written.put_nowait(turn)
+        if (reply := await self._next_reply()) is None:
+            raise EpisodeError("tool_timeout", f"the agent {self._silence}")
+        return reply
+
+    def close(self) -> None:
+        """Ends it, if it has not ended: the agent's key is of no use any more."""
+        if self._key:
+            self._agents.server.end(self._key)
+
+    # ---- for the agent
+
+    def begin_with(self, key: str) -> dict[str, Any]:
+        """See `ExternalPlay`."""
+        self._key = key
+        self.taken.set()
+        return self._prompt.columns | {"prompt": self._prompt.text}
+
+    def end_with(self, reward: float) -> None:
+        """See `ExternalPlay`."""
+        self._replies.put_nowait(Reply("", True, reward))
+
+    def fail_with(self, error: str) -> None:
+        """See `ExternalPlay`."""
+        self._replies.put_nowait(EpisodeError("environment_error", f"the agent has said: {error}"))
+
+    async def turn(
+        self,
+        observation: Observation = "",
+        reward: float = 0.0,
+        tools: Sequence[dict[str, Any]] = (),
+        after: int | None = None,
+    ) -> Written:
+        """See `lrl.environments.base.Policy`."""
+        self._replies.put_nowait(Reply(observation, False, reward, tuple(tools), after=after))
+        return await self._written.get()
+
+    @property
+    def _silence(self) -> str:
+        return f"has asked for nothing in {self._agents.turn_timeout_s:g} s"
+
+    async def _next_reply(self) -> Reply | None:
+        """Returns what the agent does next; None if it is silent for too long."""
+        try:
+            async with asyncio.timeout(self._agents.turn_timeout_s):
+                reply = await self._replies.get()
+        except TimeoutError:
+            return None
+        if isinstance(reply, EpisodeError):
+            raise reply
+        return reply
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

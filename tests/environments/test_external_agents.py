@@ -1,0 +1,502 @@
+"""Agents that lrl does not start, through the run's real server: nobody without a key takes or plays
+an episode, each episode is played once or counted, and none waits for ever. A stand-in writes the
+turns at the pool's edge.
+
+Covers lrl/environments/external_server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import lrl
+from lrl.environments import Agent, external_agents
+from lrl.environments.external_agents import ExternalAgents
+from lrl.errors import ConfigError, NoEnvironments
+from lrl.rollouts.controller import score
+from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
+from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.system.endpoint import Endpoint
+from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
+from tests.certificates import self_signed
+from tests.chat_templates import CHATML, merging_tokenizer
+from tests.environments.test_lineages import NoRewards, Sampler
+
+USER = {"role": "user", "content": "go"}
+KEY = "k" * 32
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return merging_tokenizer(CHATML.template)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRL_AGENT_KEY", KEY)
+    monkeypatch.setattr(external_agents, "_LOOK_S", 0.05)
+
+
+class Outside:
+    """A program that has the run's address and a key."""
+
+    def __init__(
+        self, agents: ExternalAgents, session: aiohttp.ClientSession, folder: Path
+    ) -> None:
+        self.agents = agents
+        self.session = session
+        self.address = json.loads((folder / "agents" / "address.json").read_text())
+
+    async def ask(
+        self, method: str, url: str, key: str | None, body: Any = None, **headers: str
+    ) -> tuple[int, Any, Any]:
+        """Returns status, headers and JSON of an answer."""
+        if key is not None:
+            headers |= {"Authorization": f"Bearer {key}"}
+        data = body if isinstance(body, str) else json.dumps(body)
+        async with self.session.request(method, url, data=data, headers=headers) as answer:
+            return answer.status, answer.headers, await answer.json()
+
+    async def take(self) -> dict[str, Any]:
+        """Takes an episode, as soon as one waits."""
+        while True:
+            url = f"{self.address['url']}/episodes"
+            status, headers, found = await self.ask("POST", url, self.address["key"])
+            if status == 200:
+                return dict(found)
+            assert (status, headers["Retry-After"]) == (429, "1"), found
+            await asyncio.sleep(0.01)
+
+    async def turn(self, episode: dict[str, Any], *messages: Any) -> tuple[int, Any]:
+        """Asks for a turn; returns status and message."""
+        url = f"{episode['base_url']}/chat/completions"
+        body = {"messages": messages or [USER]}
+        status, _, found = await self.ask("POST", url, episode["api_key"], body)
+        return status, found["choices"][0]["message"] if status == 200 else found["error"]
+
+    async def end(self, episode: dict[str, Any], **how: Any) -> tuple[int, Any]:
+        status, _, found = await self.ask(
+            "POST", f"{episode['base_url']}/end", episode["api_key"], how
+        )
+        return status, found
+
+
+Work = Callable[[Outside], Awaitable[None]]
+
+
+def play(
+    tokenizer: PreTrainedTokenizerFast,
+    folder: Path,
+    work: Work,
+    rollouts: list[Rollout],
+    *,
+    turn_timeout_s: float = DEADLINE_S,
+    later_timeout_s: float | None = None,
+    endpoint: Endpoint = Endpoint(),  # noqa: B008
+    **terms: Any,
+) -> ExternalAgents:
+    """Plays rollouts to their ends beside `work`, which is done outside, and scores them. From the
+    first turn on, `later_timeout_s` is in the place of `turn_timeout_s`."""
+    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
+    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
+    limits: dict[str, Any] = {"max_turns": 8, "max_turn_tokens": 200, "timeout_s": DEADLINE_S}
+    sampling = Sampling(n=len(rollouts), max_tokens=2000, stop_tokens=tuple(sorted(ends)))
+    prompt = Prompt(id=0, token_ids=[], text="2+3=", columns={"answer": "5"})
+    agents = ExternalAgents(Agent(port=0), turn_timeout_s)
+    sampler = Sampler(tokenizer, seed=1)
+
+    async def write(*words: Any, **how: Any) -> None:
+        agents.turn_timeout_s = later_timeout_s or turn_timeout_s
+        await sampler.write(*words, **how)
+
+    episodes = Episodes(
+        write,
+        agents,
+        EpisodeTerms(
+            **limits | terms,
+            stop_tokens=(),
+            observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+            decode=tokenizer.decode,
+            each_alone=True,
+        ),
+    )
+
+    async def run() -> None:
+        assert "from the first step on" in agents.listen(endpoint, folder)
+        tls = aiohttp.TCPConnector(ssl=endpoint.trust() or True)
+        async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession(connector=tls) as session:
+            playing = asyncio.ensure_future(
+                episodes.generate(prompt, rollouts, sampling, priority=0)
+            )
+            # The first episode that waits opens the server.
+            await _is_listening(agents)
+            working = asyncio.ensure_future(work(Outside(agents, session, folder)))
+            try:
+                await asyncio.gather(playing, working)
+            finally:
+                for task in (playing, working):
+                    task.cancel()
+                agents.close()
+        await score(prompt, rollouts, tokenizer.decode, NoRewards())
+        assert not agents.server.playing
+
+    asyncio.run(run())
+    assert not (folder / "agents").exists()
+    return agents
+
+
+async def _is_listening(agents: ExternalAgents) -> None:
+    where = urlsplit(agents._url)
+    while True:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(where.hostname, where.port)
+            writer.close()
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """The first turns of other environments are one request for the whole group: all of it would
+    wait for a second agent."""
+    rollouts = [Rollout() for _ in range(3)]
+
+    async def work(outside: Outside) -> None:
+        for number in range(3):
+            episode = await outside.take()
+            assert episode["prompt"] == "2+3=" and episode["answer"] == "5"
+            status, answer = await outside.turn(episode)
+            assert status == 200
+            status, _ = await outside.turn(episode, USER, answer, {"role": "user", "content": "on"})
+            assert status == 200
+            if number == 2:
+                url, key = f"{outside.address['url']}/episodes", outside.address["key"]
+                status, headers, found = await outside.ask("POST", url, key)
+                assert (status, headers["Retry-After"]) == (429, "1")
+                assert "no episode waits for an agent" in found["error"]["message"]
+            assert await outside.end(episode, reward=number) == (200, {})
+
+    agents = play(tokenizer, tmp_path, work, rollouts)
+    assert sorted(rollout.reward or 0 for rollout in rollouts) == [0, 1, 2]
+    for rollout in rollouts:
+        assert rollout.finish_reason == "stop" and len(rollout.turns) == 2
+        first, second = rollout.turns
+        between = slice(first.stop, second.start)
+        assert set(rollout.versions[between]) == {ENVIRONMENT}
+        assert "on" in tokenizer.decode(rollout.token_ids[between])
+    assert not agents.counts
+
+
+def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        silent = await outside.take()
+        while not outside.agents.counts["restarted"]:
+            await asyncio.sleep(0.01)
+        outside.agents.turn_timeout_s = DEADLINE_S
+        other = await outside.take()
+        assert (await outside.turn(silent))[0] == 410
+        assert (await outside.turn(other))[0] == 200
+        await outside.end(other, reward=1)
+
+    agents = play(
+        tokenizer, tmp_path, work, [rollout], turn_timeout_s=0.1, later_timeout_s=DEADLINE_S
+    )
+    assert agents.counts == {"restarted": 1} and rollout.reward == 1
+
+
+def test_an_episode_that_nobody_plays_is_given_up_after_some_agents(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        for _ in range(ATTEMPTS):
+            await outside.take()
+
+    agents = play(tokenizer, tmp_path, work, [rollout], turn_timeout_s=0.05)
+    assert agents.counts["restarted"] == ATTEMPTS
+    assert rollout.failure.startswith("environment_lost: 5 times, at last: an agent took the")
+
+
+def test_an_agent_that_is_silent_after_a_turn_is_a_counted_time_out(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        episode = await outside.take()
+        assert (await outside.turn(episode))[0] == 200
+        while not rollout.finished:
+            await asyncio.sleep(0.01)
+        status, error = await outside.turn(episode, {"role": "user", "content": "late"})
+        assert status == 410 and "the episode has ended" in error["message"]
+        assert (await outside.end(episode, reward=1))[0] == 410
+
+    play(tokenizer, tmp_path, work, [rollout], later_timeout_s=0.2)
+    assert rollout.failure == "tool_timeout: the agent has asked for nothing in 0.2 s"
+    assert rollout.reward is None
+
+
+def test_a_limit_ends_an_episode_for_its_agent_at_once(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """And not when the last one of its group has ended: one agent may play them all."""
+    rollouts = [Rollout(), Rollout()]
+
+    async def work(outside: Outside) -> None:
+        for _ in rollouts:
+            episode = await outside.take()
+            _, answer = await outside.turn(episode)
+            status, error = await outside.turn(episode, USER, answer, USER)
+            assert status == 410 and "the episode has ended" in error["message"]
+
+    play(tokenizer, tmp_path, work, rollouts, max_turns=1)
+    assert [rollout.finish_reason for rollout in rollouts] == ["turns", "turns"]
+    assert [rollout.reward for rollout in rollouts] == [0, 0], "what the policy causes is scored"
+
+
+def test_an_end_is_a_reward_or_an_error_and_comes_once(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollouts = [Rollout() for _ in range(3)]
+
+    async def work(outside: Outside) -> None:
+        episode = await outside.take()
+        status, found = await outside.end(episode, reward=1)
+        assert status == 400 and "has not written a turn yet" in found["error"]["message"]
+        await outside.turn(episode)
+        url = f"{episode['base_url']}/end"
+        for body, why in (
+            ("{", "Expecting property name"),
+            ("[]", 'give {"reward": 0.5}'),
+            ('{"score": 1}', 'give {"reward": 0.5}'),
+            ('{"reward": "high"}', "give a finite number"),
+            ('{"reward": NaN}', "give a finite number"),
+            ('{"error": 7}', "`error` is no text"),
+            ('{"error": ""}', "`error` is no text"),
+        ):
+            status, _, found = await outside.ask("POST", url, episode["api_key"], body)
+            assert status == 400 and why in found["error"]["message"], body
+        assert await outside.end(episode) == (200, {})
+        assert (await outside.end(episode, reward=1))[0] == 410
+        assert (await outside.turn(episode, USER))[0] == 410
+        broken = await outside.take()
+        assert await outside.end(broken, error="no browser" + "." * 1000) == (200, {})
+        late = await outside.take()
+        await outside.turn(late)
+        assert await outside.end(late, error="the page is gone") == (200, {})
+
+    play(tokenizer, tmp_path, work, rollouts)
+    assert [rollout.reward for rollout in rollouts] == [0, None, None]
+    assert rollouts[1].failure.startswith("environment_error: the agent has said: no browser...")
+    assert len(rollouts[1].failure) < 600
+    assert rollouts[2].failure == "environment_error: the agent has said: the page is gone"
+
+
+def test_nobody_without_the_key_takes_reads_samples_or_ends(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollouts = [Rollout() for _ in range(3)]
+    routes = (
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/models"),
+        ("POST", "/v1/end"),
+    )
+
+    async def work(outside: Outside) -> None:
+        run = outside.address["url"]
+        mine, other, ended = [await outside.take() for _ in rollouts]
+        await outside.turn(ended)
+        await outside.end(ended)
+        wrong = {
+            "no key": (mine, None),
+            "an empty one": (mine, ""),
+            "the run's for agents": (mine, KEY),
+            "of another episode": (mine, other["api_key"]),
+            "at another address": (other, mine["api_key"]),
+            "of an ended episode": (mine, ended["api_key"]),
+            "a longer one": (mine, f"{mine['api_key']}0"),
+            "letters that no header has": (mine, "ä"),
+        }
+        body = {"messages": [USER], "reward": 1}
+        for why, (episode, key) in wrong.items():
+            for method, route in routes:
+                url = f"{run}/{episode['api_key']}{route}"
+                status, _, found = await outside.ask(method, url, key, body)
+                assert status == 401 and "choices" not in found, (why, route)
+            if key != KEY:
+                status, _, found = await outside.ask("POST", f"{run}/episodes", key)
+                assert status == 401 and found["error"]["message"] == (
+                    "the API key is not the run's key for agents"
+                ), why
+        for method, route in routes:
+            url = f"{run}/{'0' * 32}{route}"
+            assert (await outside.ask(method, url, "0" * 32, body))[0] == 401
+            url = f"{run}/{ended['api_key']}{route}"
+            assert (await outside.ask(method, url, ended["api_key"], body))[0] == 410
+            # No word for a password, no key in another place.
+            url = f"{run}/{mine['api_key']}{route}"
+            key = mine["api_key"]
+            for headers in ({"Authorization": key}, {"X-API-Key": key}):
+                assert (await outside.ask(method, url, None, body, **headers))[0] == 401
+        for method, path in (
+            ("GET", "/episodes"),
+            ("POST", "/run"),
+            ("POST", f"/{mine['api_key']}/v1/completions"),
+            ("DELETE", f"/{mine['api_key']}/v1/end"),
+        ):
+            status, _, found = await outside.ask(method, f"{run}{path}", KEY)
+            assert status == 404 and "POST /episodes" in found["error"]["message"]
+            assert mine["api_key"] not in found["error"]["message"]
+        for episode in (mine, other):
+            assert (await outside.turn(episode))[0] == 200
+            await outside.end(episode, reward=0.5)
+
+    play(tokenizer, tmp_path, work, rollouts)
+    assert sorted(rollout.reward or 0 for rollout in rollouts) == [0, 0.5, 0.5]
+    assert [len(rollout.turns) for rollout in rollouts] == [1, 1, 1]
+
+
+def test_a_run_that_no_agent_serves_ends(
+    tokenizer: PreTrainedTokenizerFast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(external_agents, "OUTAGE_S", 0.5)
+    monkeypatch.setattr(external_agents, "LOG_EVERY_S", 0.05)
+
+    async def nobody(outside: Outside) -> None:
+        await asyncio.sleep(DEADLINE_S)
+
+    with pytest.raises(NoEnvironments, match=r"No agent has asked for an episode .*Agent.port"):
+        play(tokenizer, tmp_path, nobody, [Rollout()])
+    assert "1 episodes wait, for 0.5 s" in caplog.text
+
+
+def test_an_agent_that_plays_or_asks_is_no_outage(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        agents = outside.agents
+        episode = await outside.take()
+        await outside.turn(episode)
+        agents._heard_at -= 2 * external_agents.OUTAGE_S
+        agents._check_outage()
+        await outside.end(episode)
+        agents._heard_at -= 2 * external_agents.OUTAGE_S
+        with pytest.raises(NoEnvironments):
+            agents._check_outage()
+        url, key = f"{outside.address['url']}/episodes", outside.address["key"]
+        await outside.ask("POST", url, "0" * 32)
+        with pytest.raises(NoEnvironments):
+            agents._check_outage()
+        await outside.ask("POST", url, key)
+        agents._check_outage()
+
+    play(tokenizer, tmp_path, work, [rollout])
+
+
+def test_an_open_episode_of_a_checkpoint_begins_anew_with_an_agent_and_is_counted(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    old = Rollout(token_ids=[5, 6, 7], logprobs=[-1.0, -1.0, 0.0], versions=[0, 0, ENVIRONMENT])
+    old.turn_ends, old.turn_rewards = [2], [0.0]
+    old.open_turn = Rollout()
+
+    async def work(outside: Outside) -> None:
+        episode = await outside.take()
+        await outside.turn(episode)
+        await outside.end(episode, reward=1)
+
+    agents = play(tokenizer, tmp_path, work, [old])
+    assert agents.counts["restarted"] == 1
+    assert old.reward == 1 and len(old.turns) == 1 and old.logprobs.count(-1.0) <= 1
+
+
+def test_the_key_is_in_a_file_of_this_user_alone_until_the_run_ends(tmp_path: Path) -> None:
+    agents = ExternalAgents(Agent(port=0), 1.0)
+    agents.listen(Endpoint(), tmp_path)
+    file = tmp_path / "agents" / "address.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    address = json.loads(file.read_text())
+    assert address["key"] == KEY
+    agents.close()
+    agents.close()
+    assert not file.exists()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with Endpoint().reserve_port() as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"Agent.port is {port}, which cannot be had at"):
+            ExternalAgents(Agent(port=port), 1.0).listen(Endpoint(), tmp_path)
+
+
+def test_a_tunnel_and_tls_have_their_part_in_the_address_of_an_episode(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        url, key = f"{outside.address['url']}/episodes", outside.address["key"]
+        assert url.startswith("https://127.0.0.1:")
+        while True:
+            status, _, episode = await outside.ask("POST", url, key, Host="gpu7:80")
+            if status == 200:
+                break
+            await asyncio.sleep(0.01)
+        assert episode["base_url"] == f"https://gpu7:80/{episode['api_key']}/v1"
+        episode["base_url"] = episode["base_url"].replace("https://gpu7:80", outside.address["url"])
+        assert (await outside.turn(episode))[0] == 200
+        await outside.end(episode, reward=1)
+
+    cert, tls_key = self_signed(tmp_path)
+    endpoint = Endpoint(tls_cert=cert, tls_key=tls_key)
+    play(tokenizer, tmp_path, work, [rollout], endpoint=endpoint)
+    assert rollout.reward == 1
+
+
+def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ExternalAgents(Agent(port=0), 1.0)._key == KEY, "it leaves the environment"
+    first, second = (ExternalAgents(Agent(port=0), 1.0)._key for _ in range(2))
+    assert first != second and KEY not in (first, second) and len(first) > 40
+    monkeypatch.setenv("LRL_AGENT_KEY", "1234")
+    with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4 characters.*openssl rand"):
+        ExternalAgents(Agent(port=0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"environment_workers": 2}, "data.environment_workers is 2, and agents play that lrl"),
+        ({"environment_memory_gib": 8.0}, "data.environment_memory_gib is 8.0, and agents play"),
+        ({"turn_timeout_s": 0.0}, "data.turn_timeout_s is 0.0"),
+    ],
+)
+def test_settings_of_processes_are_refused_where_there_are_none(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        lrl.RolloutDataModule([{"prompt": "2+3="}], environment=Agent(port=0), **settings)
+    assert said in str(refused.value)

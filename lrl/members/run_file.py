@@ -21,7 +21,7 @@ from lrl.system.endpoint import Location, is_loopback
 from lrl.system.process_identity import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
-TOKEN_VARIABLE, CERTIFICATE_VARIABLE = "LRL_TOKEN", "LRL_CERTIFICATE"
+RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
 SHORTEST_TOKEN = 16
@@ -48,14 +48,29 @@ def token_of_run() -> str:
     Raises:
         ConfigError: It is easily guessed.
     """
-    token = os.environ.pop(TOKEN_VARIABLE, "")
+    token = os.environ.pop(RUN_TOKEN, "")
     if token and len(token) < SHORTEST_TOKEN:
         fault(
-            f"{TOKEN_VARIABLE} has {len(token)} characters: whoever guesses it can stop the run "
+            f"{RUN_TOKEN} has {len(token)} characters: whoever guesses it can stop the run "
             f"and replace its weights. Give {SHORTEST_TOKEN} or more: export "
-            f"{TOKEN_VARIABLE}=$(openssl rand -hex 32)"
+            f"{RUN_TOKEN}=$(openssl rand -hex 32)"
         )
     return token or secrets.token_urlsafe(32)
+
+
+def fault_without_token(setting: str, members: str) -> None:
+    """Notes that whoever starts the run's members cannot know its token.
+
+    Args:
+        setting: The launcher that leaves their start to others, such as `strategy.launcher is
+            Given`.
+        members: What they are.
+    """
+    fault(
+        f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
+        f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
+        "chance (openssl rand -hex 32)."
+    )
 
 
 def url_elsewhere(server: RegistryServer) -> str:

@@ -12,7 +12,7 @@ from lrl.members.client import RunClient
 from lrl.members.launchers import Job, Launcher
 from lrl.members.member import Kind, Status
 from lrl.members.registry import Registry
-from lrl.members.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, url_elsewhere
+from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN, url_elsewhere
 from lrl.members.service import RegistryServer
 from lrl.system.endpoint import Location
 from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
@@ -36,7 +36,7 @@ class RunAddress(NamedTuple):
     @property
     def environment(self) -> dict[str, str]:
         """The variables of a job that joins there; the token is in no word of a command."""
-        variables = {TOKEN_VARIABLE: self.token, CERTIFICATE_VARIABLE: self.location.certificate}
+        variables = {RUN_TOKEN: self.token, RUN_CERTIFICATE: self.location.certificate}
         return {**os.environ, **variables}
 
 

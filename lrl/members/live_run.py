@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from lrl.errors import NotRunning
 from lrl.members.client import RunClient
 from lrl.members.discovery import find_generators
-from lrl.members.run_file import CERTIFICATE_VARIABLE, TOKEN_VARIABLE, read_run_file
+from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN, read_run_file
 from lrl.system.endpoint import Location, first_certificate
 
 
@@ -22,7 +22,7 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
     Args:
         run: Folder or URL.
         certificate: The PEM file by which to know a URL's server; without it the text in
-            `CERTIFICATE_VARIABLE`, or else the system's CAs.
+            `RUN_CERTIFICATE`, or else the system's CAs.
 
     Raises:
         NotRunning: There is no live run, its file is not trusted, or nobody gave the token.
@@ -50,33 +50,31 @@ def _location_of(url: str, certificate: str | None) -> Location:
         )
     if address.scheme == "http":
         return Location(url)
-    text = (
-        first_certificate(certificate) if certificate else os.environ.get(CERTIFICATE_VARIABLE, "")
-    )
+    text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE, "")
     return Location(url, "certificate", text) if text else Location(url, "system")
 
 
 def _token_here(run: Path) -> str:
     if found := find_generators(run):
         return next(iter(found.values())).token
-    if token := os.environ.pop(TOKEN_VARIABLE, ""):
+    if token := os.environ.pop(RUN_TOKEN, ""):
         return token
     raise NotRunning(
         f"{run}: the run's token is its generators', and none of them is running here at this "
         "moment. They may be starting: try again in a minute, as the user who started the run. If "
-        f"the run was started with {TOKEN_VARIABLE}, set it here, too."
+        f"the run was started with {RUN_TOKEN}, set it here, too."
     )
 
 
 def _typed_token(run: str) -> str:
     shown = "on its machine, `lrl prompt FOLDER` shows it as OPENAI_API_KEY"
-    token = os.environ.pop(TOKEN_VARIABLE, "")
+    token = os.environ.pop(RUN_TOKEN, "")
     # A batch job has no keyboard; the error below gives the remedy.
     with contextlib.suppress(EOFError):
         token = token or getpass.getpass(f"The run's token ({shown}): ")
     if not token:
         raise NotRunning(
             f"{run}: its run is on another machine, and no token was typed. Without a keyboard, in "
-            f"a pipe or a batch job, put it in the variable {TOKEN_VARIABLE}; {shown}."
+            f"a pipe or a batch job, put it in the variable {RUN_TOKEN}; {shown}."
         )
     return token

@@ -20,7 +20,7 @@ from lrl.system.endpoint import Location, is_loopback
 from lrl.system.process_identity import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
-TOKEN_VARIABLE, CERTIFICATE_VARIABLE = "LRL_TOKEN", "LRL_CERTIFICATE"
+RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
 
@@ -46,7 +46,22 @@ def token_of_run() -> str:
     Raises:
         ConfigError: It is easily guessed.
     """
-    return given_secret(TOKEN_VARIABLE, "stop the run and replace its weights")
+    return given_secret(RUN_TOKEN, "stop the run and replace its weights")
+
+
+def fault_without_token(setting: str, members: str) -> None:
+    """Notes that whoever starts the run's members cannot know its token.
+
+    Args:
+        setting: The launcher that leaves their start to others, such as `strategy.launcher is
+            Given`.
+        members: What they are.
+    """
+    fault(
+        f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
+        f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
+        "chance (openssl rand -hex 32)."
+    )
 
 
 def url_elsewhere(server: RegistryServer) -> str:

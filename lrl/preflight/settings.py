@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Timer
 
 from lrl.advantages import GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
-from lrl.members.run_file import TOKEN_VARIABLE
+from lrl.members.run_file import fault_without_token
 from lrl.objectives import Objective
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -145,11 +145,7 @@ def check_worker_launcher(
             "machines cannot import it from there. Define it in a module that is on each of them."
         )
     if not launcher.starts and not strategy.has_given_token:
-        fault(
-            f"{setting} is {kind}, and {TOKEN_VARIABLE} is not set: whoever starts the {members} "
-            f"needs the run's token. Type here and there: export {TOKEN_VARIABLE}=..., the same 32 "
-            "or more characters by chance (openssl rand -hex 32)."
-        )
+        fault_without_token(f"{setting} is {kind}", members)
     if not any_noted():
         with noting():
             launcher.prepare(0, strategy.server_settings.host, setting)

@@ -37,7 +37,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.join_spec import JoinSpec
 from lrl.members.launchers import Launcher
 from lrl.members.member import Kind
-from lrl.members.run_file import TOKEN_VARIABLE, token_of_run
+from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
 from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import above, at_least, fault
@@ -128,7 +128,7 @@ class GeneratorDevices(GracefulShutdown):
         """The members that other processes start."""
         self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
-        self.has_given_token = bool(os.environ.get(TOKEN_VARIABLE))
+        self.has_given_token = bool(os.environ.get(RUN_TOKEN))
         """Whether the user has given the run's token, and so knows it."""
         self.token = token_of_run()
         self.ranks = Ranks()
@@ -427,13 +427,8 @@ def check_launcher(
             f"strategy.generator_devices is {generator_devices}, and strategy.launcher starts the "
             "generators on other devices than the trainer's: set generator_devices to 0."
         )
-    if not launcher.starts and not os.environ.get(TOKEN_VARIABLE):
-        fault(
-            f"strategy.launcher is {type(launcher).__name__}, and {TOKEN_VARIABLE} is not set: "
-            "whoever starts the generators needs the run's token. Type here and there: export "
-            f"{TOKEN_VARIABLE}=..., the same 32 or more characters by chance (openssl rand -hex "
-            "32)."
-        )
+    if not launcher.starts and not os.environ.get(RUN_TOKEN):
+        fault_without_token(f"strategy.launcher is {type(launcher).__name__}", "generators")
     if evaluation_generators:
         fault(
             f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "

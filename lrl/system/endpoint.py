@@ -254,10 +254,10 @@ def trust_only(certificate: str) -> ssl.SSLContext:
 
 
 def connect(url: str, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
-    """Returns a connection to a generator."""
+    """Returns a connection to a server of the run: a generator's, or the registry's."""
     # Not urllib, which would send loopback through a cluster's HTTP proxy.
     address = urlsplit(url)
-    assert address.hostname is not None, "every generator has an address"
+    assert address.hostname is not None, "every server has an address"
     if trust is None:
         return http.client.HTTPConnection(address.hostname, address.port, timeout=timeout_s)
     return http.client.HTTPSConnection(

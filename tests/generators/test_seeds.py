@@ -19,7 +19,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members import join
 from lrl.members.join_session import JoinSession, LocalOverrides
 from lrl.members.member import Kind
-from lrl.members.run_file import TOKEN_VARIABLE
+from lrl.members.run_file import RUN_TOKEN
 from tests.members.served_run import TOKEN, served, spec_of
 
 SILENT = "import time; time.sleep(600)"
@@ -111,7 +111,7 @@ def test_each_generator_that_joins_has_a_seed_of_the_run_and_its_own(
     for seed in (1, 2):
         with served(spec_of(seed=seed), tmp_path):
             for _ in range(2):
-                monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+                monkeypatch.setenv(RUN_TOKEN, TOKEN)
                 join.join(str(tmp_path), Kind.GENERATOR, LocalOverrides())
     assert len({seed_of(server.command()) for server in made}) == 4
     assert seed_of(made[0].command()) == str(generator_seed(1, made[0].number, 0))

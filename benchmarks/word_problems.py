@@ -49,6 +49,8 @@ class Variation:
     objective: str = "AIPO"
     agent: bool = False
     """Whether the calculator is the tool of an agent; else it continues the policy's text."""
+    lr: float | None = None
+    """None for the recipe's."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,8 @@ class Variation:
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
         kind = "calculator" if self.calculator else "plain"
-        return f"{'agent' if self.agent else kind}-{self.seed}{lag}{other}"
+        rate = "" if self.lr is None else f"-lr{self.lr:g}"
+        return f"{'agent' if self.agent else kind}-{self.seed}{lag}{other}{rate}"
 
     @property
     def recipe(self) -> str:
@@ -65,13 +68,15 @@ class Variation:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The fields by which its record is found; two of them only if they are not the
+        """The fields by which its record is found; some of them only if they are not the
         recipe's."""
         fields = asdict(self)
         if self.objective == "AIPO":
             del fields["objective"]
         if not self.agent:
             del fields["agent"]
+        if self.lr is None:
+            del fields["lr"]
         return fields
 
 
@@ -86,7 +91,7 @@ VARIATIONS = {
             for lag in (1, 4, 8)
         ),
         Variation(False, steps=60),
-        Variation(True, steps=20, agent=True),
+        *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
     )
 }
 
@@ -115,6 +120,8 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
             "strategy": {"init_args": strategy},
         }
     model: dict[str, Any] = {"model": args.model or (TOOLS_MODEL if one.agent else MODEL)}
+    if one.lr is not None:
+        model["lr"] = one.lr
     if one.objective != "AIPO":
         model["objective"] = {"class_path": f"lrl.objectives.{one.objective}"}
     return {
@@ -210,7 +217,7 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         style = "-" if one["max_lag"] == 1 else "--"
         with_it = "calculator" if one["calculator"] else "no calculator"
         if "agent" in one:
-            with_it = "calculator of an agent"
+            with_it = "calculator of an agent" + (f", lr {one['lr']:g}" if "lr" in one else "")
         where = ", on a CPU" if one["device"] == "cpu" else ""
         objective = f", {one['objective']}" if "objective" in one else ""
         label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}{objective}{where}"

@@ -1,17 +1,20 @@
 """The recipe `word_problems` with and without a calculator, over seeds, bounds on lag and
-objectives.
+objectives; and the recipe `agent`, where the calculator is the tool of an agent.
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
     python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
+    python -m benchmarks.word_problems --only agent-0                the recipe `agent`
     python -m benchmarks.word_problems --device gpu --plot-only      draw all that is there
 
 On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
 the generator. Runs that share a GPU say how accurate a policy gets, not how long a step takes alone.
+The agent needs `pip install "pydantic-ai-slim[openai]"` beside lrl.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import subprocess
 import sys
@@ -28,6 +31,8 @@ from benchmarks import arguments, records
 from benchmarks.gpu.machine import MACHINES
 
 CALCULATOR = "lrl.quickstart.calculator.ProseCalculator"
+MODEL = "lrl.quickstart.smollm2:policy"
+TOOLS_MODEL = "lrl.quickstart.smollm2:tools_policy"
 KV_CACHE_BYTES = 2 << 30
 """Given, so that vLLM does not measure the memory that is free while other runs begin."""
 EVALUATED = "eval/held_out/"
@@ -42,20 +47,36 @@ class Variation:
     max_lag: int = 1
     steps: int = 30
     objective: str = "AIPO"
+    agent: bool = False
+    """Whether the calculator is the tool of an agent; else it continues the policy's text."""
+    lr: float | None = None
+    """None for the recipe's."""
 
     @property
     def name(self) -> str:
         """What `--only` takes."""
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
-        return f"{'calculator' if self.calculator else 'plain'}-{self.seed}{lag}{other}"
+        kind = "calculator" if self.calculator else "plain"
+        rate = "" if self.lr is None else f"-lr{self.lr:g}"
+        return f"{'agent' if self.agent else kind}-{self.seed}{lag}{other}{rate}"
+
+    @property
+    def recipe(self) -> str:
+        """The recipe of which it is a variation."""
+        return "agent" if self.agent else "word_problems"
 
     @property
     def described(self) -> dict[str, Any]:
-        """The fields by which its record is found: the objective only if it is not the recipe's."""
+        """The fields by which its record is found; some of them only if they are not the
+        recipe's."""
         fields = asdict(self)
         if self.objective == "AIPO":
             del fields["objective"]
+        if not self.agent:
+            del fields["agent"]
+        if self.lr is None:
+            del fields["lr"]
         return fields
 
 
@@ -70,6 +91,7 @@ VARIATIONS = {
             for lag in (1, 4, 8)
         ),
         Variation(False, steps=60),
+        *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
     )
 }
 
@@ -77,7 +99,7 @@ VARIATIONS = {
 def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what is laid over the recipe."""
     data: dict[str, Any] = {"max_lag": one.max_lag}
-    if one.calculator:
+    if one.calculator and not one.agent:
         data |= {"environment": CALCULATOR, "max_response_tokens": 64}
     trainer: dict[str, Any] = {
         "max_steps": one.steps,
@@ -97,7 +119,9 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
             "precision": "bf16-mixed",
             "strategy": {"init_args": strategy},
         }
-    model: dict[str, Any] = {"model": args.model}
+    model: dict[str, Any] = {"model": args.model or (TOOLS_MODEL if one.agent else MODEL)}
+    if one.lr is not None:
+        model["lr"] = one.lr
     if one.objective != "AIPO":
         model["objective"] = {"class_path": f"lrl.objectives.{one.objective}"}
     return {
@@ -119,7 +143,7 @@ def run(one: Variation, args: argparse.Namespace) -> None:
     lrl = Path(sys.executable).with_name("lrl")
     with log.open("w") as output:
         subprocess.run(
-            [lrl, "fit", "--config", "word_problems", "--config", config],
+            [lrl, "fit", "--config", one.recipe, "--config", config],
             check=True,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -135,7 +159,19 @@ def run(one: Variation, args: argparse.Namespace) -> None:
         "at_once": args.at_once,
         "command": args.command,
     }
-    records.append(args.out, record(one, scalars) | made_with)
+    called = {"calls": calls(args.folder / one.name)} if one.agent else {}
+    records.append(args.out, record(one, scalars) | called | made_with)
+
+
+def calls(folder: Path) -> list[tuple[int, float]]:
+    """Returns the results of tools in a held-out episode, mean by step."""
+    found = []
+    for file in sorted(folder.glob("evaluation/*.jsonl")):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        # The last user's message is the problem.
+        results = sum(row["response"].rpartition("\nuser\n")[2].count("\ntool\n") for row in rows)
+        found.append((int(file.stem[-6:]), round(results / len(rows), 4)))
+    return found
 
 
 def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
@@ -150,6 +186,7 @@ def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[
         **one.described,
         "evaluations": shown,
         "reward": [records.rounded(value) for _, value in scalars["reward/mean"]],
+        "turns": [records.rounded(value) for _, value in scalars.get("episodes/turns", [])],
         "step_s": records.rounded(statistics.median(value for _, value in scalars["time/step"])),
         "mismatch_kl": records.rounded(
             statistics.median(value for _, value in scalars["policy/mismatch_kl"])
@@ -179,6 +216,8 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         steps, values = zip(*one["evaluations"]["accuracy"], strict=True)
         style = "-" if one["max_lag"] == 1 else "--"
         with_it = "calculator" if one["calculator"] else "no calculator"
+        if "agent" in one:
+            with_it = "calculator of an agent" + (f", lr {one['lr']:g}" if "lr" in one else "")
         where = ", on a CPU" if one["device"] == "cpu" else ""
         objective = f", {one['objective']}" if "objective" in one else ""
         label = f"{with_it}, seed {one['seed']}, max_lag {one['max_lag']}{objective}{where}"
@@ -199,9 +238,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--at-once", type=int, help="runs that share the machine (a GPU: all; a CPU: 1)"
     )
-    parser.add_argument(
-        "--model", default="lrl.quickstart.smollm2:policy", help="the policy (%(default)s)"
-    )
+    parser.add_argument("--model", help=f"the policy ({MODEL}, or {TOOLS_MODEL})")
     arguments.add_places(parser, "word_problems")
     return parser
 

@@ -64,7 +64,7 @@ class Agent(Environment):
 
     def __init__(
         self,
-        agent: Callable[..., Any] | str | None = None,
+        agent: str | Callable[..., Any] | None = None,
         command: Sequence[str] | None = None,
         ignore: Sequence[str] = (),
         branches: bool = True,

@@ -46,7 +46,7 @@ class Tools(Environment):
 
     def __init__(
         self,
-        tools: Sequence[Tool | str],
+        tools: Sequence[str | Tool],
         max_result_characters: int = 4000,
         deterministic: bool = False,
     ) -> None:

@@ -1,4 +1,5 @@
-"""A calculator as an environment: `=` ends a turn, and the calculator writes the result."""
+"""A calculator as an environment, where `=` ends a turn and the calculator writes the result; and as
+a tool."""
 
 import re
 from fractions import Fraction
@@ -7,7 +8,8 @@ from lrl.environments import Turns
 from lrl.environments.turns import Answer
 
 _NUMBER = r"\d+(?:\.\d+)?"
-_CALCULATION = re.compile(rf"-?{_NUMBER}(?:\s*[-+*x×/÷]\s*{_NUMBER})+(?=\s*=$)")
+_TERMS = rf"-?{_NUMBER}(?:\s*[-+*x×/÷]\s*{_NUMBER})+"
+_CALCULATION = re.compile(rf"{_TERMS}(?=\s*=$)")
 _PART = re.compile(rf"([-+*x×/÷]?)\s*({_NUMBER})")
 _DISPLAY = 10**8
 """Above every number that the display can show."""
@@ -39,6 +41,16 @@ class ProseCalculator(Calculator):
         result, done, reward = super().reply(turn)
         space = " " if result and turn.endswith(" =") else ""
         return f"{space}{result}", done, reward
+
+
+def calculate(expression: str) -> str:
+    """Works out a calculation.
+
+    Args:
+        expression: Numbers with + - * / between them.
+    """
+    result = _shown(expression) if re.fullmatch(_TERMS, expression.strip()) else ""
+    return result or "error: write two numbers or more with + - * / between them, and no brackets"
 
 
 def _shown(calculation: str) -> str:

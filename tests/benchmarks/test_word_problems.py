@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,17 @@ def test_the_recipe_takes_every_run(
     assert made["data"]["init_args"]["max_lag"] == 4
     assert made["model"]["init_args"]["objective"]["class_path"] == f"lrl.objectives.{objective}"
     assert made["trainer"]["accelerator"] == device
+
+
+def test_calls_are_counted_behind_the_problem(tmp_path: Path) -> None:
+    shown = "user\nTom?\nassistant\n[f()]\ntool\n19\nassistant\n19\nuser\nAda?\nassistant\n"
+    texts = [f"{shown}31", f"{shown}[f()]\ntool\n31\nassistant\n[f()]\ntool\n31\nassistant\n31"]
+    folder = tmp_path / "evaluation"
+    folder.mkdir()
+    for step in (10, 0):
+        file = folder / f"held_out-step{step:06d}.jsonl"
+        file.write_text("".join(json.dumps({"response": text}) + "\n" for text in texts))
+    assert word_problems.calls(tmp_path) == [(0, 1.0), (10, 1.0)]
 
 
 def test_the_records_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lrl.quickstart.calculator import Calculator, ProseCalculator
+from lrl.quickstart.calculator import Calculator, ProseCalculator, calculate
 
 RESULTS = {
     "7+8=": "15",
@@ -32,3 +32,16 @@ def test_a_calculation_gets_its_result_and_all_else_nothing(turn: str) -> None:
 
 def test_a_turn_without_an_equals_sign_ends_the_episode() -> None:
     assert ProseCalculator().reply("The answer is 5 = five.") == ("", True, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("80 - 49", "31"), (" 5 x 12", "60"), ("7/2", "3.5"), ("-2 + 3 * 4", "10")],
+)
+def test_the_tool_works_a_whole_expression_out(expression: str, result: str) -> None:
+    assert calculate(expression) == result
+
+
+@pytest.mark.parametrize("expression", ["(3 + 4) * 5 + 2", "80 - 49 = 31", "80", "7 / 0", ""])
+def test_the_tool_gives_no_result_of_a_part_of_an_expression(expression: str) -> None:
+    assert calculate(expression).startswith("error: ")

@@ -10,9 +10,12 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from lrl.environments.tool_function import schema_of
 from lrl.errors import ConfigError
 from lrl.quickstart import smollm2
+from lrl.quickstart.calculator import calculate
 from lrl.training.model import find_model
+from tests import tiny_policies
 from tests.tiny_policies import CHAT_TEMPLATE
 
 LAYERS, HEADS, KEY_HEADS, WIDTH, INNER = 2, 4, 2, 64, 128
@@ -139,3 +142,45 @@ def test_without_a_package_the_setting_says_what_to_install(
         find_model(name)
     assert str(raised.value).startswith(f"model={name!r}: the package ")
     assert not list(tmp_path.glob("runs/*/*2*/"))
+
+
+CALLED = {"name": "calculate", "arguments": {"expression": "80 - 49"}}
+CONVERSATION = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "80 - 49?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALLED}]},
+    {"role": "tool", "name": "calculate", "content": "31"},
+]
+SHOWN = """\
+<|im_start|>system
+Be short.
+calculate(expression): Works out a calculation.<|im_end|>
+<|im_start|>user
+80 - 49?<|im_end|>
+<|im_start|>assistant
+[calculate(expression="80 - 49")]<|im_end|>
+<|im_start|>tool
+31<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def test_the_folder_with_tools_has_the_same_weights_and_shows_tools_calls_and_results(
+    tmp_path: Path,
+) -> None:
+    model = tiny_policies.tiny_llama(tmp_path / "policy")
+    own_template = AutoTokenizer.from_pretrained(model).chat_template
+    folder = smollm2.make_tools_policy(model, tmp_path / "tools")
+
+    weights = "model.safetensors"
+    assert (folder / weights).samefile(model / weights)
+    assert AutoTokenizer.from_pretrained(model).chat_template == own_template
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    form = {"tokenize": False, "add_generation_prompt": True}
+    shown = tokenizer.apply_chat_template(CONVERSATION, tools=[schema_of(calculate)], **form)
+    assert shown == SHOWN
+    without = tokenizer.apply_chat_template(CONVERSATION[1:2], **form)
+    assert without == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\n80 - 49?<|im_end|>\n<|im_start|>assistant\n"
+    )

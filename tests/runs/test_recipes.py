@@ -30,6 +30,7 @@ from lrl.callbacks.base import find_all
 from lrl.cli.lightning import LrlCLI
 from lrl.cli.main import main
 from lrl.cli.recipes import FOLDER, recipes
+from lrl.quickstart.calculator import calculate
 from lrl.routing.dispatch import LeastLoaded
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.viewer.rollout_file import RolloutIndex
@@ -190,6 +191,21 @@ def test_a_rule_of_dispatch_is_a_class_with_its_settings(build: Any, tmp_path: P
         and data.length_predictor.seen_prompts == 9
         and data.migration is None
     )
+
+
+@pytest.mark.parametrize("module", ["lrl.quickstart.calculator:", "lrl.quickstart.calculator."])
+@pytest.mark.parametrize(("environment", "setting"), [("Agent", "agent"), ("Tools", "tools")])
+def test_a_function_of_an_environment_has_each_form_of_a_name(
+    build: Any, environment: str, setting: str, module: str, tmp_path: Path
+) -> None:
+    name = f"{module}calculate"
+    named = {setting: name if setting == "agent" else [name]}
+    made = {"class_path": f"lrl.environments.{environment}", "init_args": named}
+    config = tmp_path / "environment.yaml"
+    config.write_text(yaml.safe_dump({"data": {"init_args": {"environment": made}}}))
+    _, _, data = build("--config", "calculator", "--config", str(config))
+    found = data.environment.environment
+    assert getattr(found, "agent", None) is calculate or found.functions == {"calculate": calculate}
 
 
 @pytest.mark.parametrize(("name", "rows"), [("gsm8k", gsm8k_rows(3)), ("math", math_rows(3))])

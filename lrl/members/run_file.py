@@ -16,6 +16,7 @@ from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
 from lrl.members.service import RegistryServer
 from lrl.system.auth import given_secret
+from lrl.system.config_errors import fault
 from lrl.system.endpoint import Location, is_loopback
 from lrl.system.process_identity import ProcessIdentity
 

@@ -68,8 +68,7 @@ class Rule:
 
 _TOO_FAR = "Lower data.max_lag to {below}, or model.lr."
 _SYNC_LESS = (
-    "Sync less often: raise WeightSync.every_n_steps to 2 or more, and data.max_lag to at least one "
-    "less than that."
+    "Sync less often: WeightSync.every_n_steps 2 or more, data.max_lag at least one below it."
 )
 _COMPARE = "Compare model.dtype with trainer.strategy.server.dtype, and look at model.attention."
 

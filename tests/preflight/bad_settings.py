@@ -500,7 +500,7 @@ WORDS: dict[str, Case] = {
     ),
     "a config that is not there": (
         ("--config", "no_such.yaml"),
-        ("no_such.yaml", "Shipped are calculator, gsm8k"),
+        ("no_such.yaml", "Shipped are agent, calculator, gsm8k"),
     ),
     "a misspelt recipe": (
         ("--config", "quickstrat"),

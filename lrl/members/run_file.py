@@ -51,7 +51,7 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Notes that whoever starts the run's members cannot know its token.
+    """Notes a fault: a run whose members others start has no token that they know.
 
     Args:
         setting: The launcher that leaves their start to others, such as `strategy.launcher is

@@ -79,6 +79,6 @@ def divided(
 def tree_lengths(
     lengths: Sequence[int], shared: int, longest: int, attention_tokens: int
 ) -> list[int]:
-    """Returns the tokens of each tree; the arguments are those of `divided`."""
+    """Returns the tokens of each tree. See `divided` for the arguments."""
     trees = divided(lengths, shared, longest, attention_tokens)
     return [sum(lengths[one] for one in tree) - shared * (len(tree) - 1) for tree in trees]

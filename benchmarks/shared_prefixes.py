@@ -3,12 +3,15 @@ each response.
 
     python -m benchmarks.shared_prefixes MODEL                 measure and print
     python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
+    python -m benchmarks.shared_prefixes MODEL --groups 1 --responses 16 --repeats 1 --shapes 1500x40
     python -m benchmarks.shared_prefixes MODEL --device gpu --groups 16 --micro-batch-tokens 16384
 
 MODEL is a folder in Hugging Face format. Groups of random tokens, with responses of 0.5 to 1.5
 times the mean length, are packed as in a run, with and without shared prompts, and go through
 forward and backward in turns: in float32 on a CPU, as bf16-mixed on a GPU. The medians of the
-seconds are compared. So are the gradients: no result may depend on it.
+seconds are compared; on a CPU they are those of the process on its cores, which no other work on
+the machine prolongs by its own. So are the gradients: no result may depend on it. Memory is the
+most that the process had, weights included.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from lrl.types import Group, MicroBatch, Prompt, Rollout
 RESULTS = Path(__file__).parent / "results" / "shared_prefixes.jsonl"
 HEAD = (
     "| model | machine | attention | groups x responses | prompt | response | tokens with copies | read once | seconds "
-    "with copies | read once | faster | gradient differs by |\n" + "|---" * 12 + "|"
+    "with copies | read once | faster | of the tokens' ratio | peak GiB with copies | read once | gradient differs by "
+    "|\n" + "|---" * 15 + "|"
 )
 
 
@@ -44,6 +48,12 @@ class Shape(NamedTuple):
     prompt: int
     response: int
     """Mean."""
+
+
+def shape_of(words: str) -> Shape:
+    """Returns the shape of, for instance, "300x40"."""
+    prompt, response = words.split("x")
+    return Shape(int(prompt), int(response))
 
 
 SHAPES = (Shape(6, 4), Shape(75, 30), Shape(100, 150), Shape(300, 30))
@@ -92,13 +102,14 @@ def passes(
     """Returns the seconds of all passes, and the gradient."""
     policy.zero_grad()
     machine.wait()
-    start = time.perf_counter()
+    clock = time.process_time if machine.device == "cpu" else time.perf_counter
+    start = clock()
     for micro in micros:
         with torch.autocast(machine.device, torch.bfloat16, enabled=machine.device == "cuda"):
             loss = policy.compute_loss(micro.to(machine.device))
         loss.backward()
     machine.wait()
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     weights = [weight.grad for weight in policy.parameters() if weight.grad is not None]
     return seconds, torch.cat([one.flatten() for one in weights])
 
@@ -119,10 +130,12 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
         "once": packed(groups, args.micro_batch_tokens, policy.attention_tokens),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    gradients, first = {}, {}
+    gradients, first, peaks = {}, {}, {}
     for turn in range(1 + args.repeats):
         for way, micros in ways.items():
+            machine.begin()
             taken, gradients[way] = passes(policy, micros, machine)
+            peaks[way] = machine.peak
             if turn:
                 seconds[way].append(taken)
             else:
@@ -132,6 +145,7 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
         "micro_batches": {way: len(ways[way]) for way in ways},
         "first_turn_s": first,
+        "peak_bytes": peaks,
         "seconds": {way: records.rounded(median(seconds[way])) for way in ways},
         "gradient_gap": records.rounded(gap.item()),
     }
@@ -140,6 +154,8 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
 def row(record: dict[str, Any]) -> str:
     """Returns a line of the table."""
     tokens, seconds = record["tokens"], record["seconds"]
+    faster = seconds["copies"] / seconds["once"]
+    peaks = {way: f"{size / 2**30:.2f}" for way, size in record.get("peak_bytes", {}).items()}
     cells = (
         record["model"],
         record["machine"],
@@ -151,7 +167,10 @@ def row(record: dict[str, Any]) -> str:
         f"{tokens['once']:,}",
         f"{seconds['copies']:.3g}",
         f"{seconds['once']:.3g}",
-        f"{seconds['copies'] / seconds['once']:.2f} times",
+        f"{faster:.2f} times",
+        f"{faster * tokens['once'] / tokens['copies']:.2f}",
+        peaks.get("copies", ""),
+        peaks.get("once", ""),
         f"{record['gradient_gap']:.1g}",
     )
     return f"| {' | '.join(map(str, cells))} |"
@@ -169,9 +188,12 @@ def main() -> None:
     parser.add_argument("--responses", type=int, default=8, help="of each group (%(default)s)")
     parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="(%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="turns of each way (%(default)s)")
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape_of, help="tokens of a prompt x mean of a response"
+    )
     parser.add_argument("--print-only", action="store_true", help="print what was measured")
     args = parser.parse_args()
-    shapes = GPU_SHAPES if args.device == "gpu" else SHAPES
+    shapes = args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES)
     wanted = [settings(args, shape) for shape in shapes]
     print(HEAD)
     for shape, made_with in zip(shapes, wanted, strict=True):

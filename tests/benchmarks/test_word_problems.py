@@ -14,7 +14,7 @@ from lrl.cli.main import main
 
 @pytest.mark.parametrize(
     ("device", "name", "objective"),
-    [("cpu", "calculator-0-lag4", "AIPO"), ("gpu", "calculator-0-lag4-PPO", "PPO")],
+    [("cpu", "calculator-0-lag4", "AIPO"), ("gpu", "calculator-0-lag4-PPO-short", "PPO")],
 )
 def test_the_recipe_takes_every_run(
     device: str, name: str, objective: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

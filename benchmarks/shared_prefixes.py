@@ -115,8 +115,10 @@ def passes(
 
 
 def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Times both ways in turns, after one turn that is not counted: kernels are compiled in it."""
+    """Times both ways in turns; on a GPU after one turn that is not counted: kernels are compiled
+    in it."""
     machine = MACHINES[args.device]()
+    warm_up = 1 if machine.device == "cuda" else 0
     policy = lrl.PolicyModule(
         args.model, objective=lrl.objectives.REINFORCE(), attention=args.attention
     )
@@ -131,15 +133,15 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     gradients, first, peaks = {}, {}, {}
-    for turn in range(1 + args.repeats):
+    for turn in range(warm_up + args.repeats):
         for way, micros in ways.items():
             machine.begin()
             taken, gradients[way] = passes(policy, micros, machine)
             peaks[way] = machine.peak
-            if turn:
-                seconds[way].append(taken)
-            else:
+            if turn == 0:
                 first[way] = records.rounded(taken)
+            if turn >= warm_up:
+                seconds[way].append(taken)
     gap = (gradients["once"] - gradients["copies"]).norm() / gradients["copies"].norm()
     return {
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},

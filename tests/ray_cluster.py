@@ -49,11 +49,9 @@ class RayNode:
             "--block",
         ]
         common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
-        environment = (
-            os.environ
-            | SETTINGS
-            | {MARK: self.mark, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{ROOT}"}
-        )
+        # A benchmark that uses this, too, has no PYTHONPATH.
+        path = f"{os.environ.get('PYTHONPATH', '')}:{ROOT}".lstrip(":")
+        environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": path}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*prefix, ray, "start", *words, *common],

@@ -1,9 +1,9 @@
 """How well the longest responses are predicted before they are written, on real prompts and without
 a generator.
 
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model random --lr 1e-3
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl --model random --lr 1e-3
 
 The responses are the data set's own solutions. Every prompt comes once, in steps, and is predicted
 before its length is learnt, as in the first epoch of a run. The table also has chance, the length

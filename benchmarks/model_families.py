@@ -73,7 +73,9 @@ def try_family(
 def layout_of(network: PreTrainedModel) -> str:
     """Returns what the responses of a model may share, for `Outcome.responses`."""
     shared = shared_by_responses(network)
-    return TREES if shared.prefixes else PACKED if shared.rows else ALONE
+    if shared.prefixes:
+        return TREES
+    return PACKED if shared.rows else ALONE
 
 
 def adapted_layers_of(folder: Path) -> str:

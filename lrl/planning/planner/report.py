@@ -51,7 +51,9 @@ def _times(number: int) -> str:
 
 
 def _played(episodes: Episodes, settings: Mapping[str, Any], of: Callable[[str], str]) -> str:
-    turns, turn, tool = episodes.turns, episodes.turn_lengths, episodes.tool_ms
+    turns = episodes.turns
+    turn = episodes.turn_lengths
+    tool = episodes.tool_ms
     answers = "at once" if tool is None else f"after {tool.mean / 1000:.3g} s in the mean"
     source = "--turns" if settings["turns"] else f"data.max_turns of {settings['base']}"
     return (

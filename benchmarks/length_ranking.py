@@ -152,7 +152,9 @@ def learn(
         last correlations of both guesses with what was found.
     """
     lengths, expected = LengthPredictor(ranker=ranker), []
-    guesses, fits, waits = [], [], []
+    guesses = []
+    fits = []
+    waits = []
     for start in tqdm(range(0, len(groups), step), unit="step", disable=None):
         part = groups[start : start + step]
         lengths.look_ahead([group.prompt for group in part])

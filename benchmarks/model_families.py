@@ -27,7 +27,9 @@ from lrl.training.model import open_network
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
 SCALE = 4.0
-TREES, PACKED, ALONE = "share prompts", "share rows", "one a row"
+TREES = "share prompts"
+PACKED = "share rows"
+ALONE = "one a row"
 REFUSED, NOT_TRIED = "refused", "not tried"
 ALL, NONE = "all", "none"
 ROW = re.compile(

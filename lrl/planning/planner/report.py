@@ -153,10 +153,11 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
     training, writing = plan.training, plan.generation.writing
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     if plan.bound == "training":
+        trainers = "1 device" if training.devices == 1 else f"{training.devices} devices"
         return (
-            f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and "
-            "pacing holds the generators back. A larger cluster or fewer responses would shorten "
-            "the step; more lag would not."
+            f"Training binds: it takes {training.seconds:.3g} s on {trainers}, and pacing holds "
+            "the generators back. A larger cluster or fewer responses would shorten the step; more "
+            "lag would not."
         )
     if plan.bound == "writing":
         return (

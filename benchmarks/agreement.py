@@ -94,7 +94,8 @@ async def ask(
     server: Any, tokens: list[int], prompt: list[int]
 ) -> tuple[list[float], list[Response]]:
     """Returns the generator's log-probs of the text, and responses to its beginning."""
-    client, found = GeneratorClient(server.url, server.name, server.token), []
+    client = GeneratorClient(server.url, server.name, server.token)
+    found = []
     parameters = Sampling(max_tokens=RESPONSE_TOKENS).as_vllm(n=1, written=0)
     try:
         logprobs = await client.prompt_logprobs(tokens, salt="text", deadline_s=600.0)
@@ -116,7 +117,8 @@ def measure(policy: str, dtype: Rounded, folder: Path) -> dict[str, Any]:
     module.configure_model()
     positions = module.network.config.get_text_config().max_position_embeddings
     tokens = text_of(policy, module, min(TOKENS, positions - RESPONSE_TOKENS))
-    text, prompt = Text(module.prompt_logprobs, tokens, [dtype]), tokens[: len(tokens) // 4]
+    text = Text(module.prompt_logprobs, tokens, [dtype])
+    prompt = tokens[: len(tokens) // 4]
     settings = lrl.ServerSettings(
         max_model_len=len(tokens) + RESPONSE_TOKENS,
         max_num_seqs=RESPONSES,

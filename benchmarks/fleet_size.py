@@ -42,7 +42,9 @@ from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.types import Prompt, Sampling
 
-RESPONSES, CAPACITY, RATE = 8, 128, 40.0
+RESPONSES = 8
+CAPACITY = 128
+RATE = 40.0
 """Of a group; at once in a generator; tokens a second of each."""
 PROMPT_TOKENS = 256
 STUB_PROCESSES = 2
@@ -121,7 +123,8 @@ class Rank0:
             max_lag=LAG,
             last_step=10**6,
         )
-        pool, sampling = GeneratorPool(self.generators), Sampling(n=RESPONSES, max_tokens=10**6)
+        pool = GeneratorPool(self.generators)
+        sampling = Sampling(n=RESPONSES, max_tokens=10**6)
         self.controller = Controller(
             NumberedPrompts(),
             pool,

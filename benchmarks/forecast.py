@@ -93,7 +93,9 @@ def steps_of(args: argparse.Namespace, name: str) -> int:
 
 def measure(args: argparse.Namespace, name: str) -> list[Record]:
     """Makes one run; returns its timeline."""
-    scene, rows, folder = SCENES[name], list(made_up_rows(ROWS)), args.folder / name
+    scene = SCENES[name]
+    rows = list(made_up_rows(ROWS))
+    folder = args.folder / name
     policy = args.folder / "policy"
     make_policy(llama("5m"), [row["question"] for row in rows], policy, "cpu")
     (folder / "timeline.jsonl").unlink(missing_ok=True)

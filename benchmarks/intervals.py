@@ -31,7 +31,8 @@ def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float
     low, high = wilson_interval(mean, problems)
     if len(accuracies) > 1:
         half = half_width(accuracies)
-        low, high = min(low, max(0.0, mean - half)), max(high, min(1.0, mean + half))
+        low = min(low, max(0.0, mean - half))
+        high = max(high, min(1.0, mean + half))
     return mean, low, high
 
 

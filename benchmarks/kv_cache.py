@@ -142,7 +142,9 @@ def measure(
 ) -> dict[str, Any]:
     """Makes one run."""
     L.seed_everything(seed, verbose=False)
-    short, watch, last = cell.responses == "short", Watch(), held_out(10**6)
+    short = cell.responses == "short"
+    watch = Watch()
+    last = held_out(10**6)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=2,
@@ -161,7 +163,8 @@ def measure(
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    objective, lr = lrl.objectives.AIPO(rho=4.0), LEARNING_RATES[cell.responses]
+    objective = lrl.objectives.AIPO(rho=4.0)
+    lr = LEARNING_RATES[cell.responses]
     module = lrl.PolicyModule(str(policy), objective=objective, lr=lr, warmup_steps=5)
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts("lrl.quickstart.task:problems", seed=seed),

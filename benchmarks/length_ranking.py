@@ -1,9 +1,9 @@
 """How well the longest responses are predicted before they are written, on real prompts and without
 a generator.
 
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
-    python -m benchmarks.length_ranking --rows ../shared/data/gsm8k/train.jsonl --model random --lr 1e-3
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl --model Qwen/Qwen2.5-0.5B
+    python -m benchmarks.length_ranking --rows FOLDER/gsm8k/train.jsonl --model random --lr 1e-3
 
 The responses are the data set's own solutions. Every prompt comes once, in steps, and is predicted
 before its length is learnt, as in the first epoch of a run. The table also has chance, the length
@@ -152,7 +152,9 @@ def learn(
         last correlations of both guesses with what was found.
     """
     lengths, expected = LengthPredictor(ranker=ranker), []
-    guesses, fits, waits = [], [], []
+    guesses = []
+    fits = []
+    waits = []
     for start in tqdm(range(0, len(groups), step), unit="step", disable=None):
         part = groups[start : start + step]
         lengths.look_ahead([group.prompt for group in part])

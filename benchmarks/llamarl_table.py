@@ -87,8 +87,10 @@ def workload(responses: int, mean: int, max: int, prompt: int) -> Workload:
 
 def forecasts(row: Row, work: Workload) -> dict[str, Plan]:
     """Returns the fastest plan of each design."""
-    cluster, shape = parse_cluster(f"{row.devices}xH100"), read_shape(row.config)
-    plain, eight_bits = Layouts(shape, work), Layouts(shape, work, ("bf16", "fp8"))
+    cluster = parse_cluster(f"{row.devices}xH100")
+    shape = read_shape(row.config)
+    plain = Layouts(shape, work)
+    eight_bits = Layouts(shape, work, ("bf16", "fp8"))
     found = (
         _one_layout(plain, cluster),
         synchronous(plain, cluster),
@@ -200,7 +202,8 @@ def implied_table(paired: list[tuple[Row, dict[str, Any]]]) -> str:
         "|---" * 4 + "|",
     ]
     for row, one in paired:
-        rest, longest = row.synchronous_s - one["training_s"][DESIGNS[0]], one["workload"]["max"]
+        rest = row.synchronous_s - one["training_s"][DESIGNS[0]]
+        longest = one["workload"]["max"]
         ours = one["writing_s"][DESIGNS[0]]
         lines.append(
             f"| {row.model} | {rest:.1f} | {1e3 * rest / longest:.1f} | {1e3 * ours / longest:.1f} "

@@ -27,7 +27,9 @@ from lrl.training.model import open_network
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
 SCALE = 4.0
-TREES, PACKED, ALONE = "share prompts", "share rows", "one a row"
+TREES = "share prompts"
+PACKED = "share rows"
+ALONE = "one a row"
 REFUSED, NOT_TRIED = "refused", "not tried"
 ALL, NONE = "all", "none"
 ROW = re.compile(
@@ -73,7 +75,9 @@ def try_family(
 def layout_of(network: PreTrainedModel) -> str:
     """Returns what the responses of a model may share, for `Outcome.responses`."""
     shared = shared_by_responses(network)
-    return TREES if shared.prefixes else PACKED if shared.rows else ALONE
+    if shared.prefixes:
+        return TREES
+    return PACKED if shared.rows else ALONE
 
 
 def adapted_layers_of(folder: Path) -> str:

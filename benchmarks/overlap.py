@@ -88,7 +88,8 @@ def measure(
     args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
 ) -> dict[str, float]:
     """Returns the mean seconds a step of one system, and their parts."""
-    system, draws = systems(lengths, args.micro_batch_tokens, args.dtype)[name], LENGTHS[lengths]
+    system = systems(lengths, args.micro_batch_tokens, args.dtype)[name]
+    draws = LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
         times = train_alone(system, policy, draws, WARM_UP + args.steps, args.folder)

@@ -70,7 +70,9 @@ def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
     """Yields word problems in the form of GSM8K, always the same."""
     rng = random.Random(0)
     for _ in range(count):
-        a, b, c = rng.randrange(2, 90), rng.randrange(2, 20), rng.randrange(2, 12)
+        a = rng.randrange(2, 90)
+        b = rng.randrange(2, 20)
+        c = rng.randrange(2, 12)
         name = rng.choice(["Ada", "Ben", "Chloe", "Dev", "Elif", "Femi"])
         question = (
             f"{name} has {a} apples and buys {b} baskets with {c} apples each. On the way home "

@@ -31,7 +31,9 @@ from lrl.rollouts.bin_packing import BinPacker, Rows
 
 RANKS = (2, 4, 8, 16)
 RESPONSES, PROMPT_TOKENS = 16, 200
-MEAN, SIGMA, LONGEST = 2000, 1.0, 20_000
+MEAN = 2000
+SIGMA = 1.0
+LONGEST = 20_000
 MICRO_BATCH_TOKENS = 32_768
 HEAD = (
     "| ranks | responses | rounds | loss, lrl | in lockstep | in turn |\n|---|---|---|---|---|---|"

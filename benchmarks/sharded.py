@@ -101,7 +101,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system (%(default)s)")
     arguments.add_places(parser, "sharded", plot=False)
     settings = parser.parse_args()
-    policy, weights = settings.folder / settings.size, 4 * num_parameters(llama(settings.size))
+    policy = settings.folder / settings.size
+    weights = 4 * num_parameters(llama(settings.size))
     settings.folder.mkdir(parents=True, exist_ok=True)
     make_policy(llama(settings.size), [row["question"] for row in made_up_rows()], policy, "cpu")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in SYSTEMS}

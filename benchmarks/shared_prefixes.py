@@ -132,7 +132,9 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
         "once": packed(groups, args.micro_batch_tokens, policy.attention_tokens),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    gradients, first, peaks = {}, {}, {}
+    gradients = {}
+    first = {}
+    peaks = {}
     for turn in range(warm_up + args.repeats):
         for way, micros in ways.items():
             machine.begin()

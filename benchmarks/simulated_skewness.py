@@ -156,10 +156,8 @@ def case_s(model: Model, case: str, longest: int, seed: int) -> float:
 def floor_s(model: Model, longest: int, seed: int) -> float:
     """Returns the seconds of the longest response, alone on a generator."""
     tokens = told("oracle", longest, seed).quantile(1.0)
-    first, last = (
-        model.decode_s(1, PROMPT_TOKENS),
-        model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1),
-    )
+    first = model.decode_s(1, PROMPT_TOKENS)
+    last = model.decode_s(1, PROMPT_TOKENS + int(tokens) - 1)
     return model.prefill_s(PROMPT_TOKENS) + tokens / 2 * (first + last)
 
 

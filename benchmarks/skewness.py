@@ -181,7 +181,8 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace) -> None:
     """Measures all cases in turn, `args.repeats` times; appends a record for each run."""
     # With lag, steps are written ahead of their waits.
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))
-    decode_latency, alone = calibrate(servers, on_policy), alone_ms(servers, on_policy)
+    decode_latency = calibrate(servers, on_policy)
+    alone = alone_ms(servers, on_policy)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
     generate(

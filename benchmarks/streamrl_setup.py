@@ -36,7 +36,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PTL_MS = (8.4, 8.7, 8.9, 9.0, 9.4, 10.2, 11.7, 15.2, 22.0, 37.0)
 """Milliseconds per token of each response of such a batch, 7B on an H800 (figure 6, read off the
 plot)."""
-H800_BYTES, H800_FLOPS, H800_BYTES_PER_S = 80e9, 989.5e12, 3.35e12
+H800_BYTES = 80e9
+H800_FLOPS = 989.5e12
+H800_BYTES_PER_S = 3.35e12
 SIGMA = 0.9
 RANKER_BLUR = 0.2
 """Noise with which the longest 20 % of these lengths are found at the rate of the paper's ranker

@@ -22,10 +22,13 @@ from aiohttp import web
 from lrl.generators.frames import HOLD_S, WRITE, Part, pack
 from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
 
-MEDIAN, SIGMA, LONGEST = 400, 0.8, 4000
+MEDIAN = 400
+SIGMA = 0.8
+LONGEST = 4000
 """Of the lognormal lengths, in tokens: one in a hundred responses is six times as long as the
 median."""
-TOKENS, LOGPROBS = list(range(LONGEST)), array("f", [-0.5] * LONGEST).tolist()
+TOKENS = list(range(LONGEST))
+LOGPROBS = array("f", [-0.5] * LONGEST).tolist()
 
 
 def lengths() -> LengthSampler:
@@ -52,7 +55,9 @@ class StubGenerator:
     async def _write(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         number = body["token_ids"][0]
         left = dict(enumerate(self.lengths.of(number, number, body["sampling_params"]["n"])))
-        stream, written, started = web.StreamResponse(), 0, asyncio.get_running_loop().time()
+        stream = web.StreamResponse()
+        written = 0
+        started = asyncio.get_running_loop().time()
         await stream.prepare(request)
         while left:
             await asyncio.sleep(HOLD_S)

@@ -70,7 +70,8 @@ def measure(server: LentServer, args: argparse.Namespace, seed: int) -> dict[str
 
 def row(record: dict[str, Any]) -> str:
     """Returns a run as a line of the table."""
-    first, last = record["evaluations"][0]["accuracy"], record["evaluations"][-1]["accuracy"]
+    first = record["evaluations"][0]["accuracy"]
+    last = record["evaluations"][-1]["accuracy"]
     lags = [lag for lag in record["series"]["lag_mean"] if lag is not None]
     largest = max(lag for lag in record["series"]["lag_max"] if lag is not None)
     mean = sum(lags) / len(lags)

@@ -173,10 +173,8 @@ def save_tiny(
 
 
 def _small(default: PreTrainedConfig, needs: dict[str, Any]) -> PreTrainedConfig:
-    kind, defaults = (
-        type(default),
-        {name: value for name, value in vars(default).items() if name[0] != "_"},
-    )
+    kind = type(default)
+    defaults = {name: value for name, value in vars(default).items() if name[0] != "_"}
     given = {
         name: _small(value, NEEDS.get(value.model_type, {}))
         for name, value in defaults.items()

@@ -232,7 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rounds(server: Server, args: argparse.Namespace) -> dict[str, list[list[float]]]:
     """Returns the figures of every round of each way, the ways in turn; a short round before warms
     up."""
-    processes, figures = processes_of(server), {way: list[list[float]]() for way in args.ways}
+    processes = processes_of(server)
+    figures = {way: list[list[float]]() for way in args.ways}
     asyncio.run(set_version(server))
     for repeat in range(-1, args.repeats):
         for way in args.ways:

@@ -122,7 +122,8 @@ def measure(args: argparse.Namespace, lengths: str, examples: int) -> dict[str, 
     policy = Beside(str(model), lr=timed_run.LR, dtype="float32")
     trainer = quiet_trainer(WARM_UP + args.steps, args.folder, callbacks=[data.supervisor])
     trainer.fit(policy, data)
-    lrl_s, plain_s = median(policy.lrl_s[WARM_UP:]), median(policy.plain_s[WARM_UP:])
+    lrl_s = median(policy.lrl_s[WARM_UP:])
+    plain_s = median(policy.plain_s[WARM_UP:])
     wanted = flops(policy.network.config, policy.tokens, policy.response_tokens)
     return {
         "prompt_tokens": len(prompts[0].token_ids),

@@ -119,7 +119,8 @@ class Receiver:
 
 def copy(host: str, port: int, size: int) -> None:
     """Reads `size` bytes from a plain connection into a file in shared memory, and removes it."""
-    path, left = Path(SHARED_MEMORY, f"{os.environ[FILES_VARIABLE]}copy"), size
+    path = Path(SHARED_MEMORY, f"{os.environ[FILES_VARIABLE]}copy")
+    left = size
     buffer = memoryview(bytearray(2**20))
     with socket.create_connection((host, port)) as connection, path.open("wb") as file:
         while left:

@@ -161,7 +161,8 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
             [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers]
         )
         scene.loop.wait(copies, DEADLINE_S, "plain copies")
-        seconds, mb = time.monotonic() - started, len(scene.receivers) * size / MB
+        seconds = time.monotonic() - started
+        mb = len(scene.receivers) * size / MB
     path.unlink()
     return {
         "sync_s": seconds,

@@ -60,7 +60,8 @@ def slow_links(count: int, mbit: int) -> Iterator[list[tuple[str, list[str]]]]:
         subprocess.CalledProcessError: The machine does not allow it.
     """
     mark = secrets.token_hex(3)
-    bridge, slow = f"b{mark}", ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "100ms"]
+    bridge = f"b{mark}"
+    slow = ["tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "100ms"]
     with ExitStack() as ends:
         run("ip", "link", "add", bridge, "type", "bridge")
         ends.callback(run, "ip", "link", "delete", bridge)

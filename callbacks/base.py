@@ -20,12 +20,12 @@ class OnRankZero(L.Callback):
 
 
 class FollowRankZero(L.Callback):
-    """Has the other ranks obey rank 0's commands while it runs a row of its own callbacks.
+    """Has the other ranks obey rank 0's commands while rank 0 runs callbacks that it alone has.
 
-    It stands after that row on rank 0, and in its place on the others.
+    It follows those callbacks on rank 0, and takes their place on the others.
 
     Args:
-        last: Whether there is no further row.
+        last: Whether rank 0 has no further such callbacks after these.
     """
 
     def __init__(self, last: bool = False) -> None:
@@ -62,8 +62,8 @@ class NewMetrics:
 
     def read(self, trainer: L.Trainer) -> dict[str, Tensor]:
         """Returns the new metrics by name."""
-        shown, seen = dict(trainer.callback_metrics), self._seen
-        self._seen = shown
+        seen = self._seen
+        self._seen = shown = dict(trainer.callback_metrics)
         # Lightning keeps showing the value of a metric that a step does not log; only a new value
         # has its own memory.
         return {

@@ -61,7 +61,7 @@ def default_callbacks(trainer: L.Trainer) -> list[L.Callback]:
         find(trainer, LoggersMayFail) or LoggersMayFail(),
         find(trainer, LastCheckpoint) or LastCheckpoint(),
     ]
-    # Behind the user's.
+    # After the user's.
     together = [find(trainer, StopTogether) or StopTogether()] if trainer.world_size > 1 else []
     return [one for one in (*needed, monitors, *together) if one not in callbacks]
 

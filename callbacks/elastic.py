@@ -80,7 +80,8 @@ class Elastic(OnRankZero):
     ) -> None:
         """Judges the step that has just ended."""
         fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
-        times, generators = Throughput.needed_by(self, trainer).times, len(fleet.rollouts.alive)
+        times = Throughput.needed_by(self, trainer).times
+        generators = len(fleet.rollouts.alive)
         self._more = self._more + 1 if lacks_one(times, generators) else 0
         self._fewer = self._fewer + 1 if has_one_too_many(times, generators) else 0
         run = run_folder(trainer)

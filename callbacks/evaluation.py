@@ -195,7 +195,9 @@ class Evaluation(OnRankZero):
         )
         pool, version = data.fleet.rollouts, weight_sync.newest
         if data.fleet.evaluation is not None and trainer.training:
-            pool, beside_rollouts, version = data.fleet.evaluation, False, trainer.global_step
+            pool = data.fleet.evaluation
+            beside_rollouts = False
+            version = trainer.global_step
             weight_sync.sync_now(trainer, trainer.lightning_module, pool)
         generate = pool.generate_spare if beside_rollouts else pool.generate
         if (episodes := data.episodes(pool, spare=beside_rollouts)) is not None:

@@ -65,10 +65,7 @@ class LastCheckpoint(L.Callback):
             return
         try:
             rank_zero_info(self._save(trainer))
-        except (
-            RankLostError,
-            NotListeningError,
-        ) as error:
+        except (RankLostError, NotListeningError) as error:
             # A part of a sharded policy is lost, or out of reach.
             log.error("The last checkpoint could not be made. %s", error)
         except Exception:

@@ -30,6 +30,7 @@ MB = 2**20
 SHOWN_PROMPT = 200
 """Characters of a prompt in a list of groups."""
 DIGITS = 4
+"""Digits after the point of a number in the file."""
 
 
 class RolloutFile(OnRankZero):
@@ -60,7 +61,7 @@ class RolloutFile(OnRankZero):
         self._full = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps the groups of finished steps."""
+        """Removes the groups of steps that this run trains again."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The file of rollouts", path):
@@ -106,9 +107,8 @@ class RolloutFile(OnRankZero):
         return text
 
     def _thinned(self, size: int) -> int:
-        """Returns how many of its steps one is written for, in a file of this size; warns when they
-        become fewer."""
-        left = max(1 - size / (self.max_mb * MB), 2.0**-20)
+        """Returns N where one step in N is written, for a file of this size; warns when N grows."""
+        left = max(1 - size / (self.max_mb * MB), 2.0**-20)  # a full file has a logarithm, too
         one_of = 4 ** math.floor(-math.log2(left))
         if one_of > self._sparsest:
             self._sparsest = one_of
@@ -154,7 +154,8 @@ def log_ratios(stream: StepStream, policy: Any) -> dict[int, dict[int, float]]:
     if len(passes) != len(stream.packer.on_first_rank):
         return found
     for samples, (owners, ratios) in zip(stream.packer.on_first_rank, passes, strict=True):
-        owners, ratios = owners.cpu(), ratios.cpu()
+        owners = owners.cpu()
+        ratios = ratios.cpu()
         for number, sample in enumerate(samples):
             own = ratios[owners == number].tolist()
             # A `compute_loss` of one's own may measure a part of the tokens, nobody knows which.
@@ -241,10 +242,10 @@ def response_record(
         "token_ids": rollout.token_ids,
         "texts": texts(rollout.token_ids),
         "logprobs": list(map(_rounded, rollout.logprobs)),
-        "versions": _runs(versions),
-        "trained": _runs(trained),
+        "versions": _run_lengths(versions),
+        "trained": _run_lengths(trained),
         "log_ratios": None if ratios is None else [_rounded(ratios.get(one)) for one in places],
-        "advantages": _runs(_advantages(samples[0])) if samples else None,
+        "advantages": _run_lengths(_advantages(samples[0])) if samples else None,
         "forks": [list(fork) for fork in rollout.forks],
         "turn_ends": rollout.turn_ends,
         "turn_rewards": list(map(_rounded, rollout.turn_rewards)),
@@ -261,7 +262,8 @@ def _advantages(sample: TrainingSample) -> list[float | None]:
     return [_rounded(value) for value in values.tolist()]
 
 
-def _runs(values: Iterable[Any]) -> list[list[Any]]:
+def _run_lengths(values: Iterable[Any]) -> list[list[Any]]:
+    """Returns each value once, with the number of times that it stands in a row."""
     return [[value, len(list(equal))] for value, equal in groupby(values)]
 
 

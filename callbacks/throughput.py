@@ -93,10 +93,8 @@ class Throughput(OnRankZero):
         sync = find(trainer, WeightSync)
         times = self.times = self._lap(data)
         times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
-        generated, recomputed = (
-            data.controller.generated_tokens,
-            sync.recomputed_tokens if sync else 0,
-        )
+        generated = data.controller.generated_tokens
+        recomputed = sync.recomputed_tokens if sync else 0
         fetched, sent = (sync.fetched_bytes, sync.sent_bytes) if sync else (0, 0)
         self.generated_tokens_per_s = (generated - self._generated) / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")

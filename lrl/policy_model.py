@@ -304,7 +304,8 @@ class PolicyModel(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores the state of the reference. Raises ConfigError for a checkpoint with other
         adapters."""
-        saved, own = checkpoint.get("lora"), None if self.lora is None else asdict(self.lora)
+        saved = checkpoint.get("lora")
+        own = None if self.lora is None else asdict(self.lora)
         if saved != own:
             raise ConfigError(
                 f"The checkpoint was made with model.lora {saved}, and it is {own}: resume with "

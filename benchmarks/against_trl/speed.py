@@ -142,10 +142,8 @@ def make_job(
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
     drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
-    prompts, paths = (
-        folder / "prompts.jsonl",
-        {"folder": str(folder), "lengths": str(folder / "lengths.json")},
-    )
+    prompts = folder / "prompts.jsonl"
+    paths = {"folder": str(folder), "lengths": str(folder / "lengths.json")}
     rows = few_shot.rows(args.examples)
     prompts.write_text("".join(json.dumps(rows[group % len(rows)]) + "\n" for group in groups))
     Path(paths["lengths"]).write_text(json.dumps(by_step))

@@ -71,7 +71,10 @@ class Timed(GRPOTrainer):
 
     def force(self, lengths: list[list[int]]) -> None:
         """Sets the lengths of the coming responses, a list for each step."""
-        self.written_s, self.tokens, arriving, generate = 0.0, 0, iter(lengths), self.model.generate
+        self.written_s = 0.0
+        self.tokens = 0
+        arriving = iter(lengths)
+        generate = self.model.generate
 
         def forced(input_ids: torch.Tensor, **more: Any) -> Any:
             exact = Exactly(input_ids.shape[1], next(arriving), self.processing_class.eos_token_id)

@@ -77,7 +77,8 @@ def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any
         (target.folder / "stop").touch()
         target.wait(WAIT_S)
         left = target.leftovers()
-    lineage, end = surviving(target.lines("step")), target.lines("end")[-1]
+    lineage = surviving(target.lines("step"))
+    end = target.lines("end")[-1]
     return {
         "faults": faults,
         "seconds": round(time.monotonic() - started, 1),

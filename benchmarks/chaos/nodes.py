@@ -145,9 +145,13 @@ def plan(kind: str, places: list[str], faults: list[str] | None) -> list[tuple[s
 
 def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str, Any]:
     """Makes all launches of one run, and its record."""
-    started, token, kind = time.monotonic(), secrets.token_hex(16), settings.second_node
+    started = time.monotonic()
+    token = secrets.token_hex(16)
+    kind = settings.second_node
     shutil.rmtree(settings.folder, ignore_errors=True)
-    found, left, whole = [], dict[str, Any](), False
+    found = []
+    left = dict[str, Any]()
+    whole = False
     with second_node(kind, token) as (node, beside):
         settings = TargetSettings(**vars(settings) | {"launcher": settings_words(beside)})
         while not whole:  # the last launch ends by itself
@@ -222,7 +226,8 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
     target.wait_for(
         lambda: len(target.lines("step")) >= last, WAIT_S, f"the steps after it ({fault})"
     )
-    losses, returns = target.lines("lost")[lost:], target.lines("whole")[whole:]
+    losses = target.lines("lost")[lost:]
+    returns = target.lines("whole")[whole:]
     return found | {
         "lost_s": round(losses[0]["time"] - at, 1) if losses else None,
         "whole_s": round(returns[-1]["time"] - at, 1) if returns else None,
@@ -232,7 +237,8 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
 
 def is_whole(target: Target, lost: int, whole: int) -> bool:
     """Whether all generators serve: none was lost since, or they are all back."""
-    losses, returns = target.lines("lost")[lost:], target.lines("whole")[whole:]
+    losses = target.lines("lost")[lost:]
+    returns = target.lines("whole")[whole:]
     return not losses or bool(returns and returns[-1]["time"] > losses[-1]["time"])
 
 
@@ -264,7 +270,8 @@ def end_machine(node: RayNode) -> None:
     memory: it would be gone with the machine."""
     processes = node.processes()
     suspend_all(processes)  # a generator that starts would map more between the look and the end
-    inodes, names = mapped(one.pid for one in processes), prefixes(processes)
+    inodes = mapped(one.pid for one in processes)
+    names = prefixes(processes)
     kill_all(processes)
     node.close()
     remove_shared(names, inodes)

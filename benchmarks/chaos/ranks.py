@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RANKS = 2
 CALLS = {"load": 1, "step": 2, "sync": 60, "save": 2, "export": 1}
 """The call at which a rank dies: that of a sync is in the one after the first step, and that of a
-checkpoint in the second. The export comes when all steps are done, and only behind a step: see
+checkpoint in the second. The export comes when all steps are done, and only after a step: see
 `steps_until`."""
 
 EXPLAINED = "look for its error above"
@@ -72,7 +72,7 @@ def measure(settings: TargetSettings) -> dict[str, Any]:
 def steps_until(steps: int, place: str, rank: int) -> int:
     """Returns the last step of the launch that ends by this death, of a run of `steps`.
 
-    A run that resumes behind its last step has nothing to export. So each launch that dies in the
+    A run that resumes after its last step has nothing to export. So each launch that dies in the
     export has a step more than the one before it.
     """
     return steps - 1 - rank if place == "export" else steps

@@ -120,7 +120,8 @@ class StepRecorder(OnRankZero):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes `end`, with the evaluation if there is one."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        ledger, evaluation = data.state_dict()["ledger"], find(trainer, Evaluation)
+        ledger = data.state_dict()["ledger"]
+        evaluation = find(trainer, Evaluation)
         self.journal.write(
             "end",
             step=trainer.global_step,

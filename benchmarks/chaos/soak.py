@@ -96,7 +96,8 @@ def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any
         samples = watch(target, faults, args.sample_s)
         target.wait(WAIT_S)
         left = target.leftovers()
-    lineage, end = surviving(target.lines("step")), target.lines("end")[-1]
+    lineage = surviving(target.lines("step"))
+    end = target.lines("end")[-1]
     settled = [sample for sample in samples if sample["whole"] and sample["step"] >= args.settle]
     return {
         "faults": dict(faults.counts),
@@ -210,10 +211,8 @@ def table(record: dict[str, Any]) -> str:
             f"{line['trainer_heap_mib']:.2f} MiB and {line['trainer_python_blocks']:,.0f} blocks"
         )
         rows.append(f"\nBehind a full collection after step {line['step']}: {held_then} given out.")
-    faults, trained = (
-        ", ".join(f"{times} {kind}" for kind, times in record["faults"].items()),
-        record["trained"],
-    )
+    faults = ", ".join(f"{times} {kind}" for kind, times in record["faults"].items())
+    trained = record["trained"]
     wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
     rows.append(
         f"\nFaults: {faults or 'none'}. Prompts trained: {trained['prompts']} ({wrong}). "

@@ -147,7 +147,9 @@ def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettin
 
 def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]:
     """Makes one run, from its start to its record."""
-    settings, proxies, tokens = run_settings(args, plan), dict[int, Proxy](), TokenRecorder()
+    settings = run_settings(args, plan)
+    proxies = dict[int, Proxy]()
+    tokens = TokenRecorder()
     sync = BreakingSync(plan, proxies, settle_s=2 * args.heartbeat + 3.0, deadline_s=args.deadline)
     strategy = BehindProxies(
         proxies,
@@ -169,7 +171,8 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    policy, data = make_module(settings, lrl.objectives.AIPO(rho=4.0)), make_data(settings)
+    policy = make_module(settings, lrl.objectives.AIPO(rho=4.0))
+    data = make_data(settings)
     started = time.monotonic()
     with short_backoffs():
         trainer.fit(policy, data)

@@ -28,7 +28,9 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system import job_supervisor
 from lrl.weights import staged_file
 
-INIT, PROBE, STAGE = "/init_weight_transfer_engine", "probe", "stage"
+INIT = "/init_weight_transfer_engine"
+PROBE = "probe"
+STAGE = "stage"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
 ON_THE_WAY: tuple[Kind, ...] = get_args(Kind)[:6]
 TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")

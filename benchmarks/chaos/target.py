@@ -140,10 +140,8 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))
-    folder, rank = (
-        Path(settings.folder).resolve(),
-        int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0))),
-    )
+    folder = Path(settings.folder).resolve()
+    rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
     if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
         death.prepare(folder / "died")
     if rank == 0:

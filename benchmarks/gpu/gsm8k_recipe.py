@@ -98,7 +98,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         subprocess.CalledProcessError: The run failed.
     """
-    policy, over = args.folder / f"policy-{args.size}", args.folder / "over.yaml"
+    policy = args.folder / f"policy-{args.size}"
+    over = args.folder / "over.yaml"
     questions = [
         row["question"] for row in read_rows(str(args.data / "gsm8k/train.jsonl"), None, "train")
     ]

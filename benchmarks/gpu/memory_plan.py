@@ -64,7 +64,9 @@ class MemoryPlan:
 def plan_memory(config: LlamaConfig) -> MemoryPlan:
     """Returns the memory of a run with a policy of this shape, all of it in bfloat16 but the
     logits."""
-    layers, hidden, head_dim = config.num_hidden_layers, config.hidden_size, config.head_dim
+    layers = config.num_hidden_layers
+    hidden = config.hidden_size
+    head_dim = config.head_dim
     checkpoints = MICRO_BATCH_TOKENS * layers * hidden * 2
     # Forward and backward.
     one_layer = MICRO_BATCH_TOKENS * (10 * hidden + 4 * config.intermediate_size) * 2 * 2

@@ -32,11 +32,10 @@ class CheckpointFolder(CheckpointFile):
     them cannot."""
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
-        target, leads = Path(path), dist.get_rank() == 0
-        unfinished, older = (
-            target.with_name(target.name + UNFINISHED),
-            target.with_name(target.name + REPLACED_SUFFIX),
-        )
+        target = Path(path)
+        leads = dist.get_rank() == 0
+        unfinished = target.with_name(target.name + UNFINISHED)
+        older = target.with_name(target.name + REPLACED_SUFFIX)
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}
         parts |= {

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+STATUS_WIDTH = max(map(len, STYLES))
+GAP = "  "
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Check:
     status: Literal["ok", "warning", "wrong"]
     """`warning`: runs work, with a limit. `wrong`: they do not."""
     found: str
+    """What the machine has, or lacks."""
     remedy: str = ""
 
 
@@ -29,13 +32,12 @@ def show(rows: Sequence[Check]) -> int:
     console = Console(highlight=False)
     width = max(len(check.name) for check in rows)
     for check in rows:
-        status, name = (
-            Text(f"{check.status:<7}", STYLES[check.status]),
-            Text(f"{check.name:<{width}}", "bold"),
-        )
+        status = Text(f"{check.status:<{STATUS_WIDTH}}", STYLES[check.status])
+        name = Text(f"{check.name:<{width}}", "bold")
         # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
-        console.print(Text("  ").join((status, name, Text(check.found))), soft_wrap=True)
+        console.print(Text(GAP).join((status, name, Text(check.found))), soft_wrap=True)
         if check.remedy:
-            console.print(Text(f"{'':<{width + 11}}type: {check.remedy}", "cyan"), soft_wrap=True)
+            indent = " " * (STATUS_WIDTH + len(GAP) + width + len(GAP))
+            console.print(Text(f"{indent}type: {check.remedy}", "cyan"), soft_wrap=True)
     console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
     return int(count["wrong"] > 0)

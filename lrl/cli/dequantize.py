@@ -28,10 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "model", help="the quantised model: a folder in Hugging Face format, or a name on the hub"
     )
     parser.add_argument("folder", type=Path, help="where to write it; a new folder")
-    kinds, help_text = (
-        ("bfloat16", "float32"),
-        "of the weights (bfloat16); float32 is twice as large and exact",
-    )
+    kinds = ("bfloat16", "float32")
+    help_text = "of the weights (bfloat16); float32 is twice as large and exact"
     parser.add_argument("--dtype", choices=kinds, default=kinds[0], help=help_text)
     args = parser.parse_args(argv)
     with quick_imports():

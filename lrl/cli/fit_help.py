@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from docstring_parser import DocstringStyle, parse
 
-MODEL, DATA = "lrl.policy:PolicyModule", "lrl.datamodule:RolloutDataModule"
-STRATEGY, SERVER = (
-    "lrl.strategies.generator_devices:GeneratorDevices",
-    "lrl.generators.settings:ServerSettings",
-)
+MODEL = "lrl.policy:PolicyModule"
+DATA = "lrl.datamodule:RolloutDataModule"
+STRATEGY = "lrl.strategies.generator_devices:GeneratorDevices"
+SERVER = "lrl.generators.settings:ServerSettings"
 PROMPTS = "lrl.rollouts.prompts:Prompts"
 TRAINER = "lightning.pytorch.trainer.trainer:Trainer"
 GROUPS = {

@@ -53,7 +53,7 @@ class ShortErrorParser(LightningArgumentParser):
         """Exits with a short error."""
         if not self.exit_on_error:  # a nested parser: the outer one needs its message
             super().error(message, ex)
-        from lrl.cli import setting_errors  # 600 lines that only an error needs
+        from lrl.cli import setting_errors  # long, and only an error needs it
 
         self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
 
@@ -163,10 +163,8 @@ class LrlCLI(LightningCLI):
             if not isinstance(trainer := self.config[verb].trainer, Namespace):
                 parser.error(f"trainer is {trainer!r}; it must be a mapping of settings.")
             strategy = trainer.strategy
-            if isinstance(strategy, str) and strategy not in (
-                "auto",
-                *StrategyRegistry.available_strategies(),
-            ):
+            known = ("auto", *StrategyRegistry.available_strategies())
+            if isinstance(strategy, str) and strategy not in known:
                 # `strategy: AsyncSingleDevice` names a class, as all settings do; Lightning has
                 # only its own words
                 named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
@@ -175,17 +173,16 @@ class LrlCLI(LightningCLI):
             parser.error(interpolation.explain(error))
         for null in null_values.find(self.config[verb]):
             parser.error(null)
-        # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row `{sorce:
-        # x}`.
-        is_rows = isinstance(self.config[verb].get("data.init_args.prompts"), list)
-        if is_rows:
+        prompts = self.config[verb].get("data.init_args.prompts")
+        if isinstance(prompts, list):
             from lrl.cli import setting_errors  # see `ShortErrorParser.error`
 
+            # `--data.prompts.sorce x` misspells a setting; jsonargparse would make it the row
+            # `{sorce: x}`.
             if stray := setting_errors.explain_prompt_row(sys.argv):
                 parser.error(stray)
-        rows = self.config[verb].get("data.init_args.prompts")
-        if is_rows and (wrong := misread.prompts_setting(sys.argv, rows)):
-            parser.error(wrong)
+            if wrong := misread.prompts_setting(sys.argv, prompts):
+                parser.error(wrong)
 
     def _set_seed(self) -> None:
         try:

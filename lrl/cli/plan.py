@@ -241,7 +241,8 @@ def episodes_of(args: argparse.Namespace, base: Path, lengths: Quantiles) -> Epi
                 f"--base {args.base} has data.environment, so its responses are episodes, and no "
                 "data.max_turns: say how many turns they have with --turns, like fixed:2."
             )
-        turns, setting = f"fixed:{data['max_turns']}", f"data.max_turns of --base {args.base}"
+        turns = f"fixed:{data['max_turns']}"
+        setting = f"data.max_turns of --base {args.base}"
     if turns is None:
         for name, unset in {"observation_tokens": OBSERVATION_TOKENS, "tool_ms": None}.items():
             if (value := getattr(args, name)) != unset:
@@ -373,7 +374,8 @@ def base_recipe(name: str) -> Path:
 
 def nothing_fits(layouts: Layouts, cluster: Cluster) -> str:
     """Explains why there is no plan."""
-    longest, room = layouts.workload.longest, memory.usable(cluster.device) / GB
+    longest = layouts.workload.longest
+    room = memory.usable(cluster.device) / GB
     trained = min(
         memory.training(layouts.shape, cluster.count // tp * tp, tp).bytes_for(longest)
         for tp in layouts.divisions(min(cluster.devices_per_node, cluster.count))

@@ -90,7 +90,8 @@ def read_settings(words: Sequence[str]) -> Any:
         _run_subcommand = _nothing  # type: ignore[assignment]
 
     with_current_folder()
-    before, sys.argv = sys.argv, [sys.argv[0], *from_the_root(words, words[0])]
+    before = sys.argv
+    sys.argv = [sys.argv[0], *from_the_root(words, words[0])]
     try:
         return Reading().config[words[0]].trainer  # LightningCLI reads sys.argv
     finally:

@@ -180,7 +180,8 @@ def _no_setting(found: Found) -> str:
 
 
 def _no_option(found: Found) -> str:
-    dashes, name = found.match[1], found.match[2].replace(".init_args.", ".")
+    dashes = found.match[1]
+    name = found.match[2].replace(".init_args.", ".")
     return f"{dashes}{name}: there is no such setting.{_instead(name, None, '--')}"
 
 
@@ -225,7 +226,8 @@ def _no_words(found: Found) -> str:
 
 def _no_value(found: Found) -> str:
     # argparse names only the outermost setting; the command has the whole name
-    option, words = found.match[1].rpartition("/")[2], [*sys.argv[1:], "--"]
+    option = found.match[1].rpartition("/")[2]
+    words = [*sys.argv[1:], "--"]
     pairs = zip(words, words[1:], strict=False)
     bare = (
         word
@@ -340,7 +342,8 @@ def _missing(found: Found) -> str:
 def _no_yaml(found: Found) -> str:
     """Returns the fault of a YAML file that a YAML file names; `check_files` has checked the
     command's own files."""
-    name, words = found.match[1], (word.rpartition("=")[2] for word in sys.argv[1:])
+    name = found.match[1]
+    words = (word.rpartition("=")[2] for word in sys.argv[1:])
     folders = [Path(word).parent for word in words if word.endswith(config_file.SUFFIXES)]
     path = next(
         (one for one in (Path(name), *(folder / name for folder in folders)) if one.is_file()), None

@@ -24,7 +24,7 @@ MOST_THREADS = 256
 """Plain functions that run at once in a process; more wait. Their stacks, of 8 MiB each, count in
 data.environment_memory_gib."""
 THREAD_END_S = 60.0
-"""Seconds that the thread of an episode that has ended gets to end; the process ends behind them."""
+"""Seconds that the thread of an episode that has ended gets to end; then its process ends."""
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")
 
 

@@ -83,7 +83,8 @@ def behind_stand_in(
     for place in reversed([place for place, token in enumerate(rendered) if token in ends]):
         if word in decode(rendered[place + 1 : stop]):
             return found
-        found, stop = Behind(rendered[place], list(rendered[place + 1 :])), place
+        found = Behind(rendered[place], list(rendered[place + 1 :]))
+        stop = place
     return found if word in decode(rendered[:stop]) else None
 
 

@@ -207,7 +207,8 @@ class EnvironmentProcess:
             await asyncio.sleep(min(_POLL_S, self._spec.timeout_s / 4))
             progress = self._progress
             if not progress.episode or progress.stretch != stretch:
-                stretch, clock = progress.stretch, ProcessClock(self._process.pid or 0)
+                stretch = progress.stretch
+                clock = ProcessClock(self._process.pid or 0)
             elif clock.seconds > self._spec.timeout_s:
                 await self._end("tool_timeout", f"no reply after {self._spec.timeout_s:g} s")
             if any(time.monotonic() - since > latest_s for _, since in self._asked.values()):

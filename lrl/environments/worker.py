@@ -206,7 +206,7 @@ class Worker:
 
     def _replied(self, number: int, reply: Reply) -> None:
         if number in self._playing:
-            # Before rank 0 has the reply: a death behind it is not this episode's fault.
+            # Before rank 0 has the reply: a death after it is not this episode's fault.
             self._progress.episode = 0
             self._answer(number, reply._asdict())
 

@@ -85,15 +85,13 @@ class GeneratorClient:
             GeneratorError: The request failed. The rollouts keep the tokens received so far.
         """
         written = rollouts[0].token_ids
-        parameters = sampling.as_vllm(n=len(rollouts), written=len(written))
+        name = secrets.token_hex(8)
         body = {
             "token_ids": prompt_ids + written,
-            "sampling_params": parameters,
+            "sampling_params": sampling.as_vllm(n=len(rollouts), written=len(written)),
             "priority": priority,
-        }
-        body |= {
             "cache_salt": f"{version()}-{self._salt}",
-            "request_id": (name := secrets.token_hex(8)),
+            "request_id": name,
         }
         responses = ResponseStream(rollouts, version, ended)
         self._flushed[name] = 0
@@ -101,17 +99,15 @@ class GeneratorClient:
             async with self._request("POST", WRITE, body, deadline_s) as response:
                 while line := await response.content.readline():
                     self.last_token_at = asyncio.get_running_loop().time()
-                    if number := (head := json.loads(line)).get("flushed"):
+                    head = json.loads(line)
+                    if number := head.get("flushed"):
                         self._tell(name, number)
                         if leaves():
                             return
                     else:
                         responses.take(head, await response.content.readexactly(size(head)))
             responses.end()
-        except (
-            ValueError,
-            EOFError,
-        ) as error:
+        except (ValueError, EOFError) as error:
             # MalformedResponse, no JSON, or a frame that breaks off.
             raise GeneratorError(f"{self.name}: {WRITE}: {error}.") from error
         finally:

@@ -340,8 +340,13 @@ class Generator(Slots):
     def _note(self) -> None:
         """Notes the generator's activity from now on in the stopwatch and the stats."""
         writes = self.state is not State.PAUSED and not self.stats.is_empty
-        nothing = "idle" if self.passed_over else "starved"
-        self.stopwatch.enter("writing" if writes else nothing if self.serving else "paused")
+        if writes:
+            state = "writing"
+        elif not self.serving:
+            state = "paused"
+        else:
+            state = "idle" if self.passed_over else "starved"
+        self.stopwatch.enter(state)
         self.stats.set_active(writes, asyncio.get_running_loop().time())
 
 

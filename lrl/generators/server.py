@@ -165,10 +165,8 @@ class Server:
             self._scratch,
         ]
         program += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
-        command, environment = (
-            [*prefix, sys.executable, *program, *self.command()],
-            self.environment(),
-        )
+        command = [*prefix, sys.executable, *program, *self.command()]
+        environment = self.environment()
         self._starts += 1
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()

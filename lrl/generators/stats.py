@@ -88,7 +88,10 @@ class GeneratorStats:
 
     def set_active(self, writes: bool, now: float) -> None:
         """Notes at time `now` whether the generator writes."""
-        self._since = (now if self._since is None else self._since) if writes else None
+        if not writes:
+            self._since = None
+        elif self._since is None:
+            self._since = now
 
     def snapshot(self) -> StatsSnapshot:
         """Returns the present counts."""
@@ -96,10 +99,8 @@ class GeneratorStats:
         unfinished = [
             (prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished
         ]
-        before, self._lengths = (
-            self._lengths,
-            {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids},
-        )
+        before = self._lengths
+        self._lengths = {id(one): len(one.token_ids) for _, one in unfinished if one.token_ids}
         new = sum(length > before.get(name, 0) for name, length in self._lengths.items())
         return StatsSnapshot(
             since=self._since,

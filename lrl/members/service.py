@@ -27,7 +27,9 @@ from lrl.system.endpoint import Endpoint, Location
 from lrl.system.token_server import TokenServer
 
 RUN = "/run"
-MODEL, TERMS, MEMBERS = f"{RUN}/model", f"{RUN}/terms", f"{RUN}/members"
+MODEL = f"{RUN}/model"
+TERMS = f"{RUN}/terms"
+MEMBERS = f"{RUN}/members"
 KIND = f"/{{kind:{'|'.join(Kind)}}}"
 ONE = MEMBERS + KIND + r"/{number:\d+}"
 LONGEST_NODE = 64

@@ -1,9 +1,9 @@
 """CISPO (MiniMax-M1, 2506.13585, equations 4 and 5): the importance weight is clipped, no token
 stops learning.
 
-The gradient is  sum_t clip(r_t, 1 - epsilon_low, 1 + epsilon_high) * A * grad log pi_t,  with r = pi / mu and the
-clipped weight detached. PPO's clip removes the gradient of a token, also of the rare tokens that begin a new thought;
-here only the weight stops growing.
+The gradient is  sum_t clip(r_t, 1 - epsilon_low, 1 + epsilon_high) * A * grad log pi_t,  with
+r = pi / mu and the clipped weight detached. PPO's clip removes the gradient of a token, also of the
+rare tokens that begin a new thought; here only the weight stops growing.
 
 Use it like AIPO, which it equals for epsilon_low = 1 and rho = 1 + epsilon_high; a lower bound
 keeps some weight on tokens that have become unlikely.

@@ -1,13 +1,14 @@
 """Decoupled PPO, the objective of AReaL (2505.24298, section 5.2): a clip around a policy newer
 than the writer.
 
-The loss is  -w min(u A, clip(u, 1 - epsilon_low, 1 + epsilon_high) A)  with w = pi_prox / mu, detached, and
-u = pi / pi_prox. mu wrote the token; pi_prox, the proximal policy, is one step behind the policy that learns. So the
-trust region moves along with the policy, however old the response is.
+The loss is  -w min(u A, clip(u, 1 - epsilon_low, 1 + epsilon_high) A)  with w = pi_prox / mu,
+detached, and u = pi / pi_prox. mu wrote the token; pi_prox, the proximal policy, is one step behind
+the policy that learns. So the trust region moves along with the policy, however old the response
+is.
 
-AReaL runs the model once more for log pi_prox. Here it is interpolated from the token's lag d, as AReaL offers too
-(A-3PO, 2512.06547):  log pi_prox = log mu + (1 - 1/d) (log pi - log mu),  detached, and pi itself for d = 0. At lag 1
-pi_prox is mu, and the loss is PPO's.
+AReaL runs the model once more for log pi_prox. Here it is interpolated from the token's lag d, as
+AReaL offers too (A-3PO, 2512.06547):  log pi_prox = log mu + (1 - 1/d) (log pi - log mu),
+detached, and pi itself for d = 0. At lag 1 pi_prox is mu, and the loss is PPO's.
 
 Use it instead of PPO at lags above 1. Unless it clips, it is the plain importance-weighted
 gradient.

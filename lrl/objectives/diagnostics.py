@@ -52,11 +52,13 @@ class Diagnostics:
         self.log_ratios.append((tokens.responses, tokens.log_ratio))
         rows = tokens.lags.clamp(0, MAX_LAG_SHOWN)
         ratio, lag = tokens.ratio, tokens.lags.float()
-        reference, kl_reference = tokens.reference_logprobs, torch.zeros_like(ratio)
+        reference = tokens.reference_logprobs
+        kl_reference = torch.zeros_like(ratio)
         if reference is not None:
             self.has_reference = True
             kl_reference = k3(clamp_log_ratio(reference - tokens.logprobs))
-        clipped, mass = objective.clipped(tokens).float(), _mass(objective, tokens)
+        clipped = objective.clipped(tokens).float()
+        mass = _mass(objective, tokens)
         difference = (tokens.logprobs - tokens.behaviour_logprobs).abs()
         of_policy = torch.ones_like(ratio), ratio, ratio.square(), k3(tokens.log_ratio)
         values = (*of_policy, clipped, mass, lag, kl_reference, difference)

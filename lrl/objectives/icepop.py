@@ -1,9 +1,9 @@
 """IcePop (Ling team, 2510.18855): importance weights, without the tokens whose weight is out of
 bounds.
 
-The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0 elsewhere.
-Truncation (TIS, AIPO) keeps an outlier with the largest weight; IcePop takes it for an error of computation and drops
-it, on both sides.
+The gradient is  sum_t M(pi_t / mu_t) * A * grad log pi_t,  with M(k) = k for low <= k <= high and 0
+elsewhere. Truncation (TIS, AIPO) keeps an outlier with the largest weight; IcePop takes it for an
+error of computation and drops it, on both sides.
 
 Use it when trainer and generator compute the policy differently (mixture of experts, quantised
 generators), so that large ratios are noise. When they come from lag they are signal, and AIPO keeps

@@ -1,11 +1,11 @@
 """PPO's clipped objective (1707.06347, equation 7), with separate bounds on both sides.
 
-The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger upper bound is DAPO's
-clip-higher (2503.14476, equation 10), which lets unlikely tokens grow.
+The loss is  -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)  with r = pi / mu. A larger
+upper bound is DAPO's clip-higher (2503.14476, equation 10), which lets unlikely tokens grow.
 
 Use it when the responses come from the version just before, or nearly. The trust region lies around
 the policy that wrote the token: the larger the lag, the more tokens are outside it from the start
-and learn nothing. docs/learning.md has measurements.
+and learn nothing. docs/results/learning.md has measurements.
 """
 
 import torch

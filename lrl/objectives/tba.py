@@ -1,10 +1,11 @@
-"""TBA, trajectory balance with asynchrony (2503.18929): fit the policy to  pi*(y|x) ~ pi_ref(y|x) exp(r(y) / beta).
+"""TBA, trajectory balance with asynchrony (2503.18929): fit the policy to
+pi*(y|x) ~ pi_ref(y|x) exp(r(y) / beta).
 
-With  c_j = log pi_ref(y_j|x) - log pi(y_j|x) + r_j / beta  over the K trained responses of a group, trajectory balance
-in its VarGrad form is  1/K sum_j (SG[mean_i c_i] - c_j)^2,  where SG stops the gradient and log-probs are summed over a
-response. No importance ratio is used, so responses may be of any age. On-policy its gradient is REINFORCE with
-A_j = (r_j - mean r) - beta (KL_j - mean KL); the loss here is multiplied by beta / 2, which makes the gradients equal
-in size too.
+With  c_j = log pi_ref(y_j|x) - log pi(y_j|x) + r_j / beta  over the K trained responses of a group,
+trajectory balance in its VarGrad form is  1/K sum_j (SG[mean_i c_i] - c_j)^2,  where SG stops the
+gradient and log-probs are summed over a response. No importance ratio is used, so responses may be
+of any age. On-policy its gradient is REINFORCE with A_j = (r_j - mean r) - beta (KL_j - mean KL);
+the loss here is multiplied by beta / 2, which makes the gradients equal in size too.
 
 The mean needs all responses of a group under the newest policy, so micro-batches hold groups whole.
 (The published code takes the mean over consecutive responses, which is right only while a

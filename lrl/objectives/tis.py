@@ -1,11 +1,11 @@
 """Truncated importance sampling: the weight pi / mu, of a token or of a whole response, cut off
 above `cap`.
 
-The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al., "Your Efficient RL
-Framework Secretly Brings You Off-Policy RL Training", 2025): the formula of AIPO, there meant for the difference
-between two programs that compute one policy, so with a smaller cap. Per sequence, w is the product over the response
-(Liu et al., "When Speed Kills Stability", 2025): unbiased for whole responses as long as nothing is cut, but its spread
-grows with the length.
+The gradient is  sum_t min(w, cap) * A * grad log pi_t.  Per token, w = pi_t / mu_t (Yao et al.,
+"Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025): the formula of
+AIPO, there meant for the difference between two programs that compute one policy, so with a smaller
+cap. Per sequence, w is the product over the response (Liu et al., "When Speed Kills Stability",
+2025): unbiased for whole responses as long as nothing is cut, but its spread grows with the length.
 
 Use the token level for responses of hundreds of tokens or more, the sequence level for short ones.
 """

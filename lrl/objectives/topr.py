@@ -1,9 +1,10 @@
 """TOPR, tapered off-policy REINFORCE (2503.14286, section 3): bad responses lose weight as they
 become unlikely.
 
-The gradient is  sum_{y: A >= 0} A grad log pi(y)  +  sum_{y: A < 0} min(pi(y) / mu(y), 1) A grad log pi(y),  with the
-ratio of the whole response. The log-prob of a bad response has no lower limit: pushing down one that is already
-unlikely breaks uncorrected off-policy training. A good one cannot rise above 0 and needs no weight.
+The gradient is  sum_{y: A >= 0} A grad log pi(y)  +  sum_{y: A < 0} min(pi(y) / mu(y), 1) A grad
+log pi(y),  with the ratio of the whole response. The log-prob of a bad response has no lower limit:
+pushing down one that is already unlikely breaks uncorrected off-policy training. A good one cannot
+rise above 0 and needs no weight.
 
 Use it for old or foreign responses: replay, large lags, responses of another model. The paper
 weighs the reward itself; here, as everywhere in lrl, it is the advantage, so the baseline decides

@@ -22,10 +22,9 @@ def check_datasets(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -
         check_prompts_per_step(data, len(data.prompts.rows))
     for evaluation in evaluations:
         with noting():
-            prompts, pool = (
-                evaluation.prompts,
-                data.reward_pool.like(evaluation.rewards_for_evaluation(data), workers=1),
-            )
+            prompts = evaluation.prompts
+            rewards = evaluation.rewards_for_evaluation(data)
+            pool = data.reward_pool.like(rewards, workers=1)
             if not _check_columns(prompts, "Evaluation.prompts", pool.rewards):
                 continue
             usable.append(prompts)

@@ -71,8 +71,10 @@ def _shapes(tensors: Mapping[str, Tensor]) -> TensorShapes:
 
 
 def check_weights(folder: str, shape: Shape, setting: str = "model.model") -> bool:
-    """Checks the weights in a folder; returns False for a fault, True for a hub name, which is not
-    read."""
+    """Notes a fault of the weights in a folder; returns whether there is none.
+
+    A hub name has none: its weights are not read.
+    """
     path = Path(folder)
     if not path.is_dir():
         return True

@@ -161,7 +161,9 @@ def check_vocabulary(folder: str, shape: Shape, tokenizer: PreTrainedTokenizerBa
 def check_ends(folder: str, shape: Shape, stops: frozenset[int]) -> None:
     """Checks the tokens at which responses end."""
     named = getattr(shape.config, "eos_token_id", None)
-    ends = stops.union(named if isinstance(named, list) else [] if named is None else [named])
+    if named is None:
+        named = []
+    ends = stops.union(named if isinstance(named, list) else [named])
     if beyond := [end for end in sorted(ends) if not 0 <= end < shape.vocabulary]:
         fault(
             f"model.model={folder!r}: eos_token_id {beyond[0]} in config.json, "

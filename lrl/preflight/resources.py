@@ -89,7 +89,8 @@ def check_resources(
             activations=activations,
         )
     else:
-        ranks, generators = len(strategy.parallel_devices or ()) or 1, strategy.generators_here
+        ranks = len(strategy.parallel_devices or ()) or 1
+        generators = strategy.generators_here
         kv_cache = int(strategy.server_settings.kv_cache_gib * GIB)
         in_memory = rankers.get(torch.device("cpu"), 0)
         if generators:
@@ -106,15 +107,11 @@ def check_resources(
         )
     with suppress(ConfigError):  # `check_settings` has noted a transport that cannot work
         transport, servers = strategy.plan()
-        whole, parts = (
-            (min(weights, copy), narrow * shape.adapters)
-            if transport.narrows
-            else (weights, adapters)
-        )
-        travels, pools = (
-            whole if policy.lora is None else parts,
-            1 + bool(strategy.num_evaluation_generators),
-        )
+        if policy.lora is None:
+            travels = min(weights, copy) if transport.narrows else weights
+        else:
+            travels = narrow * shape.adapters if transport.narrows else adapters
+        pools = 1 + bool(strategy.num_evaluation_generators)
         stored = transport.stored_bytes(travels, pools, len(servers))
         _check_shared_memory(transport.backend, stored)
     if fits:
@@ -271,7 +268,8 @@ def check_gpus(
     server = strategy.server_settings
     generator = int(server.gpu_memory_utilization * total)
     for device in strategy.parallel_devices:
-        shared, ranker = strategy.shares_device and device == root, rankers.get(device, 0)
+        shared = strategy.shares_device and device == root
+        ranker = rankers.get(device, 0)
         sends = buffers * (device == root)
         needed = trainer + ranker + shared * generator + sends
         if total >= needed > total - activations:

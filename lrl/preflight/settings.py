@@ -209,7 +209,8 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
     it."""
     if strategy.root_device.type != "cpu":
         return
-    formats, server = {"model.dtype": policy.dtype_name}, strategy.server_settings
+    formats = {"model.dtype": policy.dtype_name}
+    server = strategy.server_settings
     # A launcher's generators compute elsewhere, and a quantised one has to be in 16 bits.
     if (
         server.dtype != "auto"

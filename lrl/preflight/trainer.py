@@ -141,7 +141,8 @@ def check_trainer(trainer: Any, policy: Policy) -> None:
 def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
     """Yields flags of the trainer, each with its value, the allowed values, and the remedy for
     others."""
-    connector, algorithm = trainer._accelerator_connector, trainer.gradient_clip_algorithm
+    connector = trainer._accelerator_connector
+    algorithm = trainer.gradient_clip_algorithm
     by_policy = (
         "the policy clips the gradient of a whole step itself. Remove it and set "
         "model.max_grad_norm"

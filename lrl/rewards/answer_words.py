@@ -35,11 +35,16 @@ def words_of(text: str) -> frozenset[str] | None:
 
 def choice_of(text: str) -> str | None:
     r"""Returns the letter of a choice (`(C)` or `\textbf{(C)}\ 25`) in lower case, or None."""
-    choice = _CHOICE.match(" ".join(_MARKUP.sub(" ", TEXT_GROUP.sub(r" \1 ", text)).split()))
+    choice = _CHOICE.match(_without_markup(TEXT_GROUP.sub(r" \1 ", text)))
     return choice[1].casefold() if choice else None
 
 
 def _cleaned(text: str) -> str:
-    text = " ".join(_MARKUP.sub(" ", unicodedata.normalize("NFKC", text)).split()).rstrip(".")
+    text = _without_markup(unicodedata.normalize("NFKC", text)).rstrip(".")
     bracket = _IN_BRACKETS.fullmatch(text)
     return bracket[1].strip() if bracket else text
+
+
+def _without_markup(text: str) -> str:
+    """Returns the text without LaTeX's spaces and marks, with single spaces."""
+    return " ".join(_MARKUP.sub(" ", text).split())

@@ -106,7 +106,9 @@ def _answers_of_sentence(text: str, start: int) -> list[str]:
     if first is not None and (first.start == start or not begins_with_number):
         return _alone_and_listed(_leading_list(text, first, formulas), first)
     numbers = numbers_in(stated) if first is not None or _is_prose(stated) else []
-    return [numbers[0].text] if numbers else [stated] if stated else []
+    if numbers:
+        return [numbers[0].text]
+    return [stated] if stated else []
 
 
 def _is_prose(text: str) -> bool:

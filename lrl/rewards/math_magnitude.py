@@ -103,15 +103,20 @@ class _Reader:
         size."""
         if depth > MAX_DEPTH:
             raise TooLargeError(f"has more than {MAX_DEPTH} brackets or powers within one another")
-        whole, term, divides = _Size(terms=0), _Size(), False
+        whole = _Size(terms=0)
+        term = _Size()
+        divides = False
         while (token := self.take()) and not (closing and token in closing):
             if token in _ENDS_A_TERM:
-                whole, term, divides = _sum(whole, term), _Size(), False
+                whole = _sum(whole, term)
+                term = _Size()
+                divides = False
             elif token in _OVER:
                 divides = True
             elif token not in _TIMES:
                 factor = self.with_postfixes(self.atom(token, depth), depth, token in _WITH_LIMITS)
-                term, divides = _product(term, factor, divides), False
+                term = _product(term, factor, divides)
+                divides = False
         whole = _sum(whole, term)
         _bounded(whole.bits)
         return whole
@@ -176,7 +181,12 @@ def _bounded(bits: float) -> float:
 def _number(token: str) -> _Size:
     mantissa, _, exponent = token.lower().partition("e")
     whole, _, decimals = mantissa.partition(".")
-    scale = 0.0 if not exponent else float(exponent) if len(exponent) < 20 else math.inf
+    if not exponent:
+        scale = 0.0
+    elif len(exponent) < 20:
+        scale = float(exponent)
+    else:
+        scale = math.inf
     log2 = math.log2(max(1, int(whole or 0))) if len(whole) < 20 else len(whole) * _DIGIT
     bits = _bounded(max(1.0, log2) + (2 * len(decimals) + abs(scale)) * _DIGIT)
     return _Size(bits, log2 + max(scale, 0.0) * _DIGIT)

@@ -190,7 +190,7 @@ def _check_place(
     if (url is None) == (model is None):
         raise ConfigError(
             f"RewardModel.url is {url!r} and RewardModel.model is {model!r}: give one of them, the "
-            "address of a server that runs, or the model that the run shall serve itself."
+            "address of a server that runs, or the model that the run serves itself."
         )
     if model is not None and (not isinstance(model, str) or not model.strip()):
         raise ConfigError(f"RewardModel.model is {model!r}: give a folder or a name on the hub.")

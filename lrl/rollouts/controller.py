@@ -133,7 +133,8 @@ class Controller:
         self._admit()
         if self.length_predictor is not None:
             # The prompts of the next two steps, if no open group begins anew.
-            first, count = self.ledger.next_index, 2 * self.ledger.pacing.groups_per_step
+            first = self.ledger.next_index
+            count = 2 * self.ledger.pacing.groups_per_step
             self.length_predictor.look_ahead(
                 [self.prompts[index] for index in range(first, first + count)]
             )

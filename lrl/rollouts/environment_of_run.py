@@ -136,7 +136,8 @@ class EnvironmentOfRun:
             await parser.try_out(call, policy.decode(call), tools)
 
     def _terms(self, policy: PolicyText) -> EpisodeTerms:
-        tokens, vocabulary = self._observation_tokens(policy), len(policy.tokenizer)
+        tokens = self._observation_tokens(policy)
+        vocabulary = len(policy.tokenizer)
         return EpisodeTerms(
             max_turns=self._max_turns,
             max_turn_tokens=self._max_turn_tokens,

@@ -287,7 +287,9 @@ class Episode:
     async def _replayed(self, conversation: Conversation, reply: Reply) -> bool:
         """Gives the environment the recorded turns; returns whether it gives the recorded
         replies. An episode with branches is not replayed."""
-        rollout, end_of_turn, written = self.rollout, 0, None
+        rollout = self.rollout
+        end_of_turn = 0
+        written = None
         if rollout.forks:
             return False
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)

@@ -215,10 +215,13 @@ class Ledger:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too
                 late, twice or never; or to a run with other prompts.
         """
-        done, steps_done = state["done_through"] + len(state["done_ahead"]), state["steps_done"]
-        trained, expected = done - len(state["skipped"]), self.pacing.groups_before(steps_done)
+        done = state["done_through"] + len(state["done_ahead"])
+        steps_done = state["steps_done"]
+        trained = done - len(state["skipped"])
+        expected = self.pacing.groups_before(steps_done)
         if trained != expected:
-            groups, prompts = self.pacing.groups_per_step, self.pacing.prompts_per_epoch
+            groups = self.pacing.groups_per_step
+            prompts = self.pacing.prompts_per_epoch
             raise ValueError(
                 f"The checkpoint has trained {trained} groups in {steps_done} steps. With "
                 f"{prompts} prompts and data.groups_per_step {groups} it would be {expected}: "
@@ -228,7 +231,9 @@ class Ledger:
         self._steps = dict.fromkeys(state["done_ahead"], DONE)
         self.given_up = dict(state["given_up"])
         self.skipped = dict(state["skipped"])
-        finished, running, unscored = list[Group](), list[Group](), 0
+        finished = list[Group]()
+        running = list[Group]()
+        unscored = 0
         for saved in state["finished"]:
             prompt = prompt_at(saved["index"])
             scored = same_rewards and has_same_columns(saved, prompt)

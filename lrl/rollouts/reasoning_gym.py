@@ -48,7 +48,7 @@ class ReasoningGym(Prompts):
         system_prompt: System message before the chat.
         chat: Use the tokenizer's chat template: "auto" when it has one, true or false always or
             never.
-        shuffle: Whether every epoch has a new order; false keeps one task behind the other.
+        shuffle: Whether every epoch has a new order; false keeps one task after the other.
         seed: Seed of the order.
         too_long: What to do with prompts over the token limit: "refuse" to start, or "skip" and
             count them.

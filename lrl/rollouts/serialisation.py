@@ -121,7 +121,8 @@ def load_group(saved: dict[str, Any], prompt: Prompt, *, scored: bool = True) ->
             "(rows, seed, template or tokenizer). Resume with the data set it was made with."
         )
     lengths = saved["lengths"]
-    token_ids, logprobs = saved["token_ids"].split(lengths), saved["logprobs"].split(lengths)
+    token_ids = saved["token_ids"].split(lengths)
+    logprobs = saved["logprobs"].split(lengths)
     versions = saved["versions"].repeat_interleave(saved["spans"]).split(lengths)
     scores = saved["judgements"] if scored else [{} for _ in lengths]
     rollouts = []

@@ -156,14 +156,14 @@ class StepStream:
     def _wait(self) -> Group:
         """Waits for the next group; records the part of the wait that its rewards took as
         `wait_reward`."""
-        number, stopwatch = len(self.groups), self._stopwatch
-        state = (
-            "wait_first"
-            if number == 0
-            else "wait_last"
-            if number == self._expected - 1
-            else "wait_next"
-        )
+        stopwatch = self._stopwatch
+        number = len(self.groups)
+        if number == 0:
+            state = "wait_first"
+        elif number == self._expected - 1:
+            state = "wait_last"
+        else:
+            state = "wait_next"
         before = stopwatch.seconds(state)
         stopwatch.enter(state)
         group = self._source.next_group(self.step)

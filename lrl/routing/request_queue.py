@@ -61,7 +61,8 @@ class Slots(ABC):
         """Reserves a slot for each response of `request`, until it ends (`release`) or until
         `free`."""
         self.in_flight += request.responses
-        self.load[request], self._slots[request] = rollouts, request.responses
+        self.load[request] = rollouts
+        self._slots[request] = request.responses
 
     def release(self, request: Request) -> None:
         """Frees one slot of `request`: a response has ended."""
@@ -167,10 +168,11 @@ class RequestQueue(Generic[G]):
         requests wait."""
         self._sending = False
         try:
-            while (
-                self._waiting
-                and (chosen := self.dispatch.send(serving := self._serving())) is not None
-            ):
+            while self._waiting:
+                serving = self._serving()
+                chosen = self.dispatch.send(serving)
+                if chosen is None:
+                    break
                 request, position = chosen
                 rollouts, sent = self._waiting.pop(request)
                 if not sent.cancelled():

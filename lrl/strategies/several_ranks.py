@@ -163,7 +163,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         if not self.is_global_zero and self.generators_of_other_nodes:
             run: RunAddress = self.ranks.receive()
             if self.local_rank == 0:
-                launcher, roster = Local(self.placements()), RunClient(run.location, run.token)
+                launcher = Local(self.placements())
+                roster = RunClient(run.location, run.token)
                 self._node_generators = LaunchedMembers(
                     launcher,
                     Kind.GENERATOR,

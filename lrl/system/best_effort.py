@@ -44,10 +44,8 @@ def may_not_log(logger: Any) -> Iterator[None]:
             raise
         if logger not in _warned:
             _warned.add(logger)
-            name, folder = (
-                type(logger).__name__,
-                getattr(logger, "log_dir", None) or logger.save_dir,
-            )
+            name = type(logger).__name__
+            folder = getattr(logger, "log_dir", None) or logger.save_dir
             log.warning(
                 "%s cannot write to %s: %s. The run continues, with gaps in its log.",
                 name,

@@ -82,7 +82,8 @@ def cause_of_death(exit_code: int | None) -> str:
 def check_main(workers: str) -> None:
     """Raises ConfigError if the script that runs is no file, which `workers` would import."""
     main = sys.modules["__main__"]
-    file, is_module = getattr(main, "__file__", None), getattr(main, "__spec__", None) is not None
+    file = getattr(main, "__file__", None)
+    is_module = getattr(main, "__spec__", None) is not None
     if file is not None and not is_module and not Path(file).is_file():  # from standard input
         raise ConfigError(
             f"This script is {file}, which is no file. {workers} are other processes and import "

@@ -46,10 +46,10 @@ def function(name: str) -> Callable[..., Any]:
     with_current_folder()
     if name.endswith(".py"):
         raise ValueError(f"it names a file and no function in it. Write {name}:function.")
-    match = _NAME.fullmatch(name)
-    module, attribute = (
-        (match["module"], match["attribute"]) if match else name.rpartition(".")[::2]
-    )
+    if match := _NAME.fullmatch(name):
+        module, attribute = match["module"], match["attribute"]
+    else:
+        module, _, attribute = name.rpartition(".")
     if not module:
         raise ValueError(f"it names no module. {FORMS}")
     found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
@@ -136,9 +136,13 @@ def _module(name: str) -> ModuleType:
             near = did_you_mean(name, _neighbours(name))
             raise ValueError(f"there is no module {name!r}.{near or f' {FORMS}'}") from error
         last = traceback.extract_tb(error.__traceback__)[-1]
-        file, line, text = last.filename, last.lineno, str(error)
+        file = last.filename
+        line = last.lineno
+        text = str(error)
         if isinstance(error, SyntaxError):
-            file, line, text = error.filename or file, error.lineno, error.msg
+            file = error.filename or file
+            line = error.lineno
+            text = error.msg
         kind = type(error).__name__
         message = (
             f"{name} cannot be imported: {kind}: {text} ({file}, line {line}). Correct the file."

@@ -1,4 +1,4 @@
-"""Jobs that shall always run: started, watched, and started again when they have failed.
+"""Jobs that must always run: started, watched, and started again when they have failed.
 
 A run's own generators, what a launcher starts, and the generators of another trainer node are kept
 alive by this one class. It knows nothing of any of them, so the fleet can use it as well as the
@@ -62,7 +62,7 @@ class JobSupervisor:
     """Keeps a job running in each slot, from `start` to `stop`, on a thread for each.
 
     Args:
-        slots: Where jobs shall run.
+        slots: Where jobs run.
         running: Whether a job runs in each slot already.
     """
 

@@ -1,5 +1,7 @@
-"""Return of freed memory to the system: fragments of large tensors between small objects that live
-on."""
+"""Return of freed memory to the system.
+
+The C library keeps what large tensors have left between small objects that are still in use.
+"""
 
 import ctypes
 

@@ -82,7 +82,8 @@ def _read_past(network: PreTrainedModel, layers: Layers) -> list[str]:
         up = layer.lora_B[NAME].weight
         # The tokens have not reached the layer, an expert for example.
         nothing = torch.zeros_like(up)
-        found, wanted = nothing if up.grad is None else up.grad, expected.get(name, nothing)
+        found = nothing if up.grad is None else up.grad
+        wanted = expected.get(name, nothing)
         limit = ROUNDING[layer.get_base_layer().weight.dtype] * max(found.norm(), wanted.norm())
         if not (found - wanted).norm() <= limit:  # NaN, too
             bad.append(name)

@@ -94,7 +94,8 @@ def dequantize(folder: Path, out: Path, dtype: Dtype) -> int:
     size = sum(_bytes(one, dtype) for one in planned)
     _check_room(out, size)
     out.mkdir(parents=True, exist_ok=True)
-    parts, where = list(_parts(planned, dtype)), dict[str, str]()
+    parts = list(_parts(planned, dtype))
+    where: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
         of = f"-{number:05}-of-{len(parts):05}" if len(parts) > 1 else ""
         found = {one.name: _read(one, tensors, settings, dtype) for one in part}
@@ -166,7 +167,8 @@ def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: Of the result.
     """
     experts, rows, groups, half = blocks.shape
-    numbers, factors = torch.tensor(E2M1), scales.view(torch.float8_e8m0fnu)
+    numbers = torch.tensor(E2M1)
+    factors = scales.view(torch.float8_e8m0fnu)
     whole = torch.empty(experts, 2 * groups * half, rows, dtype=dtype)
     # One at a time: float32 is large.
     for expert, (block, factor) in enumerate(zip(blocks, factors, strict=True)):
@@ -282,7 +284,8 @@ def _check_all_there(folder: Path, planned: list[Whole], config: dict[str, Any])
 def _read(
     one: Whole, tensors: Mapping[str, Stored], settings: Mapping[str, Any], dtype: Dtype
 ) -> Tensor:
-    weight, wanted = _tensor(one.source.file, one.stored_as), getattr(torch, dtype)
+    weight = _tensor(one.source.file, one.stored_as)
+    wanted = getattr(torch, dtype)
     if one.scale is None:
         return weight.float() if dtype == "float32" and one.source.numbers in FLOATS else weight
     scale = _tensor(tensors[one.scale].file, one.scale)

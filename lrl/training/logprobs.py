@@ -97,11 +97,9 @@ def token_logprobs(
     # It does not apply to the products below, which have `out`.
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        hidden, weight, bias = (
-            hidden.to(dtype),
-            weight.to(dtype),
-            None if bias is None else bias.to(dtype),
-        )
+        hidden = hidden.to(dtype)
+        weight = weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
     softmax = _Softmax(labels, transform, temperature=temperature, chunk_tokens=chunk_tokens)
     return _TokenLogprobs.apply(hidden, weight, bias, softmax)
 

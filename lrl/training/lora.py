@@ -25,7 +25,9 @@ from lrl.system.config_errors import above, at_least, fault
 from lrl.training.merging import merge
 from lrl.training.sharding import whole_on_rank_0
 
-NAME, BASE, ALL = "default", ".base_layer.", "all-linear"
+NAME = "default"
+BASE = ".base_layer."
+ALL = "all-linear"
 PRODUCTS = (nn.Linear.forward, FalconLinear.forward)
 """The forward functions of a layer that computes W x alone."""
 

@@ -199,7 +199,8 @@ def whole_on_rank_0(weight: Tensor) -> Tensor:
     # By tensor parallelism, too.
     if sum(not placement.is_replicate() for placement in weight.placements) > 1:
         return on_rank_0(weight.full_tensor())
-    group, part = weight.device_mesh.get_group(weight.device_mesh.ndim - 1), weight.to_local()
+    group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
+    part = weight.to_local()
     ranks = dist.get_process_group_ranks(group)
     if dist.get_rank() == 0:
         whole = torch.empty(weight.shape, dtype=part.dtype, device=part.device)

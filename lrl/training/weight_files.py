@@ -27,7 +27,8 @@ def weight_files(folder: Path) -> list[Path]:
         ValueError: There are no weights, or files are missing; the text continues the folder's
             name.
     """
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
     if index.exists():

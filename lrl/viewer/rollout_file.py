@@ -44,7 +44,7 @@ def lines_of(group: Record, prompt: Record, responses: Sequence[Record]) -> str:
 
 
 def append(path: Path, text: str) -> None:
-    """Writes lines behind the others, and behind half a line, which a full disk may have left."""
+    """Writes lines after the others, and after half a line, which a full disk may have left."""
     with path.open("ab+") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -82,7 +82,7 @@ class GroupLines:
     start: int
     """Its first byte."""
     end: int
-    """The byte behind the last one."""
+    """The byte after the last one."""
     shown: Record
 
     def matches(self, wanted: Wanted) -> bool:
@@ -183,7 +183,7 @@ class RolloutIndex:
             self._read(file)
 
     def _read(self, file: BinaryIO) -> None:
-        """Adds the whole groups behind `_end`."""
+        """Adds the whole groups after `_end`."""
         group: GroupLines | None = None
         lines = to_come = 0
         at = self._end

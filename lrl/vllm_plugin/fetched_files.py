@@ -69,7 +69,8 @@ class FetchedFiles:
             FetchFailed: It did not arrive, or not in time.
             OSError: There is no room for it.
         """
-        end, self._newest = time.monotonic() + order.deadline_s, order
+        end = time.monotonic() + order.deadline_s
+        self._newest = order
         received = [0] * len(order.sources)
         with self._one_at_a_time:
             if (path := self.find(order.whole.name)) is not None:

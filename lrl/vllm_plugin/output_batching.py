@@ -8,7 +8,7 @@ after `HOLD_S` seconds, and those of a response that ends at once, with its end.
 passes at once, in the old order. A response's first token does, which shows that its prompt was
 read. So does the answer to a call, like a pause, and with it all that is held: whoever has the
 answer to a call can have all tokens written before, and tokens of two versions never meet. vLLM's
-own metrics of latency then count parcels, not tokens.
+own metrics of latency then count these messages, not tokens.
 """
 
 from __future__ import annotations
@@ -92,16 +92,19 @@ class OutputBatcher:
             return
         if self._batch and outputs.outputs and outputs.weight_version != self._like.weight_version:
             self._release()
-        client, passed = message[0], []
+        client = message[0]
+        passed: list[Any] = []
         for output in outputs.outputs:
-            waiting = self._batch.get(key := (client, output.request_id))
+            key = (client, output.request_id)
             if passes_at_once(output):
                 passed.append(joined([*self._batch.pop(key, ()), output]))
-            elif waiting is not None:
-                waiting.append(output)
+            elif key in self._batch:
+                self._batch[key].append(output)
             else:
-                self._until = self._until if self._batch else self._clock() + HOLD_S
-                self._batch[key], self._like = [output], outputs
+                if not self._batch:
+                    self._until = self._clock() + HOLD_S
+                self._batch[key] = [output]
+                self._like = outputs
         keeps_some = len(passed) < len(outputs.outputs)
         outputs.outputs = passed
         if (
@@ -120,12 +123,9 @@ class OutputBatcher:
             outputs = [
                 joined(parts) for (owner, _), parts in self._batch.items() if owner == client
             ]
-            self._ready.append(
-                (
-                    client,
-                    type(self._like)(outputs=outputs, weight_version=self._like.weight_version),
-                )
-            )
+            version = self._like.weight_version
+            held = type(self._like)(outputs=outputs, weight_version=version)
+            self._ready.append((client, held))
         self._batch.clear()
 
 

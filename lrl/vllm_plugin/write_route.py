@@ -46,7 +46,8 @@ class WriteRoute:
         path = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else ""
         if path not in (WRITE, FLUSH):
             return await self.app(scope, receive, send)
-        engine, body = scope["app"].state.engine_client, await Request(scope, receive).body()
+        engine = scope["app"].state.engine_client
+        body = await Request(scope, receive).body()
         if path == FLUSH:
             return await JSONResponse(await self._flush(engine))(scope, receive, send)
         refusal: JSONResponse | None = None
@@ -63,7 +64,8 @@ class WriteRoute:
         """Streams the responses; returns the refusal of a request that has not begun."""
         from vllm.exceptions import VLLMClientError
 
-        name, failure = body["request_id"], None
+        name = body["request_id"]
+        failure: JSONResponse | None = None
         try:
             async with aclosing(generate(engine, body)) as outputs:
                 async for output in outputs:

@@ -84,7 +84,9 @@ def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
         DamagedDelta: It does not fit the file, or is no delta.
         OSError: There is no room for the file.
     """
-    before, value, done = _view(old), xxh3_64(), 0
+    before = _view(old)
+    value = xxh3_64()
+    done = 0
     for small in _streams(delta):
         piece = _piece(before, done)
         if not len(piece):
@@ -127,9 +129,11 @@ def restored(before: Bytes, small: bytes) -> Bytes:
     Raises:
         zlib.error, ValueError, IndexError: It was not made for this length, or is damaged.
     """
-    old, data = _words(before), np.frombuffer(zlib.decompress(small), np.uint8)
+    old = _words(before)
+    data = np.frombuffer(zlib.decompress(small), np.uint8)
     rows = np.arange(0, len(old), ROW)
-    counts, planes = data[: 4 * len(rows)].view("<u4"), data[4 * len(rows) :].reshape(4, -1)
+    counts = data[: 4 * len(rows)].view("<u4")
+    planes = data[4 * len(rows) :].reshape(4, -1)
     if counts.sum() != planes.shape[1]:
         raise ValueError(f"it names {planes.shape[1]} words, and counts {counts.sum()}")
     steps, differences = (low | high.astype("<u2") << 8 for low, high in (planes[:2], planes[2:]))

@@ -241,7 +241,9 @@ class PoolSync:
         Returns:
             Those that failed for good, and those that failed all attempts and stay paused.
         """
-        to_evict, first, todo = Failures(), Failures(), list(generators)
+        to_evict = Failures()
+        first = Failures()
+        todo = list(generators)
         for number in range(1, attempts + 1):
             hopeless, late = self._attempt(prepare(todo, number), probe, number)
             to_evict |= hopeless

@@ -46,7 +46,7 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
     """Runs `lrl` with these arguments on a node; returns the end of its output.
 
     It ends with the task's process, whatever ends that: the kernel kills it, and its own supervisor
-    then ends vLLM. Behind a lost raylet Ray kills the children of its tasks, but nothing below
+    then ends vLLM. After the loss of a raylet Ray kills the children of its tasks, but nothing below
     them: a supervisor in this place was killed, and the generator served on.
     """
     import os

@@ -188,5 +188,8 @@ def _most(limit: int, holds: Callable[[int], bool]) -> int:
     found, too_many = 1, limit + 1
     while too_many - found > 1:
         middle = (found + too_many) // 2
-        found, too_many = (middle, too_many) if holds(middle) else (found, middle)
+        if holds(middle):
+            found = middle
+        else:
+            too_many = middle
     return found

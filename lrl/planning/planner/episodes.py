@@ -41,7 +41,8 @@ class Episodes:
         # Half of the variance is the episode's (`LengthSampler.prompt_share`).
         normal = np.repeat(random.standard_normal(POINTS), turns)
         normal += random.standard_normal(ends[-1])
-        tokens = self.turn_lengths.of(int(ends[-1]))[normal.argsort().argsort()]
+        ranks = normal.argsort().argsort()
+        tokens = self.turn_lengths.of(int(ends[-1]))[ranks]
         own = np.add.reduceat(tokens, ends - turns)
         return Quantiles(tuple(sorted((own + (turns - 1) * self.observation_tokens).tolist())))
 

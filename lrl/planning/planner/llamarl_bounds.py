@@ -135,7 +135,8 @@ def _trainer(layouts: Layouts, cluster: Cluster) -> Side:
     """Returns training's side: m devices hold one copy of the state (tensor parallel in a node,
     FSDP over nodes)."""
     shape, work = layouts.shape, layouts.workload
-    tokens, squared = work.tokens / work.samples, work.tokens_squared / work.samples
+    tokens = work.tokens / work.samples
+    squared = work.tokens_squared / work.samples
 
     def tp(m: int) -> int:
         return min(m, cluster.devices_per_node)

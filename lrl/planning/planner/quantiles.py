@@ -109,7 +109,9 @@ def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Quantiles:
         raise ValueError(
             f"{setting} is {text!r}; a lognormal takes mean, max and, if wanted, sigma."
         )
-    mean, longest, sigma = numbers["mean"], numbers["max"], numbers.get("sigma", SIGMA)
+    mean = numbers["mean"]
+    longest = numbers["max"]
+    sigma = numbers.get("sigma", SIGMA)
     if not 1 < mean < longest < math.inf or not 0 < sigma < math.inf:
         raise ValueError(
             f"{setting} is {text!r}; mean must lie between 1 and max, sigma above 0, all of them "
@@ -118,12 +120,14 @@ def _lognormal(numbers: dict[str, float], setting: str, text: str) -> Quantiles:
     shape = np.exp(
         sigma * np.array([NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)])
     )
-    low, high = 0.0, longest / shape[0]
+    low = 0.0
+    high = longest / shape[0]
     for _ in range(60):  # bisection: the mean after the cut grows with the scale
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if np.clip(middle * shape, 1, longest).mean() < mean else (low, middle)
-        )
+        if np.clip(middle * shape, 1, longest).mean() < mean:
+            low = middle
+        else:
+            high = middle
     return Quantiles(tuple(np.clip(high * shape, 1, longest).tolist()))
 
 

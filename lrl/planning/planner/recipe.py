@@ -18,7 +18,8 @@ SEVERAL_NODES = """\
 # Several nodes: start it by `lrl ray`, torchrun or SLURM. The generators are tasks of Ray; SLURM may start them, too.
 # They are reached in plain HTTP (insecure), which a network of your own allows; else give tls_cert and tls_key.
 """
-THROUGHPUT, TIMELINE = "lrl.callbacks.Throughput", "lrl.callbacks.Timeline"
+THROUGHPUT = "lrl.callbacks.Throughput"
+TIMELINE = "lrl.callbacks.Timeline"
 
 
 def write_recipe(

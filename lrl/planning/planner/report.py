@@ -51,7 +51,9 @@ def _times(number: int) -> str:
 
 
 def _played(episodes: Episodes, settings: Mapping[str, Any], of: Callable[[str], str]) -> str:
-    turns, turn, tool = episodes.turns, episodes.turn_lengths, episodes.tool_ms
+    turns = episodes.turns
+    turn = episodes.turn_lengths
+    tool = episodes.tool_ms
     answers = "at once" if tool is None else f"after {tool.mean / 1000:.3g} s in the mean"
     source = "--turns" if settings["turns"] else f"data.max_turns of {settings['base']}"
     return (
@@ -151,10 +153,11 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
     training, writing = plan.training, plan.generation.writing
     longest = f"{workload.longest - workload.prompt_tokens:,} tokens"
     if plan.bound == "training":
+        trainers = "1 device" if training.devices == 1 else f"{training.devices} devices"
         return (
-            f"Training binds: it takes {training.seconds:.3g} s on {training.devices} devices, and "
-            "pacing holds the generators back. A larger cluster or fewer responses would shorten "
-            "the step; more lag would not."
+            f"Training binds: it takes {training.seconds:.3g} s on {trainers}, and pacing holds "
+            "the generators back. A larger cluster or fewer responses would shorten the step; more "
+            "lag would not."
         )
     if plan.bound == "writing":
         return (

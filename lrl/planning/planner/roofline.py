@@ -30,20 +30,21 @@ class Constants:
     to 16,384 H100, exposed communication and pipeline bubbles included (2407.21783, table 4), so
     products alone do better."""
     bandwidth_share: float = 0.8
-    """Of a memory's bandwidth, when weights or keys and values are read. Ours: between the 0.9 that
-    a plain copy reaches and what attention over many short sequences does; not measured here."""
+    """Of a memory's bandwidth, when weights or keys and values are read. Our guess, between the 0.9
+    that a plain copy reaches and what attention over many short sequences does; not measured
+    here."""
     link_share: float = 0.8
     """Of a link's bandwidth, in large collectives; NCCL's own test prints 360 of 450 GB/s for
-    all-reduces within an H100 node. From memory of such logs; not measured here."""
+    all-reduces within an H100 node, as we remember; not measured here."""
     step_overhead_s: float = 3.0e-3
     """Seconds of a decode step without computing: scheduling, launch, sampling. The rest of the 8.4
     ms of one response by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading
     the weights."""
     node_latency_s: float = 10e-6
-    """Seconds of a tiny all-reduce within a node. Ours: the usual size; not measured here."""
+    """Seconds of a tiny all-reduce within a node. Our guess: the usual size; not measured here."""
     network_latency_s: float = 20e-6
-    """Seconds that each doubling of the nodes adds to it. Ours: the usual size; not measured
-    here."""
+    """Seconds that each doubling of the nodes adds to it. Our guess: the usual size; not
+    measured here."""
 
 
 def all_reduce_s(size: float, cluster: Cluster, tp: int, constants: Constants) -> float:

@@ -125,7 +125,8 @@ def across(
     generation = layouts.generation(writers, writers.count, lag)
     if training is None or generation is None:
         return None
-    train_s, write_s = training.seconds, generation.writing.shortest_step_s(lag)
+    train_s = training.seconds
+    write_s = generation.writing.shortest_step_s(lag)
     if write_s < train_s:
         written = filter(
             None, (layouts.generation(writers, k, lag) for k in range(1, writers.count + 1))

@@ -90,13 +90,12 @@ def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -
         raise ValueError(
             f'The timeline has no record of kind "{kind}" that took time. Give that of a longer run.'
         )
-    work, measured = (
-        np.array([rows[index] for index in used], dtype=float),
-        np.array([seconds[p] for p in used]),
-    )
+    work = np.array([rows[index] for index in used], dtype=float)
+    measured = np.array([seconds[index] for index in used])
     scale = work.max(axis=0)  # tokens squared are 1e9, a micro-batch is 1
     scale[scale == 0] = 1.0
-    work, expected = work / scale, measured
+    work = work / scale
+    expected = measured
     for _ in range(ROUNDS):
         spread = np.sqrt(np.maximum(expected, MIN_EXPECTED_SHARE * measured))
         found = _non_negative(work / spread[:, None], measured / spread)

@@ -129,7 +129,9 @@ def truncate(path: Path, steps: int) -> list[StepRecord]:
     that a crash cut short; returns the steps that stay. Does nothing if there is no file."""
     if not path.exists():
         return []
-    kept, lines, end = list[StepRecord](), path.read_text().splitlines(keepends=True), 0
+    lines = path.read_text().splitlines(keepends=True)
+    kept: list[StepRecord] = []
+    end = 0
     for number, text in enumerate(lines, 1):
         try:
             record = _record(text, f"{path}, line {number}")
@@ -138,7 +140,8 @@ def truncate(path: Path, steps: int) -> list[StepRecord]:
         if isinstance(record, StepRecord):
             if record.step >= steps:
                 break
-            kept, end = [*kept, record], number
+            kept.append(record)
+            end = number
     path.write_text("".join(lines[:end]))
     return kept
 

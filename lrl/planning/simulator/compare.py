@@ -75,11 +75,13 @@ def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
         FileNotFoundError: The folder has no timeline or no config.
         ValueError: One of them has the wrong content.
     """
-    timeline, config = read(_found(folder, TIMELINE_FILE)), _config(_found(folder, CONFIG_FILE))
+    timeline = read(_found(folder, TIMELINE_FILE))
+    config = _config(_found(folder, CONFIG_FILE))
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     simulation = _simulation(timeline, steps, config, tool_ms)
     start = len(steps) // 5
-    data, callbacks = config["data"]["init_args"], config["trainer"].get("callbacks") or []
+    data = config["data"]["init_args"]
+    callbacks = config["trainer"].get("callbacks") or []
     planned = [
         (one.get("init_args") or {}).get("planned_step_s")
         for one in callbacks
@@ -116,7 +118,8 @@ def _simulation(
         raise ValueError(
             f'{TIMELINE_FILE} has no record of kind "group". Give that of a run that has trained.'
         )
-    data, strategy = config["data"]["init_args"], config["trainer"]["strategy"]["init_args"]
+    data = config["data"]["init_args"]
+    strategy = config["trainer"]["strategy"]["init_args"]
     server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1} | (
         strategy.get("server") or {}
     )

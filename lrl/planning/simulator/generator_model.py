@@ -216,14 +216,18 @@ class ModelGenerator(Slots):
         self._next()
 
     def _prefilled(self, tokens: int) -> None:
-        self.busy_s += (seconds := self._passed())
+        seconds = self._passed()
+        self.busy_s += seconds
         self._record(GeneratorRecord(seconds=seconds, prefill_tokens=tokens))
         self._next()
 
     def _decoded(self) -> None:
         """Ends the planned decode steps."""
-        steps, responses, seconds = self._planned, len(self._batch), self._passed()
-        written, context = steps * responses, self._context_tokens + responses * (steps - 1) / 2
+        steps = self._planned
+        responses = len(self._batch)
+        seconds = self._passed()
+        written = steps * responses
+        context = self._context_tokens + responses * (steps - 1) / 2
         self._record(
             GeneratorRecord(
                 seconds=seconds, tokens=written, responses=responses, context_tokens=context
@@ -267,18 +271,18 @@ class ModelGenerator(Slots):
     def _steps_until_change(self) -> int:
         """Returns the decode steps until a response ends or the KV cache is full; preempts to make
         room for one."""
-        while (
-            (room := (self.costs.kv_tokens - self._context_tokens) // len(self._batch))
-            < 1
-            < len(self._batch)
-        ):
+        while self._room() < 1 and len(self._batch) > 1:
             last = max(self._batch, key=lambda response: response.order)
             self._leave(last)
             last.cached = 0
             insort(self._waiting, last, key=lambda response: response.order)
             self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps
-        return min(to_end, room) if len(self._batch) > 1 else to_end
+        return min(to_end, self._room()) if len(self._batch) > 1 else to_end
+
+    def _room(self) -> int:
+        """Returns the tokens for which each response of the batch has room in the KV cache."""
+        return (self.costs.kv_tokens - self._context_tokens) // len(self._batch)
 
     def _leave(self, response: SimulatedResponse) -> None:
         """Removes a response from the batch and notes its tokens so far with their versions."""

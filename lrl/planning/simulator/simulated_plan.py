@@ -54,12 +54,12 @@ class Outcome:
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
     """Simulates the plan under each policy; with a single generator only under the policies that
     still differ."""
-    costs, slots = plan.generation.costs, max(2, plan.generation.writing.slots)
+    costs = plan.generation.costs
+    slots = max(2, plan.generation.writing.slots)
     # The line through one response and all slots: SkewnessAware gets the simulated generators' own
     # latency.
-    one_ms, all_ms = (
-        1e3 * costs.decode_s(count, count * workload.live_tokens) for count in (1, slots)
-    )
+    one_ms = 1e3 * costs.decode_s(1, workload.live_tokens)
+    all_ms = 1e3 * costs.decode_s(slots, slots * workload.live_tokens)
     decode_latency = DecodeLatency(step_ms=one_ms, response_ms=(all_ms - one_ms) / (slots - 1))
     policies: dict[str, Callable[[], DispatchPolicy]] = {
         DEFAULT_DISPATCH: LeastLoaded,
@@ -100,7 +100,9 @@ def _outcome(
             steps.append((record, busy_s))
             busy_s = 0.0
 
-    training, generation, filled = plan.training, plan.generation, 2 * (plan.lag + 1)
+    training = plan.training
+    generation = plan.generation
+    filled = 2 * (plan.lag + 1)
     simulation = Simulation(
         generators=[generation.costs] * generation.generators,
         trainer=training.costs,

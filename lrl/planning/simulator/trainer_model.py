@@ -60,16 +60,16 @@ class ModelTrainer:
     def __post_init__(self) -> None:
         # End of each rank's last micro-batch, on the loop's clock.
         self._done = [0.0] * len(self.cuts.squares)
-        self._delivery: asyncio.Task[float] | None = (
-            None  # the last sync's pause, if it overlaps the next step
-        )
+        # The last sync's pause, if it overlaps the next step.
+        self._delivery: asyncio.Task[float] | None = None
         self._loop = asyncio.get_running_loop()
 
     async def step(self, step: int) -> StepRecord:
         """Trains step `step`, syncs, and has the controller admit the next groups."""
         started, tally = self._loop.time(), StepTally()
         train_s = await self._train(step, tally)
-        await asyncio.sleep(update_s := self.costs.update_s())
+        update_s = self.costs.update_s()
+        await asyncio.sleep(update_s)
         sync_s, pause_s = await self._sync(step + 1)
         first_s, more_s, last_s = timeline.split_waits(tally.waits, self.cuts.budget)
         done = StepRecord(
@@ -146,7 +146,8 @@ class ModelTrainer:
             if not rows:
                 continue
             lengths = [len(piece) for row in rows for piece in row]
-            tokens, squared = sum(lengths), sum(length * length for length in lengths)
+            tokens = sum(lengths)
+            squared = sum(length * length for length in lengths)
             seconds = self.costs.micro_batch_s(tokens, squared)
             self._done[rank] = max(self._done[rank], now) + seconds
             self.record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
@@ -164,7 +165,8 @@ class ModelTrainer:
         begins.
         """
         started, costs = self._loop.time(), self.costs
-        last_s, self._delivery = await self._delivery if self._delivery else 0.0, None
+        last_s = await self._delivery if self._delivery else 0.0
+        self._delivery = None
         pause_s = (
             0.0
             if costs.pause_overlaps

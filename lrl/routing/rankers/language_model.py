@@ -163,7 +163,8 @@ class LanguageModelRanker(Ranker):
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
         """Has the process guess `prompts`, unless it still guesses the ones before."""
         if self._is_free(self._guessing):
-            ids, texts = [prompt.id for prompt in prompts], [prompt.text for prompt in prompts]
+            ids = [prompt.id for prompt in prompts]
+            texts = [prompt.text for prompt in prompts]
             self._guessing = self._schedule(finetuning.guess, texts)
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,30 @@ def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
         job.stop()
         assert not job.alive
+    finally:
+        launcher.close()
+
+
+def test_jobs_that_start_at_once_after_the_end_of_their_driver_share_a_new_one(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    """Each made its own, and the places of the second were those of the first: it waited for
+    ever."""
+    launcher = Ray(2, address=ADDRESS, cpus=0.5, resources={"there": 0.5})
+    launcher.prepare(0, HERE)
+    try:
+        assert launcher._driver is not None
+        launcher._driver.kill()  # Ray does, a minute after the head of its cluster is lost
+        with ThreadPoolExecutor(2) as threads:
+            jobs = list(
+                threads.map(
+                    lambda number: launcher.start(f"job-{number}", ["join", "-h"], {}, tmp_path),
+                    range(2),
+                )
+            )
+        for job in jobs:
+            wait_for(lambda job=job: not job.alive, DEADLINE_S, "the end of a job")
+            assert "on node" in job.tail()
     finally:
         launcher.close()
 

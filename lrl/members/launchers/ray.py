@@ -65,6 +65,9 @@ class Ray(Launcher):
         self.placement_group = placement_group
         self.cores = max(1, int(cpus))
         self._driver: _Driver | None = None
+        # Each job is started on a thread of its own. Behind a lost head two of them made a driver
+        # each, and the bundles of the second had no place beside those of the first.
+        self._connecting = threading.Lock()
 
     def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
         """See `Launcher.prepare`. Connects to the cluster, and stays connected."""
@@ -103,24 +106,29 @@ class Ray(Launcher):
     def _connected(self) -> "_Driver":
         """Returns the driver, or a new one where Ray has ended it with the head of the cluster;
         raises OSError."""
-        if self._driver is None or not self._driver.alive:
-            resources = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
-            bundles = [{name: amount for name, amount in resources.items() if amount}] * self.jobs
-            words = [
-                "--address",
-                self.address,
-                "--bundles",
-                json.dumps(bundles),
-                "--strategy",
-                self.placement_group,
-            ]
-            check_reachable(self.address)
-            driver = _Driver(words)
-            if not driver.connected.wait(CONNECT_S) or not driver.nodes:
-                driver.kill()
-                raise ConnectionError(f"Ray says: {driver.last_words()}")
-            self._driver = driver
-        return self._driver
+        with self._connecting:
+            if self._driver is None or not self._driver.alive:
+                self._driver = self._connect()
+            return self._driver
+
+    def _connect(self) -> "_Driver":
+        """Returns a new driver; raises OSError."""
+        resources = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
+        bundles = [{name: amount for name, amount in resources.items() if amount}] * self.jobs
+        words = [
+            "--address",
+            self.address,
+            "--bundles",
+            json.dumps(bundles),
+            "--strategy",
+            self.placement_group,
+        ]
+        check_reachable(self.address)
+        driver = _Driver(words)
+        if not driver.connected.wait(CONNECT_S) or not driver.nodes:
+            driver.kill()
+            raise ConnectionError(f"Ray says: {driver.last_words()}")
+        return driver
 
 
 def check_reachable(address: str) -> None:
@@ -141,6 +149,7 @@ class _Driver:
         self.waits = ""
         """The resources that its tasks wait for."""
         self._jobs: dict[str, _Task] = {}
+        self._over = False
         self._output: list[str] = []
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
@@ -160,7 +169,11 @@ class _Driver:
 
     def start(self, name: str, words: Sequence[str], variables: Mapping[str, str]) -> "_Task":
         """Starts a task; raises OSError if the driver has just ended."""
-        job = self._jobs[name] = _Task(self, name)
+        job = _Task(self, name)
+        with self._lock:
+            if self._over:
+                raise ConnectionError("the connection to Ray is lost")
+            self._jobs[name] = job
         self.order(start=name, words=[*words], variables={**variables})
         return job
 
@@ -204,6 +217,8 @@ class _Driver:
                 self.waits = report["waits"]
             else:
                 self._jobs.pop(report["ended"]).end(report["said"])
+        with self._lock:
+            self._over = True  # nobody would end a task that is started from now on
         for job in self._jobs.values():
             job.end(f"the connection to Ray is lost. {self.last_words()}")
         self.connected.set()

@@ -119,6 +119,7 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
     assert [one.name.tag for one in experiment.metric_infos] == [
         "eval/held/accuracy",
+        "eval/held/reward",
         "reward/mean",
     ]
     assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {

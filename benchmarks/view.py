@@ -1,7 +1,7 @@
 """How fast `lrl view` shows a run with many rollouts, and pictures of a run.
 
     python -m benchmarks.view --rollouts 10000
-    python -m benchmarks.view --run runs/calculator/version_0 --pictures docs
+    python -m benchmarks.view --run runs/calculator/version_0 --pictures docs/view
 
 The run of the first is made: rollouts of random tokens with random rewards, written by the functions
 of `lrl.callbacks.RolloutFile`. Needs Chromium in the path.
@@ -33,8 +33,8 @@ from lrl.types import Group, Prompt, Rollout
 from lrl.viewer import rollout_file
 
 GROUPS_PER_STEP, RESPONSES = 8, 8
-WINDOWS = {"view": (1400, 860, False), "view_narrow": (420, 800, True)}
-"""Width and height of each picture, and whether it has the dark scheme."""
+WINDOWS = {"": (1400, 860, False), "_narrow": (420, 800, True)}
+"""End of the name of each picture; its width and height, and whether it has the dark scheme."""
 COLOURS = 128
 
 
@@ -118,7 +118,7 @@ def measure(run: Path) -> None:
     """Prints the seconds to the first picture, and the frames while the list scrolls."""
     size = (run / rollout_file.FILE).stat().st_size
     with viewer(run) as (url, started_s), chromium.page() as page:
-        page.open(url, *WINDOWS["view"])
+        page.open(url, *WINDOWS[""])
         drawn_s = int(page.wait("document.documentElement.dataset.drawnMs")) / 1000
         frames = page.run(SCROLL)
     print(f"file: {size / 2**20:.0f} MiB")
@@ -146,15 +146,15 @@ SCROLL = """new Promise((done) => {
 })"""
 
 
-def take_pictures(run: Path, folder: Path, group: str, colour: str) -> None:
-    """Writes the pictures of `WINDOWS`, with few colours."""
+def take_pictures(run: Path, where: Path, group: str, colour: str) -> None:
+    """Writes the pictures of `WINDOWS`, whose names begin with `where`, with few colours."""
     with viewer(run) as (url, _), chromium.page() as page:
-        for name, window in WINDOWS.items():
+        for end, window in WINDOWS.items():
             page.open(f"{url}&{group}&colour={colour}", *window)
             page.wait("document.querySelector('.response .tokens') && true")
             time.sleep(0.5)
             picture = Image.open(io.BytesIO(page.picture())).convert("RGB")
-            picture.quantize(COLOURS).save(folder / f"{name}.png", optimize=True)
+            picture.quantize(COLOURS).save(f"{where}{end}.png", optimize=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rollouts", type=int, default=10_000, help="(%(default)s)")
     parser.add_argument("--tokens", type=int, default=200, help="of a rollout (%(default)s)")
     parser.add_argument("--run", type=Path, help="a run's folder, in the place of a made one")
-    parser.add_argument("--pictures", type=Path, help="folder for pictures of --run")
+    parser.add_argument("--pictures", type=Path, help="pictures of --run, such as docs/view")
     parser.add_argument("--group", default="step=0&index=0", help="on the pictures (%(default)s)")
     parser.add_argument("--colour", default="log-prob", help="(%(default)s)")
     args = parser.parse_args(argv)

@@ -47,7 +47,8 @@ EVALUATION_PRIORITY = 1_000_000_000
 
 
 class Evaluation(OnRankZero):
-    """Accuracy on a data set, every so many steps and by `trainer.validate`.
+    """Accuracy on a data set, every so many steps and by `trainer.validate`; the mean reward, if
+    rewards give partial credit.
 
     Args:
         prompts: The data set: `lrl.Prompts`, the name of a data set on the hub, or a file.
@@ -255,14 +256,25 @@ class Evaluation(OnRankZero):
             partial(weight_sync.poll, trainer),
         )
         waited()
+        before = [earlier for _, earlier in self.reports]
         report = evaluate(
-            self.prompts.name, groups, greedy=self.sampling.temperature == 0, by=self.by
+            self.prompts.name,
+            groups,
+            greedy=self.sampling.temperature == 0,
+            by=self.by,
+            partial=any(earlier.partial for earlier in before),
         )
-        metrics = report.metrics(before=(earlier for _, earlier in self.reports))
+        metrics = report.metrics(before)
         self.reports.append((step, report))
         path = self._responses_file(trainer, step)
         with best_effort(f"The responses to {self.prompts.name}", path):
             write_responses(path, self.prompts.name, groups)
+        if before and report.partial and not before[-1].partial:
+            log.warning(
+                "The rewards of %s were 0 or 1 until now. Its metrics keep the name accuracy, and "
+                "are the mean reward.",
+                self.prompts.name,
+            )
         if trainer.training:
             rank_zero_info(f"step {step}: {report.as_line()}")
             # `log` is not allowed in every hook that calls this, and it would use the trainer's

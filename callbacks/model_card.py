@@ -45,9 +45,10 @@ def write(
         f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
         f"{steps} optimizer steps.",
     ]
-    measured = [evaluation for evaluation in evaluations if evaluation.reports]
-    if measured:
-        parts += ["## Accuracy", _accuracies(measured)]
+    for measure in ("accuracy", "mean reward"):
+        if rows := _rows(evaluations, measure):
+            head = ("data set", "step", measure, "95 % interval", "problems", "decoding")
+            parts += [f"## {measure.capitalize()}", _table(head, rows)]
     parts += ["## Training", _table(("setting", "value"), settings(policy, data))]
     parts += ["## Versions", _table(("package", "version"), versions())]
     (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
@@ -120,11 +121,14 @@ def _described(part: object) -> str | None:
     return f"{type(part).__name__}({arguments})"
 
 
-def _accuracies(evaluations: Sequence[Evaluation]) -> str:
-    rows: list[tuple[object, ...]] = []
-    for evaluation in evaluations:
-        rows += [(report.dataset, step, *_cells(report)) for step, report in evaluation.reports]
-    return _table(("data set", "step", "accuracy", "95 % interval", "problems", "decoding"), rows)
+def _rows(evaluations: Sequence[Evaluation], measure: str) -> list[tuple[object, ...]]:
+    """Returns the rows of the evaluations of which the last one has that measure."""
+    return [
+        (report.dataset, step, *_cells(report))
+        for evaluation in evaluations
+        if evaluation.reports and evaluation.reports[-1][1].measure == measure
+        for step, report in evaluation.reports
+    ]
 
 
 def _cells(report: Report) -> tuple[str, ...]:

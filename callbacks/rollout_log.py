@@ -14,6 +14,7 @@ from torch import Tensor
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.samples import log_samples, sample
+from lrl.evaluation import Report
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.serialisation import Resumed
@@ -58,10 +59,10 @@ class RolloutLog(OnRankZero):
         if self._overview != "due":
             return
         self._overview = "written"
-        datasets = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
+        reports = [one.reports[0][1] for one in find_all(trainer, Evaluation) if one.reports]
         for logger in _boards(trainer):
             with may_not_log(logger):
-                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, datasets))
+                logger.experiment.add_custom_scalars(overview(trainer.callback_metrics, reports))
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the overview of a run of a single step."""
@@ -205,18 +206,17 @@ def histograms(rollouts: list[Rollout], step: int) -> dict[str, Tensor]:
     }
 
 
-def overview(logged: Collection[str], datasets: Iterable[str]) -> Layout:
+def overview(logged: Collection[str], reports: Iterable[Report]) -> Layout:
     """Returns the layout of a run's overview.
 
     Args:
         logged: Tags that the run logs; charts of others are left out.
-        datasets: Names of the evaluated data sets: each gets a chart of its accuracy with the
-            interval.
+        reports: The first one of each evaluation: each gets a chart of its mean with the interval.
     """
     charts = _lines({"reward": ("reward/mean",)}, logged)
-    for name in datasets:
-        tags = [f"eval/{name}/accuracy{end}" for end in ("", "_low", "_high")]
-        charts[f"accuracy on {name}, with its 95 % interval"] = ["Margin", tags]
+    for report in reports:
+        tags = [f"eval/{report.dataset}/{name}" for name in report.means]
+        charts[f"{report.measure} on {report.dataset}, with its 95 % interval"] = ["Margin", tags]
     return {"Overview": charts | _lines(CHARTS, logged)}
 
 

@@ -87,7 +87,7 @@ class Summary(OnRankZero):
                 f"{before.accuracy:.3f} before, {after.accuracy:.3f} after ({after.low:.3f} to "
                 f"{after.high:.3f})"
             )
-            table.add_row(f"accuracy on {evaluation.prompts.name}", values)
+            table.add_row(f"{after.measure} on {evaluation.prompts.name}", values)
         if len(self.rewards) > 1 and not in_ascii:
             table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
         table.add_row("steps", f"{trainer.global_step}")
@@ -165,8 +165,7 @@ def where_metrics_are(trainer: L.Trainer) -> list[str]:
 
 
 def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[Evaluation]) -> None:
-    """Draws the reward of the rollouts and the accuracy of the evaluations over steps into
-    `path`."""
+    """Draws the reward of the rollouts and the means of the evaluations over steps into `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -181,10 +180,10 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
     for evaluation in evaluations:
         steps = [step for step, _ in evaluation.reports]
         reports = [report for _, report in evaluation.reports]
-        accuracy = [r.accuracy for r in reports]
+        means = [r.accuracy for r in reports]
         spread = [[r.accuracy - r.low for r in reports], [r.high - r.accuracy for r in reports]]
-        label = f"accuracy on {evaluation.prompts.name} (95 % interval)"
-        axes.errorbar(steps, accuracy, yerr=spread, marker="o", capsize=3, label=label)
+        label = f"{reports[-1].measure} on {evaluation.prompts.name} (95 % interval)"
+        axes.errorbar(steps, means, yerr=spread, marker="o", capsize=3, label=label)
     axes.set_xlabel("optimizer steps")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

@@ -96,6 +96,8 @@ class RolloutDataModule(L.LightningDataModule):
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
             limit. Linux only.
+        worker_start_timeout_s: Most seconds for the start of a process of the rewards, or of the
+            environment, which imports the script that is run and their modules.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward,
             in (0, 1]; above it the run ends with an error. 1 never ends it.
         skip_special_tokens: Whether rewards and logs see responses without special tokens; false
@@ -141,6 +143,7 @@ class RolloutDataModule(L.LightningDataModule):
         reward_launcher: Launcher | None = None,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
+        worker_start_timeout_s: float = 120.0,
         max_reward_failures: float = 0.1,
         skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,
@@ -199,6 +202,7 @@ class RolloutDataModule(L.LightningDataModule):
             timeout_s=reward_timeout_s,
             memory_gib=reward_memory_gib,
             max_failures=max_reward_failures,
+            start_timeout_s=worker_start_timeout_s,
         )
         self.reward_launcher = reward_launcher
         self.skip_special_tokens = skip_special_tokens
@@ -216,6 +220,7 @@ class RolloutDataModule(L.LightningDataModule):
                 environment_memory_gib=environment_memory_gib,
             ),
             max_response_tokens,
+            worker_start_timeout_s,
         )
         self._environment_settings = self.environment.made_with if self.environment else {}
         self._learners = Learners(self.advantages, self.replay, self.length_predictor)
@@ -615,7 +620,10 @@ def _with_turn_rewards(rewards: list[OneReward], environment: object) -> list[On
 
 
 def _environment_of_run(
-    environment: Environment | None, settings: EpisodeSettings, max_tokens: int
+    environment: Environment | None,
+    settings: EpisodeSettings,
+    max_tokens: int,
+    start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
     """Returns the environment of a run; None without one, whose settings must not be set then."""
     if environment is None:
@@ -624,4 +632,4 @@ def _environment_of_run(
         return None
     from lrl.rollouts.environment_of_run import EnvironmentOfRun  # here: most runs have none
 
-    return EnvironmentOfRun(environment, settings, max_tokens)
+    return EnvironmentOfRun(environment, settings, max_tokens, start_timeout_s)

@@ -1,7 +1,8 @@
 """Arithmetic of evaluation: finished groups in, a `Report` with error bars out.
 
 Every problem weighs the same, however many of its responses were scored: accuracy is the mean over
-problems of the mean over a problem's responses (avg@k). Responses to one problem resemble each
+problems of the mean over a problem's responses (avg@k). With partial credit (a reward that is
+neither 0 nor 1) that number is called the mean reward. Responses to one problem resemble each
 other, so k responses to n problems say less than k * n unrelated ones; the intervals follow from
 the spread of the problems. An error is not a reward: responses whose scoring failed are counted and
 left out.
@@ -20,7 +21,10 @@ from typing import Any
 
 from lrl.types import Group
 
-METRICS = ("accuracy", "accuracy_low", "accuracy_high", "version")
+ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
+MEAN_REWARD = ("reward", "reward_low", "reward_high")
+"""The metrics in the place of `ACCURACY` where rewards are not all 0 or 1."""
+METRICS = (*ACCURACY, "version")
 RARE_METRICS = ("failures", "truncated", "version_high")
 """Metrics of an evaluation that begin when they are not constant for the first time."""
 Z95 = 1.959964
@@ -45,8 +49,7 @@ class Report:
     high: float
     """Upper end of the 95 % interval of `accuracy`."""
     pass_at_k: dict[int, float]
-    """Chance that one of 1, 2, 4, ... and k responses is right. Empty unless all rewards are 0 or
-    1."""
+    """Chance that one of 1, 2, 4, ... and k responses is right. Empty if `partial`."""
     by: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)
     """Column -> its value as text -> (accuracy, problems). Values with the same text are one, such
     as 1 and "1"."""
@@ -58,6 +61,20 @@ class Report:
     """Responses that got no reward because scoring failed."""
     truncated: int
     """Responses cut at the token limit."""
+    partial: bool = False
+    """Whether this evaluation of the data set, or an earlier one of the run, gave a reward that is
+    neither 0 nor 1."""
+
+    @property
+    def measure(self) -> str:
+        """The word for `accuracy` in texts."""
+        return "mean reward" if self.partial else "accuracy"
+
+    @property
+    def means(self) -> tuple[str, str, str]:
+        """The names of the mean and its interval in the metrics of a run whose first report this
+        is."""
+        return MEAN_REWARD if self.partial else ACCURACY
 
     def metrics(self, before: Iterable[Report] = ()) -> dict[str, float]:
         """Returns the metrics for Lightning, under `eval/<dataset>/`, without constants.
@@ -66,17 +83,18 @@ class Report:
         when they are not constant for the first time.
 
         Args:
-            before: The run's earlier reports of this data set. A count that one of them had is
-                logged, also as zero.
+            before: The run's earlier reports of this data set. The first one decides whether
+                the metrics are `ACCURACY` or `MEAN_REWARD`. A count that one of them had is logged, also
+                as zero.
         """
-        numbers = {"accuracy": self.accuracy, "accuracy_low": self.low, "accuracy_high": self.high}
+        reports = [*before, self]
+        numbers = dict(zip(reports[0].means, (self.accuracy, self.low, self.high), strict=True))
         numbers |= {f"pass@{k}": chance for k, chance in self.pass_at_k.items() if k > 1}
         numbers |= {
             f"{column}/{value}": row[0]
             for column, rows in self.by.items()
             for value, row in rows.items()
         }
-        reports = [*before, self]
         if any(report.failures for report in reports):
             numbers["failures"] = self.failures
         if any(report.truncated for report in reports):
@@ -88,10 +106,10 @@ class Report:
         return {f"eval/{self.dataset}/{name}": float(number) for name, number in numbers.items()}
 
     def as_line(self) -> str:
-        """Returns the accuracy in one line, with the counts of missing results."""
+        """Returns the mean in one line, with the counts of missing results."""
         line = (
-            f"accuracy on {self.dataset} {self.accuracy:.3f} ({self.low:.3f} to {self.high:.3f}, "
-            f"problems: {self.n})"
+            f"{self.measure} on {self.dataset} {self.accuracy:.3f} "
+            f"({self.low:.3f} to {self.high:.3f}, problems: {self.n})"
         )
         lacks = {"without a reward": self.failures, "cut at the token limit": self.truncated}
         return ", ".join(
@@ -108,7 +126,8 @@ class Report:
         )
         lines = [
             f"{self.dataset}: {self.n} problems x {self.k} responses, {how}, version {versions}",
-            f"  accuracy {self.accuracy:.3f}  (95 % interval {self.low:.3f} to {self.high:.3f})",
+            f"  {self.measure} {self.accuracy:.3f}  "
+            f"(95 % interval {self.low:.3f} to {self.high:.3f})",
             f"  responses without a reward {self.failures}, cut at the token limit "
             f"{self.truncated}",
         ]
@@ -127,7 +146,12 @@ class Report:
 
 
 def evaluate(
-    dataset: str, groups: Iterable[Group], *, greedy: bool, by: Sequence[str] = ()
+    dataset: str,
+    groups: Iterable[Group],
+    *,
+    greedy: bool,
+    by: Sequence[str] = (),
+    partial: bool = False,
 ) -> Report:
     """Sums up finished groups, one per problem.
 
@@ -136,6 +160,7 @@ def evaluate(
         groups: The problems with their scored rollouts.
         greedy: Whether the responses were sampled at temperature 0.
         by: Columns of the data set by which the accuracy is broken down.
+        partial: Whether an earlier evaluation of the run gave rewards other than 0 and 1.
 
     Raises:
         ValueError: A column of `by` is missing.
@@ -146,6 +171,7 @@ def evaluate(
     scores = [group.rewards for group in scored]
     accuracy, low, high = mean_interval(scores)
     k = max((len(group.rollouts) for group in groups), default=0)
+    partial = partial or not _binary(scores)
     return Report(
         dataset=dataset,
         n=len(scored),
@@ -153,12 +179,13 @@ def evaluate(
         accuracy=accuracy,
         low=low,
         high=high,
-        pass_at_k=_pass_at_powers(scores, k),
+        pass_at_k={} if partial else _pass_at_powers(scores, k),
         by={column: _breakdown(column, scored) for column in by},
         versions=sorted({version for rollout in rollouts for version in rollout.policy_versions}),
         greedy=greedy,
         failures=sum(rollout.reward is None for rollout in rollouts),
         truncated=sum(rollout.cut for rollout in rollouts),
+        partial=partial,
     )
 
 
@@ -176,7 +203,7 @@ def may_give(metric: str, dataset: str, samples: int, by: Sequence[str] = ()) ->
     if name == metric:
         return False
     chances = [f"pass@{k}" for k in _powers(samples) if k > 1]
-    return name in (*METRICS, *RARE_METRICS, *chances) or name.startswith(
+    return name in (*METRICS, *MEAN_REWARD, *RARE_METRICS, *chances) or name.startswith(
         tuple(f"{column}/" for column in by)
     )
 
@@ -275,8 +302,6 @@ def _binary(scores: Sequence[Sequence[float]]) -> bool:
 def _pass_at_powers(scores: Sequence[Sequence[float]], most: int) -> dict[int, float]:
     """Returns pass@1, 2, 4, ... and `most`, each over the problems with as many scored
     responses."""
-    if not _binary(scores):
-        return {}
     found: dict[int, float] = {}
     for k in _powers(most):
         chances = [

@@ -200,6 +200,26 @@ def test_metrics_are_numbers_under_the_name_of_the_data_set() -> None:
     assert all(isinstance(number, float) for number in metrics.values())
 
 
+def test_partial_credit_is_a_mean_reward_and_no_accuracy() -> None:
+    found = report([[0.5], [1.0], [0.0]])
+    metrics = found.metrics()
+    assert [metrics[f"eval/sums/{name}"] for name in found.means] == [0.5, found.low, found.high]
+    assert found.means == ("reward", "reward_low", "reward_high")
+    assert found.as_line().startswith("mean reward on sums 0.500 (")
+    assert "\n  mean reward 0.500  (95 % interval " in found.as_table()
+    for text in (*metrics, found.as_line(), found.as_table()):
+        assert "accuracy" not in text and "pass@" not in text
+    assert "accuracy" in report([[1.0], [0.0]]).as_line()
+
+
+def test_the_first_evaluation_of_a_run_names_the_metrics_of_all() -> None:
+    right, half = report([[0.0, 1.0]]), report([[0.0, 0.5]])
+    assert "eval/sums/accuracy" in half.metrics(before=[right])
+    assert "eval/sums/reward" in right.metrics(before=[half])
+    later = report([[0.0, 1.0]], partial=True)
+    assert later.measure == "mean reward" and later.pass_at_k == {}, "a tag comes and never goes"
+
+
 def test_one_response_a_problem_logs_no_constants() -> None:
     one_version = [group(0, [1.0]), group(1, [0.0])]
     for each in one_version:
@@ -242,6 +262,8 @@ def test_every_metric_of_an_evaluation_is_one_that_it_may_give() -> None:
     metrics = found.metrics()
     assert len(metrics) == len({*METRICS, *RARE_METRICS}) + 2 + 2, "pass@2 and pass@4, two levels"
     assert all(may_give(metric, "sums", 4, ["level"]) for metric in metrics)
+    half = report([[0.5]]).metrics()
+    assert half and all(may_give(metric, "sums", 1) for metric in half)
     others = (
         "eval/sum/accuracy",
         "eval/sums/pass@3",

@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -16,6 +17,9 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lrl.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+BEGINNINGS = ("config.yaml", "hparams.yaml", "events.out.tfevents.*")
+"""What loggers and `lrl fit` write before a run starts anything."""
 
 
 def run_folder(trainer: L.Trainer) -> Path:
@@ -42,6 +46,12 @@ def run_folder(trainer: L.Trainer) -> Path:
     return folder / str(first.name) / version
 
 
+def without_version(trainer: L.Trainer) -> list[Any]:
+    """Returns the loggers that have no version yet, and take the next free number when it is
+    read."""
+    return [logger for logger in trainer.loggers if getattr(logger, "_version", "") is None]
+
+
 class RunFolderLock:
     """One process's lock on a run's folder: the kernel releases it at any end of the process.
 
@@ -51,12 +61,31 @@ class RunFolderLock:
 
     def __init__(self) -> None:
         self._folder: int | None = None
+        self._made: Path | None = None  # the folder, if there was none
+
+    def acquire_for(self, trainer: L.Trainer) -> None:
+        """Makes and locks the folder of a run; one whose logger has no version gets the next free
+        number, also if others take theirs at this moment. See `acquire`."""
+        numbered = without_version(trainer)
+        if not numbered or numbered[0] is not trainer.loggers[0]:
+            self.acquire(run_folder(trainer))
+            return
+        self.release()
+        folder = _next_folder(trainer, numbered)
+        while not _makes(folder):  # another run has made it since
+            folder = _next_folder(trainer, numbered)
+        self._made = folder
+        self._lock(folder)
 
     def acquire(self, folder: Path) -> None:
         """Makes and locks `folder` and releases the previous one; raises ConfigError if another
         live run has it."""
         self.release()
-        folder.mkdir(parents=True, exist_ok=True)
+        if _makes(folder):
+            self._made = folder
+        self._lock(folder)
+
+    def _lock(self, folder: Path) -> None:
         opened = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,11 +105,44 @@ class RunFolderLock:
                 error.strerror,
             )
 
+    def discard(self) -> None:
+        """Removes the folder, if this run has made it and has written nothing but `BEGINNINGS`."""
+        if self._made is None:
+            return
+        written = list(self._made.iterdir())
+        if all(any(map(path.match, BEGINNINGS)) for path in written):
+            for path in written:
+                path.unlink()
+            self._made.rmdir()
+            self._made = None
+
     def release(self) -> None:
         """Unlocks the folder; idempotent."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
+        self._made = None
+
+
+def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
+    """Gives these loggers the next free number, and returns the folder of the run."""
+    for logger in numbered:
+        logger._version = None
+    # All of them before there is a folder: loggers in one place get the same number.
+    for logger in numbered:
+        _ = logger.version
+    return run_folder(trainer)
+
+
+def _makes(folder: Path) -> bool:
+    """Makes a folder; returns False if there is one."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+        return False
+    return True
 
 
 def _holder(folder: Path) -> str:

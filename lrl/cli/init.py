@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{folder} has {', '.join(written)}.\n\n"
         f"    cd {folder}\n"
         "    lrl fit --config recipe.yaml\n\n"
-        "trains a tiny policy on ten problems, in a few minutes. README.md says what to change first.\n"
+        "trains a tiny policy on ten problems, in a few minutes. README.md leads on to your own task.\n"
     )
     return 0
 

@@ -38,7 +38,9 @@ class RunConfig(SaveConfigCallback):
                     continue
                 logger.log_hyperparams(settings, metrics={})  # for hparams.yaml alone
                 names = [evaluation.prompts.name for evaluation in find_all(trainer, Evaluation)]
-                add_hparams(logger, settings, [f"eval/{name}/accuracy" for name in names])
+                # The first evaluation, which comes later, gives one of the two.
+                means = [f"eval/{name}/{mean}" for name in names for mean in ("accuracy", "reward")]
+                add_hparams(logger, settings, means)
 
 
 def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -62,7 +64,7 @@ def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(value, f"{name}.{key}".lstrip("."))
 
 
-def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], accuracies: list[str]) -> None:
+def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], means: list[str]) -> None:
     """Enters a run into TensorBoard's tab HPARAMS, which shows the last value of each metric.
 
     Lightning's `log_hyperparams` would log a first value of each, which nobody has measured.
@@ -73,5 +75,5 @@ def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], accuracies:
     for name, value in settings.items():
         if not isinstance(value, bool | int | float | str):
             plain[name] = str(value)
-    for summary in hparams(plain, dict.fromkeys([*accuracies, REWARD], 0.0)):
+    for summary in hparams(plain, dict.fromkeys([*means, REWARD], 0.0)):
         logger.experiment.file_writer.add_summary(summary)

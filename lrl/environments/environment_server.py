@@ -16,7 +16,7 @@ from aiohttp import web
 
 from lrl.environments.processes import EnvironmentProcess, EnvironmentProcesses
 from lrl.environments.remote_pool import EPISODES
-from lrl.environments.worker import START_S, WorkerSpec
+from lrl.environments.worker import WorkerSpec
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.system.endpoint import Endpoint, Location
 from lrl.system.shadowed_modules import check_lrl
@@ -39,6 +39,7 @@ class EnvironmentServer:
         self.endpoint = endpoint
         self.token = token
         self.processes = EnvironmentProcesses(spec, workers)
+        self._start_timeout_s = spec.start_timeout_s
         self._playing: dict[int, EnvironmentProcess] = {}
         self._server: TokenServer | None = None
 
@@ -58,7 +59,8 @@ class EnvironmentServer:
         ]
         self._server = TokenServer(self.endpoint, self.token, routes, longest_request=0)
         # On the server's thread, which lives as long as they must.
-        self._server.wait(self._wait_ready(), 2 * START_S, "starting the processes")
+        limit_s = 2 * self._start_timeout_s
+        self._server.wait(self._wait_ready(), limit_s, "starting the processes")
         return self._server.location()
 
     def stop(self) -> None:

@@ -67,6 +67,7 @@ class EnvironmentPool:
         workers: Processes on this machine; 0 if members alone play.
         turn_timeout_s: Most seconds for a reply.
         memory_gib: Memory that a process may allocate, in GiB; None for no limit. Linux only.
+        start_timeout_s: Most seconds for the start of a process.
 
     Raises:
         ConfigError: The environment cannot be sent to a process.
@@ -79,6 +80,7 @@ class EnvironmentPool:
         *,
         turn_timeout_s: float,
         memory_gib: float | None,
+        start_timeout_s: float = 120.0,
     ) -> None:
         name = type(environment).__name__
         check_main("The processes of an environment")
@@ -94,7 +96,7 @@ class EnvironmentPool:
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
         self.answered_by: Counter[str] = Counter()
         """Turns with a reply, by the machine that gave it."""
-        self._spec = WorkerSpec(sent, turn_timeout_s, memory_gib)
+        self._spec = WorkerSpec(sent, turn_timeout_s, memory_gib, start_timeout_s)
         self._workers = workers
         self._processes = EnvironmentProcesses(self._spec, workers)
         self.remote = RemoteEnvironments(self._spec, alone=workers == 0)

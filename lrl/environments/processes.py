@@ -15,7 +15,7 @@ from typing import Any
 
 from lrl.environments import worker
 from lrl.environments.play import Reply
-from lrl.environments.worker import LONGEST_LINE, START_S, Progress, WorkerSpec
+from lrl.environments.worker import LONGEST_LINE, Progress, WorkerSpec
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
@@ -107,14 +107,16 @@ class EnvironmentProcess:
 
     async def wait_ready(self) -> None:
         """Waits until it can play; raises ConfigError if it cannot load the environment,
-        RuntimeError if it ends meanwhile, and TimeoutError after `START_S`."""
+        RuntimeError if it ends meanwhile, and TimeoutError after the spec's
+        `start_timeout_s`."""
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(self._spec.start_timeout_s):
                 await self._ready
         except TimeoutError:
             raise TimeoutError(
-                f"The process of the environment was not ready after {START_S:.0f} s. It imports "
-                "the script that is run and the module of the environment: see which is slow."
+                "No process of the environment was ready after data.worker_start_timeout_s="
+                f"{self._spec.start_timeout_s:g}. It imports the script that is run and the module "
+                "of the environment: see which is slow, or raise it."
             ) from None
         except EnvironmentLost as error:
             check_start()

@@ -30,8 +30,6 @@ from lrl.system.process_clock import ProcessClock
 
 LONGEST_LINE = 2**26
 """Bytes of a message."""
-START_S = 120.0
-"""Seconds for the start of a process: interpreter, imports of the script and of the environment."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,13 @@ class WorkerSpec:
     timeout_s: float
     """Most seconds for a reply."""
     memory_gib: float | None
+    start_timeout_s: float
 
     @property
     def silence_s(self) -> float:
         """Seconds by the wall after which a process that owes a reply has ended, whatever its own
         clocks say."""
-        return START_S + 4 * self.timeout_s
+        return self.start_timeout_s + 4 * self.timeout_s
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of a JSON object."""

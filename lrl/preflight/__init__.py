@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lrl.checkpoints.run_folder import run_folder
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
@@ -117,7 +116,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
             check_checkpoint_contents(data.resumes_from, policy, data, shape)
     if not any_noted():
         with noting():
-            trainer.strategy.claim.acquire(run_folder(trainer))
+            trainer.strategy.claim.acquire_for(trainer)
 
 
 def _check_reward_models(

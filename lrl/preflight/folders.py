@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lrl.checkpoints.run_folder import without_version
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
 
@@ -49,8 +50,9 @@ def check_folders(trainer: L.Trainer, policy: Policy) -> None:
                 "replace. Choose another."
             )
     if trainer.state.fn == ("fit") and trainer.datamodule.resumes_from is None:  # type: ignore[attr-defined]
+        new = without_version(trainer)
         for logger in trainer.loggers:
-            used = getattr(logger, "log_dir", None)
+            used = None if logger in new else getattr(logger, "log_dir", None)
             if used is not None and any(Path(used).glob("checkpoints/*")):
                 log.warning(
                     "%s has the checkpoints of another run, and this one will add its metrics "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lrl.evaluation import may_give
+from lrl.evaluation import ACCURACY, MEAN_REWARD, may_give
 from lrl.system.config_errors import fault
 from lrl.system.import_by_name import did_you_mean
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GROWING_METRICS = ("/accuracy", "/accuracy_low", "/accuracy_high", "reward/mean")
+GROWING_METRICS = (*(f"/{name}" for name in (*ACCURACY, *MEAN_REWARD)), "reward/mean")
 """Ends of the metrics of which more is better."""
 
 

@@ -18,8 +18,6 @@ from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import KINDS
 from lrl.rewards.job_state import Outcome, Scored
 
-START_S = 120.0
-"""Seconds for the start of a worker: interpreter, imports of the script and of the rewards."""
 Response = tuple[str, dict[str, Any]]
 """Text and columns."""
 
@@ -33,19 +31,17 @@ class WorkerSpec:
     names: tuple[str, ...]
     timeout_s: float
     memory_gib: float | None
+    start_timeout_s: float
 
     @classmethod
-    def of(
-        cls, rewards: Sequence[Reward], timeout_s: float, memory_gib: float | None
-    ) -> WorkerSpec:
+    def of(cls, rewards: Sequence[Reward], **limits: Any) -> WorkerSpec:
         """Returns the spec of these rewards."""
-        return cls(
-            pickle.dumps(rewards), tuple(reward.name for reward in rewards), timeout_s, memory_gib
-        )
+        names = tuple(reward.name for reward in rewards)
+        return cls(pickle.dumps(rewards), names, **limits)
 
     def limit_s(self, in_flight: int) -> float:
         """Returns the seconds in which workers with so many jobs must have done the last one."""
-        return START_S + 4 * self.timeout_s * in_flight
+        return self.start_timeout_s + 4 * self.timeout_s * in_flight
 
 
 @dataclass(frozen=True)

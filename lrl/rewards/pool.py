@@ -53,6 +53,7 @@ class RewardPool:
             are loaded; None for no limit. Linux only.
         max_failures: Largest share of responses that may get no reward, in (0, 1], over the last
             few hundred; 1 allows any.
+        start_timeout_s: Most seconds for the start of a worker.
 
     Raises:
         ValueError: There is no reward, two share a name, one cannot be sent to a process, or a
@@ -66,11 +67,12 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_gib: float | None = 4.0,
         max_failures: float = 0.1,
+        start_timeout_s: float = 120.0,
     ) -> None:
         self.rewards = [as_reward(reward) for reward in rewards]
         _check_rewards(self.rewards)
         at_least(1, "data", reward_workers=workers)
-        above(0, "data", reward_timeout_s=timeout_s)
+        above(0, "data", reward_timeout_s=timeout_s, worker_start_timeout_s=start_timeout_s)
         if memory_gib is not None and not memory_gib > 0:
             fault(
                 f"data.reward_memory_gib is {memory_gib}; it must be above 0, or null for no limit."
@@ -82,7 +84,12 @@ class RewardPool:
             )
         _check_give_up(self.rewards, timeout_s)
         _check_deadlines(self.rewards, timeout_s)
-        spec = WorkerSpec.of(self.rewards, timeout_s, memory_gib)
+        spec = WorkerSpec.of(
+            self.rewards,
+            timeout_s=timeout_s,
+            memory_gib=memory_gib,
+            start_timeout_s=start_timeout_s,
+        )
         self._processes = Processes(spec, workers)
         self.remote = RemoteScorers(spec)
         """Scorers, with workers on other machines."""
@@ -112,6 +119,7 @@ class RewardPool:
             timeout_s=limits.timeout_s,
             memory_gib=limits.memory_gib,
             max_failures=self._failure_stats.max_failures,
+            start_timeout_s=limits.start_timeout_s,
         )
 
     def start(self, first: Prompt | None = None) -> None:
@@ -126,7 +134,7 @@ class RewardPool:
 
         Raises:
             RuntimeError: The workers died while they started.
-            TimeoutError: No worker was ready after two minutes.
+            TimeoutError: No worker was ready within `start_timeout_s`.
             ValueError: A reward cannot be loaded in a worker, or the response got no reward, also
                 when tried again. (With `max_failures` 1 the latter is only logged.)
         """

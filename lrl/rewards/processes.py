@@ -24,7 +24,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from lrl.errors import ConfigError
 from lrl.rewards import worker
-from lrl.rewards.job import START_S, Job, WorkerSpec
+from lrl.rewards.job import Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
 from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
@@ -74,12 +74,12 @@ class Processes:
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
         check_lrl()
-        until = time.monotonic() + START_S
+        until = time.monotonic() + self.spec.start_timeout_s
         try:
             pool = self._pool = self._pool or self._new_pool()
             future = _schedule(pool, worker.ready)
-            while not future.done() and pool.active and time.monotonic() < until:
-                wait([future], timeout=_POLL_S)
+            while not future.done() and pool.active and (left_s := until - time.monotonic()) > 0:
+                wait([future], timeout=min(_POLL_S, left_s))
             if not (future.done() or pool.active):
                 raise BrokenProcessPool("they ended before the first job")
             future.result(0)
@@ -100,9 +100,10 @@ class Processes:
         except TimeoutError as error:
             self.close()
             raise TimeoutError(
-                f"No reward worker was ready after {START_S:.0f} s. They import the script that "
-                f"was run and the modules of the rewards ({', '.join(self.spec.names)}): see which "
-                "is slow."
+                "No reward worker was ready after data.worker_start_timeout_s="
+                f"{self.spec.start_timeout_s:g}. They import the script that was run and the "
+                f"modules of the rewards ({', '.join(self.spec.names)}): see which is slow, or "
+                "raise it."
             ) from error
 
     def close(self) -> None:

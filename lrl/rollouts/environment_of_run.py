@@ -42,13 +42,18 @@ class EnvironmentOfRun:
         environment: The environment.
         settings: Its settings.
         max_tokens: Longest episode.
+        start_timeout_s: Most seconds for the start of a process.
 
     Raises:
         ConfigError: It cannot be sent to a process, or a setting is out of range.
     """
 
     def __init__(
-        self, environment: Environment, settings: EpisodeSettings, max_tokens: int
+        self,
+        environment: Environment,
+        settings: EpisodeSettings,
+        max_tokens: int,
+        start_timeout_s: float = 120.0,
     ) -> None:
         self.environment = environment
         self.timeout_s = settings.episode_timeout_s
@@ -73,6 +78,7 @@ class EnvironmentOfRun:
                 settings.environment_workers,
                 turn_timeout_s=settings.turn_timeout_s,
                 memory_gib=settings.environment_memory_gib,
+                start_timeout_s=start_timeout_s,
             )
         self.made_with: Settings = {
             "data.environment": fingerprint([type(environment).__mro__, vars(environment)]),

@@ -397,8 +397,11 @@ class GeneratorDevices(GracefulShutdown):
     def teardown(self) -> None:
         """Stops the generators, then tears down the base strategy."""
         gc.unfreeze()
+        started = self.fleet is not None
         self.stop_generators()
         super().teardown()
+        if not started and self.attached_trainer is not None and self.attached_trainer.interrupted:
+            self.claim.discard()
         self.claim.release()
 
 

@@ -22,6 +22,7 @@ from lrl.callbacks.rollout_log import (
     scalars,
     scalars_by_lag,
 )
+from lrl.evaluation import evaluate
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import ENVIRONMENT, Group, Prompt, Rollout
@@ -171,14 +172,20 @@ def test_tensorboards_overview_has_only_metrics_that_the_run_logs(
     }
 
 
-def test_the_overview_has_one_accuracy_for_each_data_set() -> None:
-    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, ["easy", "hard"])[
-        "Overview"
+def test_the_overview_has_the_mean_of_each_data_set_by_its_name() -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="")
+    reports = [
+        evaluate(
+            name, [Group(index=0, prompt=prompt, rollouts=[response([0], reward)])], greedy=True
+        )
+        for name, reward in (("right", 1.0), ("half", 0.5))
     ]
+    charts = overview({"reward/mean", "policy/lag_mean", "policy/lag_max"}, reports)["Overview"]
     assert charts["lag (versions)"] == ["Multiline", ["^policy/lag_mean$", "^policy/lag_max$"]]
-    for name in ("easy", "hard"):
-        tags = [f"eval/{name}/accuracy", f"eval/{name}/accuracy_low", f"eval/{name}/accuracy_high"]
-        assert charts[f"accuracy on {name}, with its 95 % interval"] == ["Margin", tags]
+    right = ["eval/right/accuracy", "eval/right/accuracy_low", "eval/right/accuracy_high"]
+    half = ["eval/half/reward", "eval/half/reward_low", "eval/half/reward_high"]
+    assert charts["accuracy on right, with its 95 % interval"] == ["Margin", right]
+    assert charts["mean reward on half, with its 95 % interval"] == ["Margin", half]
 
 
 def test_a_count_is_logged_from_its_first_nonzero_value_on(tmp_path: Path) -> None:

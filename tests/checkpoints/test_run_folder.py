@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lrl.callbacks import Export
 from lrl.checkpoints.run_folder import RunFolderLock, run_folder
@@ -45,6 +45,50 @@ def test_a_killed_run_releases_its_folder(tmp_path: Path) -> None:
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)
     RunFolderLock().acquire(tmp_path)
+
+
+def test_of_runs_that_begin_at_once_each_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    first, second = RunFolderLock(), RunFolderLock()
+    begun: list[Path] = []
+
+    class Overtaken(TensorBoardLogger):
+        """Between its number and its folder another run takes both."""
+
+        def _get_next_version(self) -> int:
+            number = super()._get_next_version()
+            if not begun:
+                other = trainer(tmp_path, logger=TensorBoardLogger(tmp_path))
+                first.acquire_for(other)
+                begun.append(run_folder(other))
+            return number
+
+    running = trainer(tmp_path, logger=[Overtaken(tmp_path), CSVLogger(tmp_path)])
+    second.acquire_for(running)
+    runs = tmp_path / "lightning_logs"
+    assert begun == [runs / "version_0"] and run_folder(running) == runs / "version_1"
+    assert running.loggers[1].log_dir == str(runs / "version_1"), "one number for both loggers"
+    for folder in runs.iterdir():
+        with pytest.raises(ValueError, match="live run"):
+            RunFolderLock().acquire(folder)
+
+
+def test_only_a_folder_that_this_run_has_made_and_filled_with_nothing_is_discarded(
+    tmp_path: Path,
+) -> None:
+    claim, new, earlier = RunFolderLock(), tmp_path / "new", tmp_path / "earlier"
+    earlier.mkdir()
+    claim.acquire(earlier)
+    claim.discard()
+    assert earlier.exists(), "another run has made it"
+    claim.acquire(new)
+    (new / "config.yaml").touch()
+    log = new / "generator-0.log"
+    log.touch()
+    claim.discard()
+    assert log.exists() and (new / "config.yaml").exists(), "it has a log"
+    log.unlink()
+    claim.discard()
+    assert not new.exists()
 
 
 class Tracker(Logger):

@@ -58,6 +58,8 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
         raise Reached
 
     monkeypatch.setattr("lrl.strategies.generator_devices.GeneratorDevices.start_generators", start)
+    # A run that ends before it has a server leaves no folder.
+    monkeypatch.setattr("lrl.checkpoints.run_folder.RunFolderLock.discard", lambda lock: None)
     monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
     monkeypatch.setattr(sys, "argv", [shutil.which("true") or "true"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
@@ -117,6 +119,7 @@ def test_tensorboards_hparams_have_the_last_evaluation_and_no_number_that_nobody
     experiment = plugin_data_pb2.HParamsPluginData.FromString(content).experiment
     assert [one.name.tag for one in experiment.metric_infos] == [
         "eval/held/accuracy",
+        "eval/held/reward",
         "reward/mean",
     ]
     assert {"model.lr", "data.max_lag", "trainer.max_steps"} <= {

@@ -254,6 +254,15 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
         assert "\n" not in text and len(text) < 600
 
 
+def test_a_process_that_is_not_ready_in_time_is_named_with_the_setting() -> None:
+    made = EnvironmentPool(
+        Odd(), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0, start_timeout_s=0.001
+    )
+    with pytest.raises(TimeoutError, match=r"data\.worker_start_timeout_s=0\.001\. .*raise it"):
+        made.start(PROMPT, say("a"), lambda *replies: None)
+    made.close()
+
+
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
     made = processes()
 

@@ -250,7 +250,7 @@ class Answers:
     def __init__(self, answer: object = None) -> None:
         self.answer = answer
         self.server = TokenServer(Endpoint(), TOKEN, [web.post(EPISODES + "/1", self.reply)])
-        self.pool = RemoteEnvironments(WorkerSpec(b"", 0.01, None), alone=True)
+        self.pool = RemoteEnvironments(WorkerSpec(b"", 0.01, None, start_timeout_s=0.0), alone=True)
         location = self.server.location()
         address = MemberAddress(0, "far", 1, location=location, token=TOKEN)
         self.member = self.pool.reach(address)
@@ -270,7 +270,6 @@ class Answers:
 def test_a_member_that_never_answers_is_given_up_at_a_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lrl.environments.worker.START_S", 0.0)
     monkeypatch.setattr("lrl.environments.remote_pool.CHECK_S", 0.1)
     silent = Answers()
     with pytest.raises(EnvironmentLost, match="no answer from it in"):

@@ -32,6 +32,7 @@ from lrl.generators.server import Server
 from lrl.preflight import resources, settings
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
+from lrl.system.config_errors import fault
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER, WORDS
 from tests.preflight.bad_words import evaluation, monitor, only, runs_of
@@ -316,6 +317,20 @@ def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path:
     live.release()
     with pytest.raises(ServerReached):
         run(*FIT, *LOGGED, "--trainer.logger.version", "version_0")
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "TensorBoardLogger"])
+def test_a_run_that_is_refused_leaves_no_folder(
+    logger: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        fault("rewards: none of them can be loaded.")
+
+    logged = [word.replace("CSVLogger", logger) for word in LOGGED]
+    monkeypatch.setattr(RewardPool, "start", refuse)  # after Lightning has opened the loggers
+    status, output = run(*FIT, *logged)
+    assert status == 2 and "none of them can be loaded" in output
+    assert not list((tmp_path / "mine").iterdir())
 
 
 def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:

@@ -1,8 +1,10 @@
 """The quickstart's tokenizer, and the warm-up that makes its policy."""
 
+import io
 import json
 import logging
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +63,21 @@ def test_without_a_terminal_the_warm_up_says_that_it_has_begun_and_ends_as_well(
         folder = make_policy(tmp_path / "policy", 0, TINY)
     assert json.loads((folder / "warmup.json").read_text())["steps"] == 22
     assert "warming up the quickstart's policy, about a minute" in caplog.messages
+
+
+class Terminal(io.StringIO):
+    """What a terminal has been shown."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_a_bar_says_how_much_of_the_warm_up_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", shown := Terminal())
+    make_policy(tmp_path / "policy", 0, TINY)
+    assert " 20/22 [" in shown.getvalue(), "the number of steps is known when the loss is reached"
 
 
 def test_the_saved_policy_opens_as_any_hugging_face_model(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,19 @@ def test_a_worker_that_stops_is_replaced(monkeypatch):
     pool.start()
     (rollout,) = scored(pool, "pid")
     os.kill(int(rollout.reward), signal.SIGSTOP)
-    monkeypatch.setattr("lrl.rewards.job.START_S", 0.5)
+    pool._processes.spec = replace(pool._processes.spec, start_timeout_s=0.5)
     # A stopped process ignores SIGTERM; SIGKILL follows.
     monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)
     assert scored(pool, "give 1")[0].reward == 1.0
     pool.close()
+
+
+def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting_and_what_it_loads():
+    pool = RewardPool([odd_rewards.obey], workers=1, start_timeout_s=0.001)
+    with pytest.raises(
+        TimeoutError, match=r"data\.worker_start_timeout_s=0\.001\. .*\(obey\).* or raise it"
+    ):
+        pool.start()
 
 
 def test_a_cancelled_score_leaves_the_pool_usable(pool):

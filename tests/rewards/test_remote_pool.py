@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -333,7 +334,7 @@ def test_a_scorer_without_the_module_says_so_on_both_ends_and_gets_no_job(
     assert refusal.startswith("Scorer ") and len(shared.pool.remote.ready) == 1
 
 
-SPEC = WorkerSpec(b"", ("obey",), timeout_s=1.0, memory_gib=None)
+SPEC = WorkerSpec(b"", ("obey",), timeout_s=1.0, memory_gib=None, start_timeout_s=120.0)
 ONE = Job.of("", [("give 1", {})])
 
 
@@ -402,11 +403,8 @@ def test_who_waits_for_a_job_may_stop_waiting(silent: Answers) -> None:
     assert silent.cancelled.wait(START_S) and silent.pool.ready == [silent.scorer]
 
 
-def test_a_scorer_that_never_answers_is_given_up_at_a_deadline(
-    silent: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.rewards.job.START_S", 0.0)
-    silent.pool.spec = WorkerSpec(b"", ("obey",), timeout_s=0.01, memory_gib=None)
+def test_a_scorer_that_never_answers_is_given_up_at_a_deadline(silent: Answers) -> None:
+    silent.pool.spec = replace(SPEC, timeout_s=0.01, start_timeout_s=0.0)
     with pytest.raises(ScorerLostError, match="no answer from it in"):
         asyncio.run(silent.scorer.outcomes(ONE))
     assert silent.scorer.in_flight == 0 and silent.pool.ready == []
@@ -479,7 +477,7 @@ def test_what_is_no_outcome_is_no_reward(values: object) -> None:
 
 def test_what_a_scorer_must_know_travels_as_it_is() -> None:
     for trial in (None, ONE):
-        terms = ScoringTerms(WorkerSpec(b"\x00\xff", ("a", "b"), 1.5, None), trial)
+        terms = ScoringTerms(WorkerSpec(b"\x00\xff", ("a", "b"), 1.5, None, 60.0), trial)
         assert ScoringTerms.from_json(json.loads(json.dumps(terms.to_json()))) == terms
 
 

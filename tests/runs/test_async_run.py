@@ -472,7 +472,7 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated(
     assert evaluation.reports[-1][1].versions == [STEPS]
     card = (tmp_path / "policy" / "README.md").read_text()
     last = evaluation.reports[-1][1]
-    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card
+    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
     assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
     rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
@@ -499,7 +499,7 @@ def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
     evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=600.0)
     saving = ModelCheckpoint(
         tmp_path / "best",
-        monitor="eval/held_out/accuracy",
+        monitor="eval/held_out/reward",
         mode="max",
         save_top_k=-1,
         filename="{step}",

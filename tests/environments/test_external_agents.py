@@ -201,6 +201,26 @@ def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
     assert not agents.counts
 
 
+def test_many_agents_at_once_play_each_episode_once(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollouts = [Rollout() for _ in range(64)]
+    keys: set[str] = set()
+
+    async def work(outside: Outside) -> None:
+        async def one(number: int) -> None:
+            episode = await outside.take()
+            keys.add(episode["api_key"])
+            assert (await outside.turn(episode))[0] == 200
+            assert await outside.end(episode, reward=number) == (200, {})
+
+        await asyncio.gather(*map(one, range(len(rollouts))))
+
+    play(tokenizer, tmp_path, work, rollouts)
+    assert sorted(rollout.reward or 0 for rollout in rollouts) == list(range(len(rollouts)))
+    assert len(keys) == len(rollouts)
+
+
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -13,6 +13,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SEE_URL = "See Teacher.url"
+ROUNDED = 0.01
+"""Nats by which rounding may put a log-prob above 0. With `--logprobs-mode raw_logits` a server gives
+numbers that are far above it."""
 
 
 class _EndpointOfTeacher(ModelEndpoint[T]):
@@ -124,6 +127,6 @@ class TokensEndpoint(_EndpointOfTeacher[Tokens]):
 
 def _by_token(entries: dict[str, Any]) -> dict[int, float]:
     found = {int(token): float(entry["logprob"]) for token, entry in entries.items()}
-    if not all(map(math.isfinite, found.values())):
-        raise ValueError(f"{found} has no finite numbers")
+    if not all(math.isfinite(number) and number < ROUNDED for number in found.values()):
+        raise ValueError(f"{found} are no log-probs")
     return found

@@ -195,8 +195,8 @@ def test_an_answer_without_all_log_probs_sets_none(server: TeacherServer, reply:
     assert server.url in message and len(server.bodies) == 1
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf")])
-def test_a_log_prob_that_is_no_number_sets_none(server: TeacherServer, logprob: float) -> None:
+@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf"), 3.0])
+def test_a_number_that_is_no_log_prob_sets_none(server: TeacherServer, logprob: float) -> None:
     group = make_group(0)
     texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
     server.script = [gives(*(positions(text, logprob) for text in texts))]

@@ -387,6 +387,7 @@ class RolloutDataModule(L.LightningDataModule):
             length_predictor=self.length_predictor,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,
+            teacher=self._policy.asked_teacher,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)
@@ -405,10 +406,12 @@ class RolloutDataModule(L.LightningDataModule):
             if parser := self._tool_calls(self.fleet.rollouts):
                 trial = self.environment.try_parser(parser, self.policy_text)
                 self.fleet.call(trial, "parsing a call of a tool")
+        teacher = self._policy.asked_teacher
+        teacher_s = 0.0 if teacher is None else teacher.endpoint.deadline_s
         return ControllerCalls(
             self._make_controller(),
             self.fleet.loop,
-            group_deadline_s=2 * self.rollout_timeout_s + after_first_turns_s,
+            group_deadline_s=2 * self.rollout_timeout_s + after_first_turns_s + teacher_s,
             poll=None if syncs is None else partial(syncs.poll, self._trainer),
         )
 

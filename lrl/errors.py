@@ -26,6 +26,7 @@
     │   ├── EpisodeError                       its episode has failed
     │   ├── JudgeError                         a judge has not scored it
     │   └── RewardModelError                   a reward model has not scored it
+    ├── TeacherError (RuntimeError)            a teacher's server has not given its log-probs
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
@@ -167,6 +168,22 @@ class JudgeError(CountedError):
 
 class RewardModelError(CountedError):
     """A response that a reward model has not scored; its kind is one of `REWARD_MODEL_KINDS`."""
+
+
+class TeacherError(LrlError, RuntimeError):
+    """Log-probs that the server of a teacher has not given; the message names its address.
+
+    Args:
+        kind: `teacher_refused`: it would refuse again. `teacher_failed`: there was no answer in
+            time.
+        message: What has happened.
+    """
+
+    shown_alone = True
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
 
 
 class NoEnvironments(LrlError, RuntimeError):

@@ -169,7 +169,13 @@ class PolicyModule(PolicyModel):
     ) -> None:
         """Adds the log-probs of the reference and the values of the critic, if there are such, to a
         finished group. The arguments are those of `lrl.training.collate.each_rollout`."""
-        if self.reference is not None:
+        if (teacher := self.asked_teacher) is not None:
+            # The controller has asked for those that it has scored: others are of a checkpoint.
+            strategy: Any = self.trainer.strategy
+            what = f"asking the teacher at {teacher.url}"
+            late_s = 2 * teacher.endpoint.deadline_s  # its own deadline comes first
+            strategy.fleet.call(teacher.ask(group), what, late_s)
+        elif self.reference is not None:
             # One of another family has not been tried with shared tokens.
             shares = attention_tokens if self.reference.model is None else 0
             self.reference.fill(
@@ -360,7 +366,7 @@ class PolicyModule(PolicyModel):
         """Moves the reference to the policy's device; lets the config win over a checkpoint's
         optimizer settings."""
         self._sampled_proof = SampledProof()
-        if self.reference is not None and self.sharding is None and not self.reference_is_base:
+        if self.reference is not None and self.sharding is None and self.reference_has_model:
             self.reference.network.to(self.device)
         if not is_overridden("configure_optimizers", self, PolicyModule):
             settings = {"betas": self.betas, "weight_decay": self.weight_decay}

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import lightning as L
 import torch
@@ -47,6 +47,9 @@ from lrl.training.shared_passes import shared_passes
 from lrl.training.tree_cost import attention_tokens_of
 from lrl.types import MicroBatch
 from lrl.weights.adapters import named
+
+if TYPE_CHECKING:
+    from lrl.training.teacher import Teacher
 
 Output = Literal["logprobs", "values", "both"]
 
@@ -163,7 +166,7 @@ class PolicyModel(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
-        if self.reference is not None and stage == "fit" and not self.reference_is_base:
+        if self.reference is not None and stage == "fit" and self.reference_has_model:
             settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
             if self.sharding is None:
                 self.reference.open(*settings, self.ranks)
@@ -243,6 +246,19 @@ class PolicyModel(L.LightningModule):
         """Whether the reference is the policy without its adapters, which needs no memory of its
         own."""
         return self.lora is not None and self.reference is not None and self.reference.model is None
+
+    @property
+    def reference_has_model(self) -> bool:
+        """Whether the reference has a model of its own in this process."""
+        of_its_own = self.reference is not None and self.asked_teacher is None
+        return of_its_own and not self.reference_is_base
+
+    @property
+    def asked_teacher(self) -> "Teacher | None":
+        """The teacher that is on a server; None without one."""
+        if self.reference is None or self.reference.url is None:
+            return None
+        return cast("Teacher", self.reference)
 
     @collective
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:

@@ -14,7 +14,6 @@ import json
 import logging
 import secrets
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -38,7 +37,6 @@ LONGEST_REQUEST = 2**26
 """Bytes."""
 KEPT_KEYS = 10_000
 """Keys of ended episodes that are still known as such."""
-ENDED = "the episode has ended, and the policy writes no more turns in it"
 
 
 class AgentAddress(NamedTuple):
@@ -59,8 +57,8 @@ class AgentServer:
         self._conversations: dict[str, AgentConversation] = {}
         self._answering: dict[str, set[asyncio.Task[Written]]] = {}
         """Requests of each episode for which the policy still writes."""
-        self._ended: deque[str] = deque(maxlen=KEPT_KEYS)
-        """Keys of episodes that have ended."""
+        self._ended: dict[str, str] = {}
+        """Why the episodes of these keys have ended; the oldest are forgotten."""
         self._port = 0
 
     async def start(self) -> None:
@@ -75,10 +73,14 @@ class AgentServer:
     async def serving(self, conversation: AgentConversation) -> AsyncIterator[AgentAddress]:
         """Serves a conversation, until the block ends; what is still asked then gets an error."""
         key = self.begin(conversation)
+        why = ""
         try:
             yield AgentAddress(f"http://{LOOPBACK}:{self._port}/{key}/v1", key)
+        except asyncio.CancelledError as error:
+            why = str(error)
+            raise
         finally:
-            self.end(key)
+            self.end(key, why)
 
     def begin(self, conversation: AgentConversation) -> str:
         """Serves a conversation from now on; returns its key."""
@@ -87,13 +89,21 @@ class AgentServer:
         self._answering[key] = set()
         return key
 
-    def end(self, key: str) -> None:
-        """Ends a conversation; what is still asked in it gets an error. May be called twice."""
+    def end(self, key: str, why: str = "") -> None:
+        """Ends a conversation; what is still asked in it gets an error that says why. May be called
+        twice."""
         if self._conversations.pop(key, None) is None:
             return
-        self._ended.append(key)
+        self._ended[key] = why
+        if len(self._ended) > KEPT_KEYS:
+            del self._ended[next(iter(self._ended))]
         for task in self._answering.pop(key):
-            task.cancel()
+            task.cancel(self.ended(key))
+
+    def ended(self, key: str) -> str:
+        """Returns what those hear who ask in a conversation that has ended."""
+        why = f" ({self._ended[key]})" if self._ended.get(key) else ""
+        return f"the episode has ended{why}, and the policy writes no more turns in it"
 
     def _routes(self) -> list[web.RouteDef]:
         return [
@@ -116,7 +126,7 @@ class AgentServer:
             return error_response(400, "the body is no JSON")
         key = request.match_info["key"]
         if key not in self._conversations:  # it has ended while the body was read
-            return error_response(410, ENDED)
+            return error_response(410, self.ended(key))
         answering = asyncio.ensure_future(
             self._conversations[key].answer(
                 body, again=_retries(request) > 0, key=request.headers.get("Idempotency-Key")
@@ -151,7 +161,7 @@ class AgentServer:
             if key in self._conversations:
                 return None
             if key in self._ended:
-                return 410, ENDED
+                return 410, self.ended(key)
         return 401, "this address belongs to no episode that is being played"
 
 
@@ -264,9 +274,10 @@ def _retries(request: web.Request) -> int:
 def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:
     """Returns status and message of a request that has ended without a turn; raises an error that
     is not the agent's."""
-    if answering.cancelled():
-        return 410, ENDED
-    error = answering.exception()
+    try:
+        error = answering.exception()
+    except asyncio.CancelledError as ended:
+        return 410, str(ended)
     if isinstance(error, RequestError):
         return 400, str(error)
     if error is not None:

@@ -91,13 +91,13 @@ class EnvironmentServer:
         except EnvironmentLost as error:
             return {"lost": str(error), "by_other": error.by_other}
         except asyncio.CancelledError:
-            self._close(
-                number
-            )  # rank 0 waits no longer; its end of the episode may have come before
+            # Rank 0 waits no longer; its end of the episode may have come before.
+            self._close(number)
             raise
 
     async def _end(self, request: web.Request) -> web.Response:
-        self._close(int(request.match_info["number"]))
+        message = await request.json()
+        self._close(int(request.match_info["number"]), message["ended"])
         return web.json_response({})
 
     async def _end_all(self, request: web.Request) -> web.Response:
@@ -105,7 +105,7 @@ class EnvironmentServer:
             self._close(number)
         return web.json_response({})
 
-    def _close(self, number: int) -> None:
+    def _close(self, number: int, why: str = "") -> None:
         if (process := self._playing.pop(number, None)) is not None:
             process.episodes -= 1
-            process.tell(number)
+            process.tell(number, why)

@@ -205,10 +205,11 @@ class ExternalEpisode:
             raise EpisodeError("tool_timeout", f"the agent {self._silence}")
         return reply
 
-    def close(self) -> None:
-        """Ends it, if it has not ended: the agent's key is of no use any more."""
+    def close(self, why: str = "") -> None:
+        """Ends it, if it has not ended: the agent's key is of no use any more; it gets to know
+        `why`."""
         if self._key:
-            self._agents.server.end(self._key)
+            self._agents.server.end(self._key, why)
 
     # ---- for the agent
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from lrl.environments.agent_conversation import AgentConversation
-from lrl.environments.agent_server import CHAT, ENDED, AgentServer, error_response, has_key
+from lrl.environments.agent_server import CHAT, AgentServer, error_response, has_key
 from lrl.environments.play import finite
 
 EPISODES = "/episodes"
@@ -75,10 +75,10 @@ class ExternalServer(AgentServer):
         finally:
             await runner.cleanup()
 
-    def end(self, key: str) -> None:
+    def end(self, key: str, why: str = "") -> None:
         """See `AgentServer.end`."""
         self.playing.pop(key, None)
-        super().end(key)
+        super().end(key, why)
 
     def _routes(self) -> list[web.RouteDef]:
         return [
@@ -109,7 +109,7 @@ class ExternalServer(AgentServer):
         text = await request.text()
         key = request.match_info["key"]
         if (episode := self.playing.get(key)) is None:  # it has ended while the body was read
-            return error_response(410, ENDED)
+            return error_response(410, self.ended(key))
         try:
             reward, error = _end_in(text)
         except (TypeError, ValueError) as wrong:

@@ -55,7 +55,7 @@ class Player(Protocol):
             EnvironmentLost: The player has ended through no fault of the episode.
         """
 
-    def tell(self, number: int) -> None:
+    def tell(self, number: int, why: str) -> None:
         """Sends the end of an episode."""
 
 
@@ -201,7 +201,7 @@ class EnvironmentPool:
                 f"{EPISODE_KINDS[error.kind]}"
             ) from None
         finally:
-            player.tell(number)
+            player.tell(number, "")
 
     def close(self) -> None:
         """Kills all processes, whatever they are doing. May be called twice."""
@@ -232,11 +232,11 @@ class EpisodeElsewhere:
         self._pool.answered_by[player.name] += 1
         return reply
 
-    def close(self) -> None:
-        """Ends it, if it has not ended."""
+    def close(self, why: str = "") -> None:
+        """Ends it, if it has not ended; `why` is for those who still ask in it."""
         if self._player is not None:
             self._player.episodes -= 1
-            self._player.tell(self._number)
+            self._player.tell(self._number, why)
 
 
 def least_busy(players: Iterable[Player]) -> Player:

@@ -144,10 +144,10 @@ class EnvironmentProcess:
         finally:
             del self._asked[number]
 
-    def tell(self, number: int) -> None:
+    def tell(self, number: int, why: str) -> None:
         """Sends the end of an episode."""
         if self._connection.done() and not self._lost:
-            _send(self._connection.result()[1], _line(number, {}))
+            _send(self._connection.result()[1], _line(number, {"ended": why}))
 
     def kill(self) -> None:
         """Ends the process with the run. May be called on any thread, and twice."""

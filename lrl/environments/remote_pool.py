@@ -60,10 +60,10 @@ class RemoteEnvironment(RemoteWorkers):
             raise answer
         return answer
 
-    def tell(self, number: int) -> None:
+    def tell(self, number: int, why: str) -> None:
         """See `Player.tell`."""
         if not self.lost:
-            task = asyncio.ensure_future(self._end(number))
+            task = asyncio.ensure_future(self._end(number, why))
             self._ends.add(task)
             task.add_done_callback(self._ends.discard)
 
@@ -99,9 +99,10 @@ class RemoteEnvironment(RemoteWorkers):
                     return Reply(seen, done, finite(reward), tuple(tools), after=after)
         raise BadAnswer(f"{str(answer)[:80]!r} is no reply")
 
-    async def _end(self, number: int) -> None:
+    async def _end(self, number: int, why: str) -> None:
+        place, data = f"{EPISODES}/{number}", json.dumps({"ended": why}).encode()
         with suppress(EnvironmentLost):  # then it has ended with all others
-            await self.answered(self.request("DELETE", f"{EPISODES}/{number}", CHECK_S))
+            await self.answered(self.request("DELETE", place, CHECK_S, data=data))
 
 
 class RemoteEnvironments(RemotePool[RemoteEnvironment]):

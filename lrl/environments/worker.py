@@ -155,7 +155,7 @@ class Worker:
             written = Written(message["text"], message["token_ids"], calls, message["content"])
             playing.play.wrote(written)
         else:
-            self._end(number)
+            self._end(number, message["ended"])
 
     async def watch(self) -> None:
         """Ends the episodes whose reply is late."""
@@ -212,7 +212,7 @@ class Worker:
     def _fail(self, number: int, kind: str, message: str) -> None:
         if number in self._playing:
             self._answer(number, {"failed": [kind, message]})
-            self._end(number)
+            self._end(number, f"{kind}: {message}")
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
         """Sends what rank 0 waits for. An agent may end while a turn is written for it: that end is
@@ -225,10 +225,11 @@ class Worker:
             playing.owes_since = None
             self._say(message)
 
-    def _end(self, number: int) -> None:
+    def _end(self, number: int, why: str) -> None:
+        """Ends an episode; who still asks in it gets to know `why` from the cancellation."""
         task = self._playing.pop(number).task
         if task is not None and task is not asyncio.current_task():
-            task.cancel()
+            task.cancel(why)
 
 
 @types.coroutine

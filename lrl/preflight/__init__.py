@@ -109,6 +109,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     if shape is not None:
         critic = check_critic(policy, shape)
         _check_reward_models(trainer, policy, data, evaluations)
+        _check_teacher(policy, data)
         check_resources(trainer, policy, data=data, shape=shape, ranker=ranker, critic=critic)
         if data.resumes_from is not None:
             from lrl.preflight.checkpoint import check_checkpoint_contents
@@ -130,6 +131,16 @@ def _check_reward_models(
         from lrl.preflight.reward_models import check_reward_models  # most runs have none
 
         check_reward_models(rewards, policy, data, trainer.strategy.gpus_of_each > 0)
+
+
+def _check_teacher(policy: Policy, data: RolloutDataModule) -> None:
+    """Checks the teacher of a training that has one on a server."""
+    teacher: Any = policy.reference
+    if data.trains and teacher is not None and teacher.url is not None:
+        from lrl.preflight.teacher import check_teacher_server  # most runs have none
+
+        with noting():
+            check_teacher_server(teacher, policy, data)
 
 
 def _is_unmade(policy: Policy) -> bool:

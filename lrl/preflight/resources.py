@@ -140,11 +140,11 @@ def micro_batch_bytes(trainer: L.Trainer, policy: Policy, data: RolloutDataModul
 
 
 def has_own_reference(policy: Policy) -> bool:
-    """Returns whether the reference needs weights of its own: it is not the policy without its
-    adapters."""
-    return policy.reference is not None and (
-        policy.lora is None or policy.reference.model is not None
-    )
+    """Returns whether the reference needs weights of its own here: it is on no server, and not the
+    policy without its adapters."""
+    if policy.reference is None or policy.reference.url is not None:
+        return False
+    return policy.lora is None or policy.reference.model is not None
 
 
 def _reference_bytes(policy: Policy, shape: Shape) -> int:

@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
-from lrl.errors import ConfigError, CountedError
+from lrl.errors import ConfigError, CountedError, LrlError, TeacherError
 from lrl.system.auth import bearer
 from lrl.system.config_errors import above, at_least
 from lrl.system.endpoint import is_loopback
@@ -38,7 +38,7 @@ _PASSES_BY_ITSELF = {408, 429, *range(500, 600)}
 _SHOWN = 160
 
 
-class _Trouble(NamedTuple):
+class Trouble(NamedTuple):
     """Why there is no answer yet."""
 
     reason: str
@@ -70,7 +70,7 @@ class ModelEndpoint(ABC, Generic[T]):
     """The class that has these settings, in messages."""
     kind: ClassVar[str]
     """The beginning of the kinds of its errors: `<kind>_refused`, `<kind>_failed`."""
-    error: ClassVar[type[CountedError]]
+    error: ClassVar[type[CountedError | TeacherError]]
     route: ClassVar[str]
     first_path: ClassVar[str] = ""
     """What stands before the route if `url` has no path."""
@@ -119,7 +119,8 @@ class ModelEndpoint(ABC, Generic[T]):
                 it must have returned.
 
         Raises:
-            CountedError: Of kind `<kind>_refused`, or of kind `<kind>_failed` after all requests.
+            LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
+                requests.
         """
         until = asyncio.get_running_loop().time() + self.deadline_s
         async with aiohttp.ClientSession(headers=self._headers()) as session:
@@ -132,8 +133,8 @@ class ModelEndpoint(ABC, Generic[T]):
                 await self._wait(number, found, until)
         raise AssertionError("the wait after the last request raises")
 
-    async def _wait(self, number: int, trouble: _Trouble, until: float) -> None:
-        """Waits after request `number`; raises CountedError if it was the last one."""
+    async def _wait(self, number: int, trouble: Trouble, until: float) -> None:
+        """Waits after request `number`; raises an `error` if it was the last one."""
         requests = f"{number} request{'s' * (number > 1)}"
         if number > self.retries:
             raise self._failed(trouble, f"{requests} ({self.owner}.retries is {self.retries})")
@@ -143,17 +144,17 @@ class ModelEndpoint(ABC, Generic[T]):
             raise self._failed(trouble, f"{requests}; {late} ({self.deadline_s:g})")
         await asyncio.sleep(wait_s)
 
-    def _failed(self, trouble: _Trouble, requests: str) -> CountedError:
+    def _failed(self, trouble: Trouble, requests: str) -> LrlError:
         message = f"{self.url}: {trouble.reason}. No answer to {requests}"
         return self.error(f"{self.kind}_failed", message)
 
-    def refused(self, message: str) -> CountedError:
+    def refused(self, message: str) -> LrlError:
         """Returns the error of a request that would be refused again."""
         return self.error(f"{self.kind}_refused", f"{self.url}: {message}")
 
     async def _request(
         self, session: aiohttp.ClientSession, body: dict[str, Any], until: float
-    ) -> _Found[T] | _Trouble:
+    ) -> _Found[T] | Trouble:
         left_s = until - asyncio.get_running_loop().time()
         # aiohttp takes 0 for no limit, and rounds one of `ceil_threshold` or more up to a second.
         limit_s = max(_SHORTEST_S, min(self.timeout_s, left_s))
@@ -169,17 +170,17 @@ class ModelEndpoint(ABC, Generic[T]):
                 text = (await response.read()).decode(errors="replace")
                 return self._read(response, text)
         except TimeoutError:
-            return _Trouble(f"no answer within {limit_s:.3g} s")
+            return Trouble(f"no answer within {limit_s:.3g} s")
         except aiohttp.ClientError as error:
-            return _Trouble(f"{type(error).__name__}: {error}"[:_SHOWN])
+            return Trouble(f"{type(error).__name__}: {error}"[:_SHOWN])
 
-    def _read(self, response: aiohttp.ClientResponse, text: str) -> _Found[T] | _Trouble:
+    def _read(self, response: aiohttp.ClientResponse, text: str) -> _Found[T] | Trouble:
         status = response.status
         if status == 200:
             return _Found(self._answer_in(text))
         message = f"status {status}: {self._message_in(text)}"
         if status in _PASSES_BY_ITSELF:
-            return _Trouble(message, _retry_after_s(response.headers.get("Retry-After", "")))
+            return Trouble(message, _retry_after_s(response.headers.get("Retry-After", "")))
         if 300 <= status < 400:
             message = f"status {status}, elsewhere: {response.headers.get('Location', '')!r:.80}"
         remedy = self.remedies.get(status, f"See {self.owner}.url")
@@ -298,7 +299,8 @@ def _error_message(text: str) -> str:
 def _backoff_s(number: int) -> float:
     """Returns the seconds after a request: doubled each time, and a random share less, so that many
     do not come back at once."""
-    return float(min(FIRST_WAIT_S * 2 ** (number - 1), LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
+    doublings = min(number - 1, 30)  # more would not fit into a float
+    return float(min(FIRST_WAIT_S * 2**doublings, LONGEST_WAIT_S) * random.uniform(0.5, 1.0))
 
 
 def _retry_after_s(header: str) -> float:

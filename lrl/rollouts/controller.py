@@ -29,6 +29,9 @@ from lrl.types import Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
 
+GROUPS_ASKED_AT_ONCE = 16
+"""Groups whose responses a teacher's server reads at the same time; it batches them."""
+
 
 class ResponseWriter(Protocol):
     """Writer of responses: a `GeneratorPool`, or a model of one."""
@@ -58,6 +61,13 @@ class Scorer(Protocol):
         """Sets the reward of each rollout, or the cause of its absence."""
 
 
+class AskedTeacher(Protocol):
+    """Says on a server how likely it were to write the responses (`lrl.Teacher`)."""
+
+    async def ask(self, group: Group) -> None:
+        """Sets the log-probs of the group's responses; raises if it cannot."""
+
+
 class LookAhead(Protocol):
     """Wants to know early which prompts come (`lrl.routing.length_predictor.LengthPredictor`)."""
 
@@ -83,6 +93,7 @@ class Controller:
             predicts lengths.
         environment: Settings of the environment on which the responses depend.
         judges_last_turn: See `score`.
+        teacher: A teacher on a server, asked about each group that is scored; None without one.
     """
 
     def __init__(
@@ -99,6 +110,7 @@ class Controller:
         length_predictor: LookAhead | None = None,
         environment: Settings | None = None,
         judges_last_turn: bool = False,
+        teacher: AskedTeacher | None = None,
     ) -> None:
         self.prompts = prompts
         self.fleet = fleet
@@ -112,6 +124,8 @@ class Controller:
         self.length_predictor = length_predictor
         self.environment = environment or {}
         self.judges_last_turn = judges_last_turn
+        self.teacher = teacher
+        self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
@@ -174,6 +188,9 @@ class Controller:
                 self.rewards,
                 judges_last_turn=self.judges_last_turn,
             )
+            if self.teacher is not None:
+                async with self._asking:
+                    await self.teacher.ask(group)
             group.scoring_s = clock() - started
             if has_equal_rewards(group, self.min_rollouts) and self._may_skip():
                 self.ledger.skip(group)

@@ -56,8 +56,8 @@ class Conversation(Protocol):
     async def reply(self, turn: Written) -> Reply:
         """Answers a turn."""
 
-    def close(self) -> None:
-        """Ends it, if it has not ended."""
+    def close(self, why: str = "") -> None:
+        """Ends it, if it has not ended; `why` is for those who still ask in it."""
 
 
 class Environments(Protocol):
@@ -241,7 +241,7 @@ class Episode:
             assert self._conversation is not None, "it has begun"
             written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
             reply = await self._conversation.reply(written)
-            self._record(turn, reply, self._observations.ids(reply, written))
+            self._record(turn, reply, self._ids(reply, written))
             if len(self.rollout.turn_ends) > self._furthest:
                 self._furthest = len(self.rollout.turn_ends)
                 self._losses = self._losses_by_others = 0
@@ -252,14 +252,15 @@ class Episode:
 
     def fail(self, error: EpisodeError) -> None:
         """Ends the episode without a reward."""
+        self.close(str(error))
         self.rollout.failure = str(error)
         self.rollout.open_turn = None
         self.rollout.finish_reason = "failed"
 
-    def close(self) -> None:
-        """Ends the environment's side."""
+    def close(self, why: str = "") -> None:
+        """Ends the environment's side, and says why."""
         if self._conversation is not None:
-            self._conversation.close()
+            self._conversation.close(why)
             self._conversation = None
 
     async def _opened(self) -> bool:
@@ -273,7 +274,7 @@ class Episode:
             opening = await self._conversation.begin()
             check_opening(opening)
             if self.rollout.open_turn is None:
-                self._observe(self._observations.ids(opening, None))
+                self._observe(self._ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
                 self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
@@ -294,7 +295,7 @@ class Episode:
             return False
         recorded = zip(rollout.turns, rollout.turn_rewards, strict=True)
         for number, (turn, reward) in enumerate(recorded):
-            observation = self._observations.ids(reply, written)
+            observation = self._ids(reply, written)
             if observation != rollout.token_ids[end_of_turn : turn.start]:
                 return False
             written = await self._written(rollout.token_ids[turn.start : turn.stop], number)
@@ -302,7 +303,7 @@ class Episode:
             if reply.done or reply.reward != reward:
                 return False
             end_of_turn = turn.stop
-        return self._observations.ids(reply, written) == rollout.token_ids[end_of_turn:]
+        return self._ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
         self._environments.counts["restarted"] += 1
@@ -368,12 +369,19 @@ class Episode:
         rollout.versions += [ENVIRONMENT] * len(observation)
         rollout.open_turn = Rollout()
 
+    def _ids(self, reply: Reply, turn: Written | None) -> list[int]:
+        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it, or
+        not call the tools that it brings."""
+        found = self._observations.ids(reply, turn)
+        if self._observations.tools and self._find_calls is None:
+            raise EpisodeError("environment_error", NO_PARSER)
+        return found
+
     async def _written(self, token_ids: list[int], number: int) -> Written:
         text = self.terms.decode(token_ids)
         if not (tools := self._observations.tools):
             return Written(text, token_ids, content=text)
-        if self._find_calls is None:
-            raise EpisodeError("environment_error", NO_PARSER)
+        assert self._find_calls is not None, "no observation brings tools then"
         content, calls = await self._find_calls(token_ids, number, tools)
         return Written(text, token_ids, calls, content)
 

@@ -34,7 +34,7 @@ def each_rollout(
         attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
     rollouts = [rollout for rollout in group.rollouts if rollout.token_ids]
-    samples = [sample for rollout in rollouts for sample in _whole_samples(group, rollout)]
+    samples = [sample for rollout in rollouts for sample in whole_samples(group, rollout)]
     trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
     batches = list(_batches(trees, micro_batch_tokens))
     micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
@@ -48,7 +48,7 @@ def each_rollout(
         yield rollout, filled[id(rollout)]
 
 
-def _whole_samples(group: Group, rollout: Rollout) -> list[TrainingSample]:
+def whole_samples(group: Group, rollout: Rollout) -> list[TrainingSample]:
     """Returns the samples of a rollout, with every token of it in the mask of one."""
     return samples_of(group, rollout, torch.zeros(()), [True] * len(rollout.token_ids))
 

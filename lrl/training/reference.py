@@ -63,6 +63,8 @@ class Reference:
 
     rewards_tokens = False
     """Whether it adds to the advantages, so that responses of equal rewards have a gradient."""
+    url: str | None = None
+    """Address of the server that has it; None for a model in the trainer."""
 
     def __init__(
         self,
@@ -228,11 +230,11 @@ class Reference:
         reference."""
         if not state:
             return
-        if (before := state.get("model")) != self.model:
+        if (before := state.get("model")) != self.model or self.url is not None:
             rank_zero_only(log.warning)(
                 "The reference in the checkpoint, copied from the policy at step %d, is not "
                 "restored: model.reference.model was %s and is %s.",
-                *(state["version"], before, self.model),
+                *(state["version"], before, self.url or self.model),
             )
             return
         set_model_state_dict(self.network, state["weights"], options=WHOLE)

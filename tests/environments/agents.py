@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -108,6 +109,8 @@ async def returns_text(*, prompt: str, base_url: str, api_key: str, **columns: A
 
 ended = threading.Event()
 """Set when `asks_in_vain` has ended."""
+said: list[str] = []
+"""What it was told."""
 began = threading.Event()
 """Set when `continues_alone` runs."""
 stop = threading.Event()
@@ -123,8 +126,19 @@ def asks_in_vain(*, prompt: str, base_url: str, api_key: str, **columns: Any) ->
             answer = client.chat.completions.create(model="any", messages=messages, stream=stream)
             list(answer)
         except openai.APIError as error:
-            assert "the episode has ended" in str(error)
+            said.append(str(error))
             ended.set()
+
+
+def notes_its_end(*, base_url: str, api_key: str, file: str, **columns: Any) -> None:
+    """Asks for a turn, and writes the error that it gets into a file."""
+    with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        try:
+            client.chat.completions.create(
+                model="any", messages=[{"role": "user", "content": "go"}]
+            )
+        except openai.APIError as error:
+            Path(file).write_text(str(error))
 
 
 def continues_alone(**columns: Any) -> None:

@@ -77,15 +77,16 @@ async def begin_and_cancel(agent: Agent, reached: Callable[[], bool], **row: Any
     task = asyncio.ensure_future(Play(agent, replies.append).run("go", row))
     while not (replies or reached()):
         await asyncio.sleep(0.01)
-    task.cancel()
+    task.cancel("tool_timeout: no reply")  # as a `Worker` does
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_waits_for_a_turn_learns_that_the_episode_has_ended(stream: bool) -> None:
+def test_who_waits_for_a_turn_learns_that_the_episode_has_ended_and_why(stream: bool) -> None:
     """Else its thread would go on, and end the process with the episodes of all others."""
     agents.ended.clear()
+    agents.said.clear()
 
     async def end_while_it_waits() -> None:
         await begin_and_cancel(Agent(agents.asks_in_vain), lambda: False, stream=stream)
@@ -93,6 +94,7 @@ def test_who_waits_for_a_turn_learns_that_the_episode_has_ended(stream: bool) ->
 
     asyncio.run(asyncio.wait_for(end_while_it_waits(), 2 * DEADLINE_S))
     assert agents.ended.is_set()
+    assert "the episode has ended (tool_timeout: no reply)" in agents.said[0]
 
 
 def test_a_function_that_outlives_its_episode_ends_the_process(

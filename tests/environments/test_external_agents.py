@@ -25,12 +25,13 @@ from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, Episodes, EpisodeTerms
+from lrl.rollouts.episode import ATTEMPTS, NO_PARSER, Episodes, EpisodeTerms
 from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 from tests.certificates import self_signed
 from tests.chat_templates import CHATML, merging_tokenizer
+from tests.environments.agents import ADD
 from tests.environments.test_lineages import NoRewards, Sampler
 
 USER = {"role": "user", "content": "go"}
@@ -200,6 +201,26 @@ def test_one_agent_after_the_other_plays_a_group_and_asks_again_when_none_waits(
     assert not agents.counts
 
 
+def test_many_agents_at_once_play_each_episode_once(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollouts = [Rollout() for _ in range(64)]
+    keys: set[str] = set()
+
+    async def work(outside: Outside) -> None:
+        async def one(number: int) -> None:
+            episode = await outside.take()
+            keys.add(episode["api_key"])
+            assert (await outside.turn(episode))[0] == 200
+            assert await outside.end(episode, reward=number) == (200, {})
+
+        await asyncio.gather(*map(one, range(len(rollouts))))
+
+    play(tokenizer, tmp_path, work, rollouts)
+    assert sorted(rollout.reward or 0 for rollout in rollouts) == list(range(len(rollouts)))
+    assert len(keys) == len(rollouts)
+
+
 def test_an_agent_that_is_silent_before_its_first_turn_costs_nothing_but_a_count(
     tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -246,12 +267,32 @@ def test_an_agent_that_is_silent_after_a_turn_is_a_counted_time_out(
         while not rollout.finished:
             await asyncio.sleep(0.01)
         status, error = await outside.turn(episode, {"role": "user", "content": "late"})
-        assert status == 410 and "the episode has ended" in error["message"]
-        assert (await outside.end(episode, reward=1))[0] == 410
+        assert status == 410
+        assert "has ended (tool_timeout: the agent has asked for nothing" in error["message"]
+        status, found = await outside.end(episode, reward=1)
+        assert status == 410 and "tool_timeout" in found["error"]["message"]
 
     play(tokenizer, tmp_path, work, [rollout], later_timeout_s=0.2)
     assert rollout.failure == "tool_timeout: the agent has asked for nothing in 0.2 s"
     assert rollout.reward is None
+
+
+def test_an_agent_that_sends_tools_to_a_run_without_a_parser_is_told_so_and_the_run_says_it(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    rollout = Rollout()
+
+    async def work(outside: Outside) -> None:
+        episode = await outside.take()
+        body = {"messages": [USER], "tools": [ADD]}
+        url, key = f"{episode['base_url']}/chat/completions", episode["api_key"]
+        for _ in range(2):
+            status, _, found = await outside.ask("POST", url, key, body)
+            assert status == 410 and NO_PARSER in found["error"]["message"]
+
+    play(tokenizer, tmp_path, work, [rollout])
+    assert rollout.failure == f"environment_error: {NO_PARSER}"
+    assert rollout.reward is None and not rollout.token_ids, "no turn is written in vain"
 
 
 def test_a_limit_ends_an_episode_for_its_agent_at_once(

@@ -26,7 +26,7 @@ from lrl.environments.worker import Progress, Worker
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
 from tests.environments import broken
-from tests.environments.agents import gives_up
+from tests.environments.agents import gives_up, notes_its_end
 from tests.environments.worlds import Odd
 from tests.leftovers import lives, wait_for
 
@@ -178,6 +178,26 @@ def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
 
     asyncio.run(play())
     assert found[:2] == [0, 0]  # the end of the loop fails the episode
+
+
+def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"file": str(told)})
+    made = EnvironmentPool(Agent(notes_its_end), workers=1, turn_timeout_s=60.0, memory_gib=None)
+
+    async def play() -> None:
+        episode = made.open(prompt)
+        await episode.begin()
+        episode.close("environment_error: no parser")
+        async with asyncio.timeout(60):
+            while not told.exists() or not told.read_text():
+                await asyncio.sleep(0.02)
+
+    try:
+        asyncio.run(play())
+    finally:
+        made.close()
+    assert "the episode has ended (environment_error: no parser)" in told.read_text()
 
 
 def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:

@@ -346,6 +346,10 @@ SETTINGS: dict[str, Case] = {
         ("--model.reference", "lrl.Teacher", "--model.reference.model", "no/such_model"),
         ("model.reference.model='no/such_model'", "folder in Hugging Face format"),
     ),
+    "a teacher whose server is not there": (
+        ("--model.reference", "lrl.Teacher", "--model.reference.url", "http://127.0.0.1:9"),
+        ("model.reference.url cannot be the run's teacher", "http://127.0.0.1:9/tokenize"),
+    ),
     "a reference that is not there": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "no/such_model"),
         ("model.reference.model='no/such_model'", "folder in Hugging Face format"),

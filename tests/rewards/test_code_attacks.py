@@ -135,6 +135,11 @@ INSIDE = {
     "the kernel by netlink": "import socket\nsocket.socket(socket.AF_NETLINK)\nwon = True",
     "system files": "open('/usr/lrl', 'w')\nwon = True",
     "the root folder": "open('/lrl', 'w')\nwon = True",
+    "any folder but two": (
+        "import os\nopen_folders = {top for top, inner, _ in os.walk('/')"
+        " if os.access(top, os.W_OK) and not top.startswith('/proc')}\n"
+        "won = open_folders != {'/tmp', '/dev/shm'}"
+    ),
     "devices": "import os\nos.mknod('/tmp/disk', 0o060600, os.makedev(8, 0))\nwon = True",
     "settings of the kernel": "open('/proc/sys/kernel/hostname', 'w').write('x')\nwon = True",
     "more files than fit": (

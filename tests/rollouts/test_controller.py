@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.planning.simulator.clock import Deadlock, run
-from lrl.rollouts.controller import Controller, has_equal_rewards
+from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller, has_equal_rewards
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import Resumed
@@ -234,6 +234,30 @@ def test_a_response_without_a_score_has_no_reward_and_zero_is_a_reward() -> None
         (rollout.reward is None) == (rollout.reward_failure is not None) for rollout in rollouts
     )
     assert sum(len(group.scored) for _, _, group in trained) == 12
+
+
+class SlowTeacher:
+    """Says at the same time what it thinks of some groups."""
+
+    def __init__(self) -> None:
+        self.asking = self.most = 0
+
+    async def ask(self, group: Group) -> None:
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        await asyncio.sleep(1.0)
+        self.asking -= 1
+        group.reference_version = 0
+
+
+def test_a_teacher_has_said_its_log_probs_of_each_group_before_a_step_gets_it() -> None:
+    pacing = Pacing(prompts_per_epoch=99, groups_per_step=33, max_lag=0, last_step=3)
+    fleet = ModelFleet(lambda index: 1.0)
+    controller = make_controller(pacing, fleet, random.Random(0))
+    controller.teacher = teacher = SlowTeacher()
+    trained = run(train(controller, fleet, 1, lambda: 1.0))
+    assert [group.reference_version for _, _, group in trained] == [0] * 99
+    assert teacher.most == GROUPS_ASKED_AT_ONCE, "many at once, and not all"
 
 
 @pytest.mark.parametrize("wait", [True, False])

@@ -144,7 +144,7 @@ class ModelConversation:
         answer = self._answers.pop(0)
         return Reply([answer.next_turn] * answer.observation_tokens)
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """See `Conversation.close`."""
 
 

@@ -1,0 +1,342 @@
+"""A teacher on a server of its own: its log-probs are those of the model, nothing is trained without
+them, and what cannot teach is refused before a run.
+
+Covers lrl/preflight/teacher.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import lrl
+from lrl.errors import ConfigError, TeacherError
+from lrl.preflight.resources import has_own_reference
+from lrl.preflight.teacher import check_teacher_server
+from lrl.rewards import model_endpoint
+from lrl.system.event_loop import LoopThread
+from lrl.training.teacher import Teacher
+from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
+from tests.lent_server import LentServer
+from tests.rewards.judge_server import CLOSE, HANG, Reply, fails, served
+from tests.runs.test_async_run import GROUPS, fit
+from tests.test_policy import SIZES, make_group, opened, save_model
+from tests.tiny_policies import byte_tokenizer
+from tests.training.teacher_server import LOGPROB, TeacherServer, gives, positions
+
+URL = "http://127.0.0.1:9"
+KEY = "key-0123456789abcdef"
+
+
+@pytest.fixture
+def server() -> Iterator[TeacherServer]:
+    with served(TeacherServer()) as found:
+        assert isinstance(found, TeacherServer)
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(model_endpoint, "LONGEST_WAIT_S", 0.05)
+
+
+def teacher_at(url: str, **settings: Any) -> Teacher:
+    return Teacher(url=url, **settings)
+
+
+def asked(teacher: Teacher, group: Group) -> list[list[float] | None]:
+    asyncio.run(teacher.ask(group))
+    return [rollout.reference_logprobs for rollout in group.rollouts]
+
+
+# ---- what it says
+
+
+def test_a_run_learns_from_the_log_probs_of_transformers(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The generator is the teacher, too: in the first step it has the weights of the folder."""
+    monkeypatch.setenv("TEACHER_KEY", lent_server.token)
+    teacher = teacher_at(lent_server.url, api_key_env="TEACHER_KEY")
+    run = fit(
+        lent_server,
+        policy_folder,
+        tmp_path,
+        steps=1,
+        temperature=1.0,
+        learning={"reference": teacher},
+    )
+    model = AutoModelForCausalLM.from_pretrained(policy_folder)
+    for _, group in run.groups:
+        prompt = group.prompt.token_ids
+        for rollout in group.rollouts:
+            text = torch.tensor(prompt + rollout.token_ids)
+            with torch.no_grad():
+                logprobs = model(text[None]).logits[0, :-1].log_softmax(-1)
+            own = logprobs.gather(-1, text[1:, None])[len(prompt) - 1 :, 0]
+            assert rollout.reference_logprobs == pytest.approx(own.tolist(), abs=1e-4)
+    assert len(run.groups) == GROUPS
+
+
+def test_each_token_of_an_episode_with_branches_has_the_log_prob_of_its_own_branch(
+    server: TeacherServer, tmp_path: Path
+) -> None:
+    """As for a teacher in the trainer."""
+    folder = save_model(tmp_path, LlamaConfig(**SIZES, initializer_range=0.3))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def says(path: str, headers: Any, body: dict[str, Any]) -> Reply:
+        found = []
+        for text in body["prompt"]:
+            with torch.no_grad():
+                logprobs = model(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
+            own = logprobs[range(len(text) - 1), text[1:]].tolist()
+            entries = zip(text[1:], own, strict=True)
+            positions = [{str(token): {"logprob": number}} for token, number in entries]
+            found.append([None, *positions])
+        return gives(*found)
+
+    server.reply_to = says  # type: ignore[method-assign]
+    groups = [make_group(0), make_group(0)]
+    for group in groups:
+        group.prompt.token_ids = [9, 8, 7]
+        group.rollouts[1] = Rollout(token_ids=[])
+        branched = Rollout(
+            token_ids=[3, 4, 5, 6, 7],
+            logprobs=[-1.0] * 5,
+            versions=[0, 0, ENVIRONMENT, 0, 0],
+            turn_ends=[2, 5],
+            turn_rewards=[0.0, 0.0],
+            forks=[Fork(2, 1)],
+        )
+        group.rollouts.append(branched)
+    local = opened(folder, reference=Teacher(folder))
+    local.setup("fit")
+    local.prepare(groups[1], 1.0, 10_000)
+    expected = [rollout.reference_logprobs for rollout in groups[1].rollouts]
+    found = asked(teacher_at(server.url), groups[0])
+    for theirs, ours in zip(found, expected, strict=True):
+        assert theirs is None if ours is None else theirs == pytest.approx(ours, abs=1e-5)
+    assert sum(numbers is None for numbers in found) == 1
+
+
+def test_a_group_is_asked_for_once_and_in_one_request_with_the_key(
+    server: TeacherServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", KEY)
+    teacher, group = teacher_at(server.url, api_key_env="TEACHER_KEY"), make_group(0)
+    found = asked(teacher, group)
+    assert asked(teacher, group) == found
+    assert [set(numbers or ()) for numbers in found] == [{LOGPROB}] * len(group.rollouts)
+    texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
+    (body,) = server.bodies
+    assert body == {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in str(vars(teacher.endpoint))
+
+
+def test_a_group_without_a_token_is_not_asked_for(server: TeacherServer) -> None:
+    group = Group(index=0, prompt=Prompt(id=0, token_ids=[5], text=""), rollouts=[Rollout()])
+    assert asked(teacher_at(server.url), group) == [None]
+    assert not server.bodies
+
+
+# ---- a server that fails
+
+
+def test_a_group_waits_until_the_server_answers_again(
+    server: TeacherServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.script = [CLOSE, fails(503), CLOSE, None]
+    group = make_group(0)
+    found = asked(teacher_at(server.url, timeout_s=60.0, deadline_s=120.0), group)
+    assert None not in found
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "does not answer" in said[0] and "answers again" in said[1]
+    assert all(server.url in line for line in said)
+
+
+GARBAGE = {
+    "no JSON": Reply(200, "<html>", {}),
+    "no choices": Reply(200, "{}", {}),
+    "no log-probs": Reply(200, json.dumps({"choices": [{"index": 0, "text": "a"}]}), {}),
+    "of fewer texts": gives(positions([1, 2])),
+    "of fewer tokens": gives(*[positions([1, 2])] * 4),
+    "of nothing at all": gives(*[[None]] * 4),
+    "refused": fails(400, "maximum context length"),
+    "a key that is wrong": fails(401),
+}
+
+
+def refuses(teacher: Teacher, group: Group) -> str:
+    with pytest.raises(TeacherError) as caught:
+        asked(teacher, group)
+    assert caught.value.kind == "teacher_refused"
+    assert [rollout.reference_logprobs for rollout in group.rollouts] == [None] * 4
+    assert group.reference_version is None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("reply", GARBAGE.values(), ids=GARBAGE)
+def test_an_answer_without_all_log_probs_sets_none(server: TeacherServer, reply: Reply) -> None:
+    server.script = [reply]
+    message = refuses(teacher_at(server.url), make_group(0))
+    assert server.url in message and len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("inf"), float("-inf"), 3.0])
+def test_a_number_that_is_no_log_prob_sets_none(server: TeacherServer, logprob: float) -> None:
+    group = make_group(0)
+    texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
+    server.script = [gives(*(positions(text, logprob) for text in texts))]
+    assert "no list of log-probs" in refuses(teacher_at(server.url), group)
+
+
+def test_log_probs_of_other_tokens_set_none(server: TeacherServer) -> None:
+    group = make_group(0)
+    lengths = [len(group.prompt.token_ids + rollout.token_ids) for rollout in group.rollouts]
+    server.script = [gives(*(positions([33] * length) for length in lengths))]
+    assert "no log-prob of token" in refuses(teacher_at(server.url), group)
+
+
+class Steps(L.Callback):
+    """The groups of each step that was trained."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[Group]] = []
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.groups.append(trainer.datamodule.step_stream.groups)
+
+
+def test_a_run_whose_teacher_dies_ends_and_names_it_and_trains_nothing_without_it(
+    server: TeacherServer, lent_server: LentServer, policy_folder: Path, tmp_path: Path
+) -> None:
+    trial = 1
+    server.script = [None] * (trial + GROUPS) + [CLOSE]
+    steps = Steps()
+    with pytest.raises(TeacherError, match=f"teacher_failed: {server.url}.*Teacher.deadline_s"):
+        fit(
+            lent_server,
+            policy_folder,
+            tmp_path,
+            callbacks=[steps],
+            temperature=1.0,
+            learning={"reference": teacher_at(server.url, timeout_s=3.0, deadline_s=3.0)},
+        )
+    (groups,) = steps.groups
+    said = [set(rollout.reference_logprobs or ()) for group in groups for rollout in group.rollouts]
+    assert said and set(map(tuple, said)) == {(LOGPROB,)}
+
+
+def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(
+    server: TeacherServer, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, LlamaConfig(**SIZES))
+    policy = opened(folder, reference=teacher_at(server.url))
+    policy.setup("fit")
+    assert not hasattr(policy.reference, "network")
+    loop = LoopThread()
+    try:
+        fleet = SimpleNamespace(call=lambda work, what, within_s: loop.wait(work, within_s, what))
+        policy._trainer = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet))  # type: ignore[assignment]
+        group = make_group(0)
+        policy.prepare(group, 1.0, 10_000)
+    finally:
+        loop.close()
+    assert all(set(one.reference_logprobs or ()) == {LOGPROB} for one in group.rollouts)
+
+
+# ---- before a run
+
+
+def policy_with(tokenizer: Any = None) -> Any:
+    return SimpleNamespace(tokenizer=tokenizer or byte_tokenizer())
+
+
+def check(
+    teacher: Teacher, tokenizer: Any = None, longest: int = 100, temperature: float = 1
+) -> str:
+    """Returns what is wrong; empty if nothing is."""
+    sampling = SimpleNamespace(temperature=temperature)
+    data: Any = SimpleNamespace(max_model_tokens=longest, sampling=sampling)
+    try:
+        check_teacher_server(teacher, policy_with(tokenizer), data)
+    except ConfigError as error:
+        assert len(str(error)) < 500
+        return str(error)
+    return ""
+
+
+def test_a_server_that_cannot_teach_the_policy_is_refused(server: TeacherServer) -> None:
+    teacher = teacher_at(server.url)
+    assert check(teacher) == ""
+    assert "data.temperature is 0.7" in check(teacher, temperature=0.7)
+    assert "has a context of 1024 tokens" in check(teacher, longest=1024)
+    assert check(teacher, longest=1023) == ""
+    other = byte_tokenizer()
+    other.add_tokens(["<tool>"])
+    assert "the policy's tokens. Serve one of the same family" in check(teacher, other)
+    server.script = [fails(400, "Token id 259 is out of vocabulary")]
+    assert "out of vocabulary" in check(teacher)
+    server.script = [HANG]
+    assert "no answer within 0.2 s" in check(teacher_at(server.url, timeout_s=0.2))
+    found = check(teacher_at(URL, timeout_s=1.0, deadline_s=1.0))
+    assert "model.reference.url cannot be the run's teacher" in found and URL in found
+
+
+def test_a_real_server_is_asked_for_its_tokens_its_context_and_log_probs(
+    lent_server: LentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEACHER_KEY", lent_server.token)
+    teacher = teacher_at(lent_server.url, api_key_env="TEACHER_KEY")
+    assert check(teacher, longest=1023) == ""
+    assert "has a context of 1024 tokens" in check(teacher, longest=1024)
+    assert "status 401" in check(teacher_at(lent_server.url))
+    other = byte_tokenizer()
+    monkeypatch.setattr(type(other), "get_vocab", lambda _: {"beyond": 100_000})
+    assert "Token id 100000 is out of vocabulary" in check(teacher)
+
+
+BROKEN: dict[str, tuple[dict[str, Any], str]] = {
+    "no place": ({"url": None}, "model.reference.url is None and model.reference.model is None"),
+    "two places": ({"model": "m"}, "give one of them"),
+    "no address": ({"url": "teacher:8000"}, "Teacher.url is 'teacher:8000'"),
+    "no time": ({"timeout_s": 0.0}, "Teacher.timeout_s is 0"),
+    "a request beyond the deadline": ({"timeout_s": 1000.0}, "Teacher.deadline_s"),
+    "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
+    "a key without a server": (
+        {"url": None, "model": "m", "api_key_env": "KEY"},
+        "model.reference.api_key_env, timeout_s and deadline_s",
+    ),
+    "a deadline without a server": (
+        {"url": None, "model": "m", "deadline_s": 5.0},
+        "leave them out",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "named"), BROKEN.values(), ids=BROKEN)
+def test_a_setting_that_cannot_work_is_refused_by_name(
+    settings: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        Teacher(**({"url": URL} | settings))
+
+
+def test_a_teacher_on_a_server_takes_no_memory_here(policy_folder: Path) -> None:
+    for lora in (None, lrl.LoRA(rank=2)):
+        policy: Any = SimpleNamespace(lora=lora, reference=teacher_at(URL))
+        assert not has_own_reference(policy)
+    assert has_own_reference(SimpleNamespace(lora=None, reference=Teacher("m")))  # type: ignore[arg-type]

@@ -45,7 +45,8 @@ class TurnCritic(Critic):
         lr: As of `lrl.Critic`.
         gamma: Discount of a turn, in [0, 1].
         tau: Share of the new weights in the target after each step, above 0 and at most 1.
-        value_only_steps: As of `lrl.Critic`.
+        value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to get
+            one turn further back.
         max_grad_norm: As of `lrl.Critic`.
         trunk_gradient: As of `lrl.Critic`.
 
@@ -63,7 +64,7 @@ class TurnCritic(Critic):
         lr: float = 1e-5,
         gamma: float = 1.0,
         tau: float = 0.1,
-        value_only_steps: int = 20,
+        value_only_steps: int = 100,
         max_grad_norm: float | None = 1.0,
         trunk_gradient: float = 0.0,
     ) -> None:

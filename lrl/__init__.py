@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lrl.training.lora import LoRA
     from lrl.training.reference import Reference
     from lrl.training.teacher import Teacher
+    from lrl.training.turn_critic import TurnCritic
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 _HOMES = {
@@ -63,6 +64,7 @@ _HOMES = {
     "RolloutDataModule": "datamodule",
     "ServerSettings": "generators.settings",
     "Teacher": "training.teacher",
+    "TurnCritic": "training.turn_critic",
 }
 _MODULES = ("advantages", "callbacks", "environments", "errors", "objectives", "rewards")
 

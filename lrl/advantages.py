@@ -6,8 +6,8 @@ baseline either.
 
 Notation: r_i is the reward of response i of n, mean and std are over the group.
 
-With a critic (`lrl.Critic`) an advantage is relative to the critic's values of the same response:
-`GAE`.
+With a critic an advantage is relative to the critic's values of the same response: `GAE` with
+`lrl.Critic`, `ArCHer` with `lrl.TurnCritic`.
 """
 
 import math
@@ -32,6 +32,8 @@ class Advantages(ABC):
     """Least scored responses of a group; a group with fewer is discarded and counted."""
     needs_critic: bool = False
     """Whether `of` reads `Rollout.values`, which only a critic (`lrl.Critic`) gives."""
+    needs_turn_critic: bool = False
+    """Whether that critic must be `lrl.TurnCritic`, for `Rollout.turn_values`."""
 
     @abstractmethod
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
@@ -214,7 +216,7 @@ class RewardToGo(Advantages):
         by_turn: list[list[float]] = []
         for rollout in rollouts:
             rewards = rewards_by_action(rollout, rollout.turns)
-            by_turn.append(_ahead(rewards, self.gamma))
+            by_turn.append(discounted(rewards, self.gamma))
         means = []
         for at_turn in zip_longest(*by_turn):
             reached = [one for one in at_turn if one is not None]
@@ -283,6 +285,25 @@ class GAE(Advantages):
         return max(self.lam, 1 - 1 / (self.alpha * length))
 
 
+class ArCHer(Advantages):
+    """min(Q1, Q2) - min(V1, V2) of each turn (2402.19446), at all of the turn's tokens.
+
+    Q is the value of the turn as it was written, V that of the state before it. Needs
+    `lrl.TurnCritic` as `model.critic`. A group may have a single response.
+    """
+
+    min_rollouts = 1
+    needs_critic = True
+    needs_turn_critic = True
+
+    def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
+        found = []
+        for rollout in rollouts:
+            values = rollout.turn_values or []
+            found.append(_spread(rollout, rollout.turns, [one.advantage for one in values]))
+        return found
+
+
 def of_tokens(rollout: Rollout) -> list[Turn]:
     """Returns each token that the policy wrote, as a stretch of its own."""
     return [Turn(index, index + 1) for index, own in enumerate(rollout.mask) if own]
@@ -309,7 +330,7 @@ def gae(rollout: Rollout, actions: Sequence[Turn], lam: float) -> Tensor:
         reward + after - value
         for reward, after, value in zip(rewards, [*values[1:], 0.0], values, strict=True)
     ]
-    return _spread(rollout, actions, _ahead(errors, lam))
+    return _spread(rollout, actions, discounted(errors, lam))
 
 
 def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
@@ -327,7 +348,7 @@ def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
     return rewards
 
 
-def _ahead(numbers: Sequence[float], discount: float) -> list[float]:
+def discounted(numbers: Sequence[float], discount: float) -> list[float]:
     """Returns, for each number, itself plus the discounted sum of those after it."""
     backwards = accumulate(reversed(numbers), lambda ahead, number: number + discount * ahead)
     return list(backwards)[::-1]

@@ -54,8 +54,9 @@ class PolicyModule(PolicyModel):
             weights.
         reference: A frozen policy to stay near to (`lrl.Reference`), or to learn from
             (`lrl.Teacher`); null loads none.
-        critic: A value head that learns the return of each token, for `lrl.advantages.GAE`; null
-            for none.
+        critic: A value head that learns the return of each token (`lrl.Critic`, for
+            `lrl.advantages.GAE`) or the values of each turn (`lrl.TurnCritic`, for
+            `lrl.advantages.ArCHer`); null for none.
         abort_on_mismatch: Stop the run, before the update, if the mean KL of tokens that the
             version in the trainer wrote itself (`policy/mismatch_kl`, nats) is above this: the
             generators then compute something else.
@@ -252,6 +253,8 @@ class PolicyModule(PolicyModel):
         self.zero_grad()  # all weights: those that a user's optimizer leaves out have a gradient, too
         if self.reference is not None:
             self.reference.end_step(self.trainer.global_step, self.network)
+        if self.critic is not None:
+            self.critic.end_step()
         step.finish()
 
     def _add_gradient(self, micro: MicroBatch) -> Tensor:
@@ -355,7 +358,9 @@ class PolicyModule(PolicyModel):
     @property
     def critic_weights(self) -> list[Parameter]:
         """The trained weights of the critic, which are the optimizer's second parameter group."""
-        return [] if self.critic is None else list(self.critic.parameters())
+        if self.critic is None:
+            return []
+        return [weight for weight in self.critic.parameters() if weight.requires_grad]
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Runs the preflight checks and returns the default callbacks."""

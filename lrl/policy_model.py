@@ -155,12 +155,14 @@ class PolicyModel(L.LightningModule):
         self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
-            wholes.append(self.critic.open_sharded(self.network, *self._settings, self.ranks))
+            of_critic = self.critic.open_sharded(self.network, *self._settings, self.ranks)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
-            networks += [] if self.critic.trunk is None else [self.critic.trunk]
+            networks += self.critic.trunks
+            wholes += [of_critic] * len(self.critic.trunks)
         sharding.divide(self, *networks)
-        for network, its_whole in zip(networks, wholes, strict=False):
+        for network, its_whole in zip(networks, wholes, strict=True):
             sharding.fill(network, its_whole, self.device_of_use)
+        of_critic = None
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
 
@@ -210,9 +212,9 @@ class PolicyModel(L.LightningModule):
         """Returns log-probs of the labels at the micro-batch's temperature: float32 [R, L], nats, 0
         outside the mask.
 
-        With output `values` the critic's values before them, float32 [R, L], and with `both`
-        log-probs and values. All that reads weights in training goes through here, so a strategy
-        can shard this module as the root.
+        With output `values` the critic's values before them, float32 [R, L] (of `lrl.TurnCritic`
+        float32 [R, L, N]), and with `both` log-probs and values. All that reads weights in training
+        goes through here, so a strategy can shard this module as the root.
         """
         critic = self.critic
         hidden = None
@@ -268,8 +270,8 @@ class PolicyModel(L.LightningModule):
 
     @collective
     def critic_values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Returns the critic's values before the labels of each batch: float32 [R, L] on the CPU;
-        every rank computes a share."""
+        """Returns the critic's values before the labels of each batch: the result of its `forward` on
+        the CPU; every rank computes a share."""
         return self._in_shares(batches, self._critic_values)
 
     def _in_shares(

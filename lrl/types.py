@@ -72,6 +72,24 @@ class Branch(NamedTuple):
     """First tokens of it that an earlier branch has, too."""
 
 
+class TurnValues(NamedTuple):
+    """What `lrl.TurnCritic` says of a turn, all in units of reward."""
+
+    state: float
+    """min(V1, V2) before its first token."""
+    action: float
+    """min(Q1, Q2) behind its last token."""
+    targets: tuple[float, float, float, float]
+    """What V1, V2, Q1 and Q2 learn to be."""
+    to_go: float
+    """The discounted rewards from this turn on, which only metrics read."""
+
+    @property
+    def advantage(self) -> float:
+        """How much better the turn is than the policy's turns in this state."""
+        return self.action - self.state
+
+
 @dataclass(slots=True, kw_only=True)
 class Rollout:
     """The record of one episode after a prompt: turns of the policy, and between them what an
@@ -112,6 +130,8 @@ class Rollout:
     returns: list[float] | None = None
     """What the critic's value before each token learns to be, 0 for an environment's; None without
     a critic."""
+    turn_values: list[TurnValues] | None = None
+    """For each of `turns`, what the critic of turns says; None without `lrl.TurnCritic`."""
     kl_penalty: float = 0.0
     """KL penalty that is subtracted from the reward before the baseline; 0 unless it is
     configured."""
@@ -304,6 +324,10 @@ class MicroBatch:
     """float32 [R, L]: `Rollout.values` of the label, 0 where `mask` is false; or None."""
     returns: Tensor | None = None
     """float32 [R, L]: `Rollout.returns` of the label, 0 where `mask` is false; or None."""
+    turn_targets: Tensor | None = None
+    """float32 [R, L, 5]: `TurnValues.targets` and `to_go`, NaN where there is none: those of V1, V2 and
+    `to_go` at a turn's first label, those of Q1 and Q2 at its last. None without
+    `lrl.TurnCritic`."""
     partial: bool = False
     """Whether `mask` has only some of a response's own tokens, because the others are too old to
     train, or in another branch."""

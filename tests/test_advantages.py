@@ -14,12 +14,13 @@ from lrl.advantages import (
     GRPO,
     RLOO,
     Advantages,
+    ArCHer,
     DrGRPO,
     GroupMean,
     ReinforcePlusPlus,
     RewardToGo,
 )
-from lrl.types import ENVIRONMENT, Rollout
+from lrl.types import ENVIRONMENT, Rollout, TurnValues
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
@@ -166,6 +167,15 @@ def test_a_turn_has_what_comes_after_it_less_the_groups_mean_at_that_turn() -> N
         less = [one - mean for one, mean in zip(own, means, strict=False)]
         spread = [number for one in less for number in (one, one, 0.0)][:-1]
         assert advantages.tolist() == pytest.approx(spread)
+
+
+def test_a_turn_of_archer_has_its_value_less_that_of_its_state() -> None:
+    one, empty = episode(0.0, 1.0), rollout(1.0, tokens=0)
+    targets = (9.0, 9.0, 9.0, 9.0)
+    one.turn_values = [TurnValues(0.25, 0.75, targets, 1.0), TurnValues(0.5, 0.25, targets, 1.0)]
+    found, nothing = ArCHer().of([one, empty])
+    assert found.tolist() == [0.5, 0.5, 0.0, -0.25, -0.25]
+    assert nothing.tolist() == []
 
 
 def test_without_turns_the_reward_to_go_is_the_group_mean() -> None:

@@ -59,6 +59,7 @@ def check_resources(
     narrow = BYTES[policy.dtype_name if dtype == "auto" else dtype]
     copy = shape.parameters * narrow
     critic_weights = critic * BYTES[policy.dtype_name]
+    critic_copies = 1 if policy.critic is None else 1 + policy.critic.frozen_copies
     fits = trainer.state.fn == "fit"
     adapters = 4 * shape.adapters  # in float32
     trained = share if policy.lora is None else adapters // strategy.shards
@@ -66,7 +67,7 @@ def check_resources(
         share
         + (STATES_PER_WEIGHT * trained if fits else 0)
         + (_reference_bytes(policy, shape) // strategy.shards if fits else 0)
-        + ((1 + STATES_PER_WEIGHT) * critic_weights // strategy.shards if fits else 0)
+        + ((critic_copies + STATES_PER_WEIGHT) * critic_weights // strategy.shards if fits else 0)
     )
     rankers: dict[torch.device, int] = {}
     if fits and ranker:
@@ -116,7 +117,7 @@ def check_resources(
         _check_shared_memory(transport.backend, stored)
     if fits:
         saved = weights if policy.lora is None else adapters
-        check_disk(trainer, saved + critic_weights)
+        check_disk(trainer, saved + critic_copies * critic_weights)
 
 
 def micro_batch_bytes(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> int:

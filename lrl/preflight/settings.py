@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import lightning as L
 from lightning.pytorch.callbacks import Timer
 
-from lrl.advantages import GroupMean
+from lrl.advantages import Advantages, GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
 from lrl.members.run_file import fault_without_token
 from lrl.objectives import Objective
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.members.launchers import Launcher
     from lrl.preflight.policy import Policy
+    from lrl.training.critic import Critic
 
 log = logging.getLogger(__name__)
 
@@ -269,13 +270,10 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
     if advantages.needs_critic and policy.critic is None:
         fault(
             f"data.advantages {type(advantages).__name__} needs the values of a critic: set "
-            "model.critic to lrl.Critic."
+            f"model.critic to {_critic_for(advantages.needs_turn_critic)}."
         )
-    if policy.critic is not None and not advantages.needs_critic:
-        fault(
-            f"model.critic is set, and data.advantages {type(advantages).__name__} does not use its "
-            "values: set data.advantages to lrl.advantages.GAE, or leave model.critic out."
-        )
+    if policy.critic is not None:
+        check_values(policy.critic, advantages)
     if objective.needs_group_mean and not isinstance(advantages, GroupMean):
         fault(
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
@@ -295,6 +293,27 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             "of an agent's episode are trained one by one: set `branches` of data.environment to "
             "false, or take an objective that weighs each token."
         )
+
+
+def check_values(critic: Critic, advantages: Advantages) -> None:
+    """Checks that the advantages read the values of this kind of critic."""
+    suits = f"lrl.advantages.{'ArCHer' if critic.of_turns else 'GAE'}"
+    if not advantages.needs_critic:
+        fault(
+            f"model.critic is set, and data.advantages {type(advantages).__name__} does not use its "
+            f"values: set data.advantages to {suits}, or leave model.critic out."
+        )
+    elif advantages.needs_turn_critic != critic.of_turns:
+        fault(
+            f"model.critic is {type(critic).__name__}, and data.advantages "
+            f"{type(advantages).__name__} reads the values of another kind of critic: set "
+            f"data.advantages to {suits}, or model.critic to "
+            f"{_critic_for(advantages.needs_turn_critic)}."
+        )
+
+
+def _critic_for(turns: bool) -> str:
+    return "lrl.TurnCritic" if turns else "lrl.Critic"
 
 
 def check_teaching(objective: Objective, data: RolloutDataModule) -> None:

@@ -30,7 +30,8 @@ def each_rollout(
         group: The group.
         temperature: Sampling temperature of the run.
         micro_batch_tokens: Most tokens of a pass, padding included; a longer rollout gets its own.
-        compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out.
+        compute: Returns [R, L] for each of the micro-batches, as `MicroBatch.labels` are laid out;
+            or [R, L, N] for N numbers of each token.
         attention_tokens: See `prefix_trees`; 0 for a row of its own for each rollout.
     """
     rollouts = [rollout for rollout in group.rollouts if rollout.token_ids]
@@ -38,8 +39,10 @@ def each_rollout(
     trees = prefix_trees(samples, micro_batch_tokens, attention_tokens)
     batches = list(_batches(trees, micro_batch_tokens))
     micros = [fill_rows([[tree] for tree in batch], temperature) for batch in batches]
-    filled = {id(rollout): torch.zeros(len(rollout.token_ids)) for rollout in rollouts}
-    for batch, micro, found in zip(batches, micros, compute(micros), strict=True):
+    computed = compute(micros)
+    several = computed[0].shape[2:] if computed else ()
+    filled = {id(one): torch.zeros(len(one.token_ids), *several) for one in rollouts}
+    for batch, micro, found in zip(batches, micros, computed, strict=True):
         numbers, owners = found[micro.mask], micro.sequence_ids[micro.mask]
         for number, sample in enumerate(sample for tree in batch for sample in tree.samples):
             own = numbers[owners == number]
@@ -69,6 +72,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
     samples = [sample for row in rows for tree in row for sample in tree.samples]
     referenced = all(sample.rollout.reference_logprobs is not None for sample in samples)
     valued = all(sample.rollout.returns is not None for sample in samples)
+    turns_valued = all(sample.rollout.turn_values is not None for sample in samples)
     shares = any(tree.shared for row in rows for tree in row)
     branched = any(sample.trained_elsewhere for sample in samples)
     batch = MicroBatch(
@@ -86,6 +90,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,
+        turn_targets=torch.full((*shape, 5), torch.nan) if turns_valued else None,
         response_tokens=torch.zeros(shape, dtype=torch.int64) if branched else None,
         partial=any(sample.partial for sample in samples),
     )
@@ -147,6 +152,8 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
     batch.versions[row, columns] = batch.versions.new_tensor(rollout.versions)[places]
     if batch.response_tokens is not None:
         batch.response_tokens[row, columns] = len(places) + sample.trained_elsewhere
+    if batch.turn_targets is not None:
+        batch.turn_targets[row, columns] = _turn_targets(rollout)[places]
     for field, numbers in (
         (batch.behaviour_logprobs, rollout.logprobs),
         (batch.reference_logprobs, rollout.reference_logprobs),
@@ -155,3 +162,13 @@ def _write(batch: MicroBatch, row: int, branch: slice, sample: TrainingSample, s
     ):
         if field is not None:
             field[row, columns] = field.new_tensor(numbers)[places]
+
+
+def _turn_targets(rollout: Rollout) -> Tensor:
+    """Returns `MicroBatch.turn_targets` of a rollout's tokens: float32 [tokens, 5]."""
+    found = torch.full((len(rollout.token_ids), 5), torch.nan)
+    for turn, values in zip(rollout.turns, rollout.turn_values or (), strict=True):
+        of_state, of_action = values.targets[:2], values.targets[2:]
+        found[turn.start, [0, 1, 4]] = torch.tensor([*of_state, values.to_go])
+        found[turn.stop - 1, [2, 3]] = torch.tensor(of_action)
+    return found

@@ -58,6 +58,12 @@ class Critic(nn.Module):
 
     responses_share = Shared(rows=True, prefixes=True)
     """What that model lets several responses share."""
+    of_turns: bool = False
+    """Whether its values are those of whole turns (`lrl.TurnCritic`)."""
+    outputs: int = 1
+    """Numbers that the head gives for a token."""
+    frozen_copies: int = 0
+    """Copies of its weights that no gradient trains, in memory and in checkpoints."""
 
     def __init__(
         self,
@@ -95,6 +101,11 @@ class Critic(nn.Module):
     def kind(self) -> str:
         """The kind of critic that a checkpoint must have been made with."""
         return "a head on the policy" if self.model is None else "a model of its own"
+
+    @property
+    def trunks(self) -> list[PreTrainedModel]:
+        """The opened decoders of its own."""
+        return [] if self.trunk is None else [self.trunk]
 
     def open(
         self,
@@ -150,7 +161,7 @@ class Critic(nn.Module):
         # Weights that one collective averages have the same dtype; adapters have one of their own.
         dtype = next(one for one in network.parameters() if one.requires_grad).dtype
         device = "cpu" if output.is_meta else output.device
-        self.head = nn.Linear(output.shape[1], 1, dtype=dtype, device=device)
+        self.head = nn.Linear(output.shape[1], self.outputs, dtype=dtype, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -161,18 +172,17 @@ class Critic(nn.Module):
             hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
             micro: The micro-batch, R rows of L tokens.
         """
-        if self.trunk is not None:
-            hidden = last_hidden(self.trunk, micro)
-        elif hidden is not None and hidden.requires_grad:
-            hidden = self._limited(hidden)
-        assert hidden is not None
-        # In float32, also under autocast: a value is a difference of rewards.
-        with torch.autocast(hidden.device.type, enabled=False):
-            weight, bias = self.head.weight.float(), self.head.bias.float()
-            values = nn.functional.linear(hidden[micro.mask].float(), weight, bias).squeeze(-1)
+        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask]).squeeze(-1)
         return torch.zeros(micro.mask.shape, device=values.device).masked_scatter(
             micro.mask, values
         )
+
+    def _hidden(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
+        """Returns the hidden state under the head: [R, L, H]."""
+        if self.trunk is not None:
+            return last_hidden(self.trunk, micro)
+        assert hidden is not None
+        return self._limited(hidden) if hidden.requires_grad else hidden
 
     def _limited(self, hidden: Tensor) -> Tensor:
         """Returns the hidden state, through which `trunk_gradient` of the gradient flows back."""
@@ -229,16 +239,35 @@ class Critic(nn.Module):
             before = micro.values[micro.mask]
             near = before + (now - before).clamp(-self.clip, self.clip)
             squares = torch.maximum(squares, (near - returns).square())
-        losses = weights * squares / 2
-        self.sums.add(now, returns, losses)
-        return losses.sum()
+        loss = (weights * squares / 2).sum()
+        self.sums.add(now, returns, loss, tokens=len(now))
+        return loss
+
+    def end_step(self) -> None:
+        """Receives the end of each optimizer step."""
+
+
+def apply_head(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """Returns the numbers of a value head: float32 [n, outputs], of hidden states [n, H]."""
+    # In float32, also under autocast: a value is a difference of rewards.
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())
 
 
 class ValueSums:
-    """Sums of values, returns and errors over the trained tokens of one step, gathered micro-batch
-    by micro-batch."""
+    """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of one
+    step, gathered micro-batch by micro-batch."""
 
-    NAMES = ("tokens", "value", "return", "return_squared", "error", "error_squared", "loss")
+    NAMES = (
+        "tokens",
+        "loss",
+        "values",
+        "value",
+        "return",
+        "return_squared",
+        "error",
+        "error_squared",
+    )
 
     def __init__(self) -> None:
         self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
@@ -249,8 +278,9 @@ class ValueSums:
         return self.sums[0].item()
 
     @torch.no_grad()
-    def add(self, values: Tensor, returns: Tensor, losses: Tensor) -> None:
-        """Adds one micro-batch: float32 [n] each."""
+    def add(self, values: Tensor, returns: Tensor, loss: Tensor, tokens: int) -> None:
+        """Adds one micro-batch: n values and their returns, float32 [n] each; the sum of its
+        weighted losses, float32 []; and its trained tokens."""
         errors = returns - values
         each = (
             torch.ones_like(values),
@@ -259,19 +289,20 @@ class ValueSums:
             returns.square(),
             errors,
             errors.square(),
-            losses,
         )
-        self.sums = self.sums.to(values.device) + torch.stack(each).double().sum(1)
+        whole = torch.stack([loss.new_tensor(tokens), loss]).double()
+        sums = torch.cat([whole, torch.stack(each).double().sum(1)])
+        self.sums = self.sums.to(values.device) + sums
 
     def result(self, divisor: int) -> dict[str, float]:
-        """Returns the step's metrics; empty if it had no token.
+        """Returns the step's metrics; empty if it had no value.
 
         `loss`: the sum of the weighted losses over `divisor`, as the policy's. `value_mean`,
         `return_mean`: in units of reward. `explained_variance`: 1 - Var(R - V) / Var(R); 1 for
         perfect values, 0 for a constant; left out where all returns are the same.
         """
         sums = dict(zip(self.NAMES, self.sums.tolist(), strict=True))
-        if not (n := sums["tokens"]):
+        if not (n := sums["values"]):
             return {}
         variance = sums["return_squared"] / n - (sums["return"] / n) ** 2
         unexplained = sums["error_squared"] / n - (sums["error"] / n) ** 2

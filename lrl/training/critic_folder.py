@@ -1,4 +1,5 @@
-"""A critic's folder in Hugging Face format: a model for token classification with one class."""
+"""A critic's folder in Hugging Face format: a model for token classification with a class for each
+output of the head."""
 
 import copy
 from collections.abc import Mapping
@@ -18,12 +19,12 @@ def save_critic(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
 ) -> None:
-    """Writes a critic for transformers: its logit for a token is the value behind it.
+    """Writes a critic for transformers: its logits for a token are the values behind it.
 
     Args:
         decoder: The model under the head, which may be without weights.
         trunk: Its weights on the CPU, by their names in it.
-        head: `weight` [1, H] and `bias` [1].
+        head: `weight` [N, H] and `bias` [N]: N is 1, or 4 of `lrl.TurnCritic` (V1, V2, Q1, Q2).
         tokenizer: The policy's.
         folder: Where to.
 
@@ -32,7 +33,7 @@ def save_critic(
         OSError: The folder cannot be written.
     """
     config = copy.deepcopy(decoder.config)
-    config.num_labels = 1
+    config.num_labels = len(head["bias"])
     dtype = head["weight"].dtype
     try:
         with torch.device("meta"):

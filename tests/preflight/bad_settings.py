@@ -301,6 +301,17 @@ SETTINGS: dict[str, Case] = {
         ("--data.advantages", "lrl.advantages.GAE"),
         ("data.advantages GAE needs the values of a critic", "model.critic to lrl.Critic"),
     ),
+    "a critic of turns beside advantages of another": (
+        (
+            *("--model.critic", "lrl.TurnCritic", "--model.critic.value_only_steps", "0"),
+            *("--data.advantages", "lrl.advantages.GAE"),
+        ),
+        ("model.critic is TurnCritic", "data.advantages GAE", "ArCHer", "lrl.Critic"),
+    ),
+    "advantages of turns beside a critic of tokens": critic(
+        ("--data.advantages", "lrl.advantages.ArCHer"),
+        ("model.critic is Critic", "data.advantages ArCHer", "lrl.advantages.GAE", "TurnCritic"),
+    ),
     "a critic beside an objective of the group": critic(
         ("--model.objective", "TBA", "--model.reference", "lrl.Reference"),
         ("model.objective TBA", "data.advantages is GAE"),

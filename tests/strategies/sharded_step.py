@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lrl
-from lrl.advantages import GAE, Advantages, GroupMean
+from lrl.advantages import GAE, Advantages, ArCHer, GroupMean
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.learners import Learners
@@ -38,9 +38,11 @@ ADAPTED, LORA = "llama_lora", lrl.LoRA(rank=4)
 """A policy whose adapters are trained, which is refused with tensor parallelism, too."""
 UNDIVIDED = (MIXTURE, ADAPTED, "llama3_rope")
 """Policies that are not tried with tensor parallelism: it leaves positions as they are."""
-CRITICS = {"llama_tied": None, "llama3_rope": "qwen3"}
+CRITICS = {"llama_tied": None, "llama3_rope": "qwen3", "qwen2": None, "phi3": "qwen3"}
 """Policies with a critic, by the folder of its own model, which is refused with tensor parallelism;
 None puts it on the policy."""
+OF_TURNS = ("qwen2", "phi3")
+"""Those whose critic is one of turns."""
 LONE = make_group(9, responses=2)
 """A group with a single response in the loss: there is none for another rank."""
 LONE.rollouts[1].versions = [ENVIRONMENT] * len(LONE.rollouts[1].versions)
@@ -75,9 +77,8 @@ def critic_of(model: Path, tensor: int) -> lrl.Critic | None:
     own = CRITICS.get(model.name)
     if model.name not in CRITICS or (own and tensor > 1):
         return None
-    if own is None:
-        return lrl.Critic(trunk_gradient=0.5)
-    return lrl.Critic(str(model.parent / own))
+    kind = lrl.TurnCritic if model.name in OF_TURNS else lrl.Critic
+    return kind(trunk_gradient=0.5) if own is None else kind(str(model.parent / own))
 
 
 @torch.no_grad()
@@ -136,6 +137,7 @@ def train(policy: Sharded) -> dict[str, Any]:
             if one.requires_grad
         },
         "critic": policy.critic is not None,
+        "target": target_of(policy),
         "passes": passes,
         "blanks": blanks,
         "share": sum(one.to_local().numel() for one in weights.values())
@@ -184,4 +186,15 @@ def prepare(policy: lrl.PolicyModule, group: Group) -> None:
 
 def advantages_of(policy: lrl.PolicyModule) -> Advantages:
     """Returns the baseline that fits a policy."""
-    return GroupMean() if policy.critic is None else GAE(0.9)
+    if policy.critic is None:
+        return GroupMean()
+    return ArCHer() if policy.critic.of_turns else GAE(0.9)
+
+
+def target_of(policy: lrl.PolicyModule) -> list[torch.Tensor]:
+    """Returns the whole weights of the critic's target after a step, if there is one."""
+    if policy.critic is None:
+        return []
+    policy.critic.end_step()
+    slow = [one for name, one in policy.critic.named_parameters() if name.startswith("target_")]
+    return [one.full_tensor() if isinstance(one, DTensor) else one.detach() for one in slow]

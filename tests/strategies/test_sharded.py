@@ -34,6 +34,7 @@ from tests.strategies.sharded_step import (
     fill_new_weights,
     prepare,
     reference_logprobs,
+    target_of,
 )
 from tests.test_policy import SIZES, gradient, opened, pack, save_model
 
@@ -135,6 +136,7 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
         prepare(policy, group)
     alone = gradient(policy, pack(groups, BUDGET, advantages=advantages_of(policy)))
     assert alone.abs().max() > 0.001
+    torch.testing.assert_close(first["target"], target_of(policy))
     if in_bfloat16:
         assert whole.dtype == torch.float32 and (whole - alone).norm() < 0.05 * alone.norm()
     else:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from lrl.advantages import GAE
+from lrl.advantages import GAE, Advantages, ArCHer
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
@@ -26,6 +26,7 @@ from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.critic import Critic
 from lrl.training.lora import LoRA
 from lrl.training.reference import Reference
+from lrl.training.turn_critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer
@@ -65,8 +66,11 @@ def groups() -> list[Group]:
     return found
 
 
-def packed(policy: PolicyModule, given: list[Group], budget: int = 10_000) -> list[MicroBatch]:
-    packer = Packer(budget, GAE(LAM), 1.0)
+def packed(
+    policy: PolicyModule, given: list[Group], budget: int = 10_000, **settings: Any
+) -> list[MicroBatch]:
+    advantages: Advantages = ArCHer() if policy.critic.of_turns else GAE(LAM)
+    packer = Packer(budget, advantages, 1.0, **settings)
     rounds = []
     for group in given:
         policy.prepare(group, 1.0, budget)
@@ -78,7 +82,11 @@ def gradients(policy: PolicyModule, batches: list[MicroBatch]) -> dict[str, Tens
     policy.zero_grad()
     for batch in batches:
         policy.compute_loss(batch).backward()
-    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
+    return {
+        name: weight.grad.clone()
+        for name, weight in policy.named_parameters()
+        if weight.requires_grad
+    }
 
 
 def written_out(folder: str, critic: Critic, given: list[Group]) -> dict[str, Tensor]:
@@ -172,8 +180,10 @@ def run(
     return found
 
 
-def learner(folder: str, own: str | None = None, **settings: Any) -> PolicyModule:
-    critic = Critic(own, lr=1e-2, value_only_steps=2, max_grad_norm=0.5)
+def learner(
+    folder: str, own: str | None = None, kind: type[Critic] = Critic, **settings: Any
+) -> PolicyModule:
+    critic = kind(own, lr=1e-2, value_only_steps=2, max_grad_norm=0.5)
     policy = PolicyModule(folder, objective=REINFORCE(), critic=critic, lr=1e-3, **settings)
     policy.configure_model()
     return policy
@@ -229,12 +239,13 @@ def test_policy_and_critic_are_clipped_apart(folder: str) -> None:
     assert clipped[:2] == pytest.approx([0.25, 0.5], rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", [Critic, TurnCritic])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_resumed_run_has_the_values_and_moments_of_an_unbroken_one(
-    folder: str, other_folder: str, tmp_path: Path, own: bool
+    folder: str, other_folder: str, tmp_path: Path, own: bool, kind: type[Critic]
 ) -> None:
     model = other_folder if own else None
-    unbroken, resumed = learner(folder, model), learner(folder, model)
+    unbroken, resumed = learner(folder, model, kind), learner(folder, model, kind)
     expected = run(unbroken, 5, tmp_path)
     found = run(resumed, 5, ckpt_path=str(tmp_path / "step=3.ckpt"))
     assert found == expected[3:]
@@ -247,6 +258,10 @@ def test_a_checkpoint_is_resumed_with_the_critic_it_was_made_with(
     run(learner(folder), 3, tmp_path)
     with pytest.raises(ConfigError, match="made with model.critic a head on the policy.* None"):
         run(PolicyModule(folder), 4, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    with pytest.raises(
+        ConfigError, match="a head on the policy, .* a head on the policy, of turns"
+    ):
+        run(learner(folder, None, TurnCritic), 4, ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -1,4 +1,7 @@
-"""The critic of a checkpoint, exported: transformers computes the values that training had."""
+"""The critic of a checkpoint, exported: transformers computes the values that training had.
+
+Those of a turn's Q are behind the token, not before it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from lrl.cli.main import main
 from lrl.policy import PolicyModule
 from lrl.training.lora import LoRA
 from lrl.training.model import text_as_micro_batch
+from lrl.training.turn_critic import TurnCritic
 from tests.test_policy import SIZES, save_model
 from tests.training.test_critic import learner, run
 
@@ -36,21 +40,26 @@ def values_in(folder: Path) -> Tensor:
     model = AutoModelForTokenClassification.from_pretrained(folder)
     with torch.no_grad():
         found: Tensor = model(torch.tensor([TOKENS])).logits
-    return found[0, :-1, 0]
+    if found.shape[2] == 1:
+        return found[0, :-1, 0]
+    return torch.cat([found[0, :-1, :2], found[0, 1:, 2:]], 1)
 
 
-@pytest.mark.parametrize("kind", ["head", "adapters", "own model"])
+@pytest.mark.parametrize("kind", ["head", "adapters", "own model", "turns"])
 def test_the_exported_critic_has_the_values_of_training(
     folder: str, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = folder if kind == "own model" else None
     settings: dict[str, Any] = {"lora": LoRA(rank=2)} if kind == "adapters" else {}
+    if kind == "turns":
+        settings["kind"] = TurnCritic
     policy = learner(folder, own, **settings)
     run(policy, 3, tmp_path)
     words = ["export", "--critic", str(tmp_path / "step=3.ckpt"), str(tmp_path / "critic")]
     assert main(words) == 0
     assert "The critic after 3 steps is in" in capsys.readouterr().out
     trained = values_of(policy)
+    trained = trained[..., :4] if kind == "turns" else trained
     assert trained.abs().max() > 1e-3
     torch.testing.assert_close(values_in(tmp_path / "critic"), trained, rtol=1e-4, atol=1e-5)
 

@@ -164,7 +164,7 @@ function promptCard(prompt) {
     made.dataset.tip = `token ${prompt.token_ids[at]}\n${JSON.stringify(text)}`;
     return made;
   }));
-  const whole = element("details", "", element("summary", "", `${prompt.token_ids.length} tokens of the prompt`), tokens);
+  const whole = element("details", "", element("summary", "", `tokens of the prompt: ${prompt.token_ids.length}`), tokens);
   const answer = prompt.answer ? [element("div", "role", "reference"), element("pre", "", visible(prompt.answer))] : [];
   return element("div", "card prompt-card", ...parts, ...answer, whole);
 }

@@ -118,6 +118,8 @@ def measure(server: LentServer, args: argparse.Namespace, kind: str, once: bool)
     trainer = make_trainer(server, settings, [evaluation], folder)
     policy = make_module(settings, lrl.objectives.AIPO())
     data = make_data(settings)
+    # Evaluations have a pool of their own, with counts of its own: the fault is for the run alone.
+    evaluation.rewards = data.reward_pool.rewards
     with tempfile.TemporaryDirectory() as marks:
         reward = Faulty(kind, description["share"], args.seed, marks if once else "")
         limits = {

@@ -115,8 +115,8 @@ def passes(
 
 
 def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Times both ways in turns; on a GPU after one turn that is not counted: kernels are compiled
-    in it."""
+    """Times both ways in turns, after one turn that is not counted: on a GPU kernels are compiled in
+    it. On a CPU a pass is enough."""
     machine = MACHINES[args.device]()
     warm_up = 1 if machine.device == "cuda" else 0
     policy = lrl.PolicyModule(

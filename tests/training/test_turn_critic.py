@@ -24,8 +24,7 @@ from tests.test_policy import (
     save_model,
     trainer,
 )
-from tests.training.test_critic import LiveStep, gradients, learner, packed, run
-from tests.training.test_critic import groups as given_to_the_run
+from tests.training.test_critic import LiveStep, gradients, learner, packed
 
 GAMMA = 0.9
 Modules = dict[str, nn.Module]
@@ -193,21 +192,6 @@ def test_the_twins_begin_apart_and_the_same_everywhere(folder: str) -> None:
     first, second = (learner(folder, None, TurnCritic).critic.head.weight for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[2], first[3])
-
-
-def test_the_values_learn_what_a_turn_is_worth(folder: str) -> None:
-    critic = TurnCritic(lr=3e-2, tau=1.0, value_only_steps=60)
-    policy = PolicyModule(folder, critic=critic, lr=1e-3)
-    found = run(policy, 60)
-    assert [one["policy/lr"] for one in found] == [0.0] * 60
-    for group in given_to_the_run():
-        policy.prepare(group, 1.0, 10_000)
-        written = [one for one in group.rollouts if one.token_ids]
-        mean = sum(one.reward for one in written) / len(written)
-        for rollout in written:
-            (values,) = rollout.turn_values
-            assert values.action == pytest.approx(rollout.reward, abs=0.3)
-            assert values.state == pytest.approx(mean, abs=0.3)
 
 
 def test_a_replayed_group_gets_the_values_of_the_critic_as_it_is(folder: str) -> None:

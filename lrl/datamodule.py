@@ -38,6 +38,7 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances
+from lrl.system.foreign_code import START_TIMEOUT_S
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Sampling
 
@@ -143,7 +144,7 @@ class RolloutDataModule(L.LightningDataModule):
         reward_launcher: Launcher | None = None,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
-        worker_start_timeout_s: float = 120.0,
+        worker_start_timeout_s: float = START_TIMEOUT_S,
         max_reward_failures: float = 0.1,
         skip_special_tokens: bool = False,
         rollout_timeout_s: float = 1800.0,

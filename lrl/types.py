@@ -73,7 +73,7 @@ class Branch(NamedTuple):
 
 
 class TurnValues(NamedTuple):
-    """What `lrl.TurnCritic` says of a turn, all in units of reward."""
+    """The values of a turn by `lrl.TurnCritic`, in units of reward."""
 
     state: float
     """min(V1, V2) before its first token."""
@@ -86,7 +86,7 @@ class TurnValues(NamedTuple):
 
     @property
     def advantage(self) -> float:
-        """How much better the turn is than the policy's turns in this state."""
+        """The value of the turn less that of the state before it."""
         return self.action - self.state
 
 

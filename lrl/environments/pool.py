@@ -23,7 +23,7 @@ from lrl.environments.worker import WorkerSpec
 from lrl.errors import ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
-from lrl.system.foreign_code import check_main, names_main, pickled
+from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
 from lrl.system.shadowed_modules import check_lrl, check_start
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class EnvironmentPool:
         *,
         turn_timeout_s: float,
         memory_gib: float | None,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         name = type(environment).__name__
         check_main("The processes of an environment")

@@ -37,8 +37,10 @@ def check_teacher_server(teacher: Teacher, policy: Policy, data: RolloutDataModu
 
 
 def _check_tokens(teacher: Teacher, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
-    """Checks the server's tokens of a text with all added tokens, such as those of a chat template,
-    and its context; `longest` is a prompt with its response in tokens."""
+    """Checks that the server reads a text as the policy does, and has room for `longest` tokens.
+
+    The text has all tokens that were added to the vocabulary, such as those of a chat template.
+    """
     text = SAMPLE + "".join(sorted(tokenizer.get_added_vocab()))
     theirs = run_apart(lambda: teacher.endpoint.tokens_of(text))
     ours = tokenizer.encode(text, add_special_tokens=False)

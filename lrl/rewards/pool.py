@@ -28,7 +28,7 @@ from lrl.rewards.reference import trial_response
 from lrl.rewards.remote_pool import RemoteScorers, least_busy
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
-from lrl.system.foreign_code import check_main, names_main, pickled
+from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout
@@ -67,7 +67,7 @@ class RewardPool:
         timeout_s: float = 10.0,
         memory_gib: float | None = 4.0,
         max_failures: float = 0.1,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.rewards = [as_reward(reward) for reward in rewards]
         _check_rewards(self.rewards)

@@ -22,6 +22,7 @@ from lrl.rollouts.observations import (
 )
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
+from lrl.system.foreign_code import START_TIMEOUT_S
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class EnvironmentOfRun:
         environment: Environment,
         settings: EpisodeSettings,
         max_tokens: int,
-        start_timeout_s: float = 120.0,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.environment = environment
         self.timeout_s = settings.episode_timeout_s

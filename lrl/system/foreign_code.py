@@ -20,6 +20,8 @@ from lrl.system.parent_death import die_with
 OUT_OF_MEMORY = 112
 """Exit code of a process at its memory limit."""
 LONGEST_MESSAGE = 500
+START_TIMEOUT_S = 120.0
+"""Most seconds for the start of such a process, by default."""
 _NOT_THE_USERS = (
     *(str(Path(__file__).parents[1]) + os.sep, "<frozen "),
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),

@@ -108,7 +108,7 @@ class TeacherEndpoint(_EndpointOfTeacher[list[list[dict[int, float]]]]):
 
 
 class Tokens(NamedTuple):
-    """What a server makes of a text."""
+    """The tokens of a text on the server, and how many it can read."""
 
     token_ids: list[int]
     context: int

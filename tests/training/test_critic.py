@@ -34,17 +34,6 @@ from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, s
 LAM, VALUE_LAM = 0.9, 0.7
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
-
-
-@pytest.fixture(scope="module")
-def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    sizes = SIZES | {"hidden_size": 48}
-    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**sizes, initializer_range=0.3))
-
-
 def filled(policy: PolicyModule) -> PolicyModule:
     """Gives the head weights that no gradient leaves alone."""
     torch.manual_seed(4)

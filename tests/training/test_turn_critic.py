@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
@@ -16,29 +16,16 @@ from lrl.policy import PolicyModule
 from lrl.training.turn_critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, Rollout
 from tests.test_policy import (
-    SIZES,
     Steps,
     make_group,
     one_thread,  # noqa: F401
     opened,
-    save_model,
     trainer,
 )
 from tests.training.test_critic import LiveStep, gradients, learner, packed
 
 GAMMA = 0.9
 Modules = dict[str, nn.Module]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
-
-
-@pytest.fixture(scope="module")
-def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    sizes = SIZES | {"hidden_size": 48}
-    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**sizes, initializer_range=0.3))
 
 
 def groups() -> list[Group]:

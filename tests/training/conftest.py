@@ -1,0 +1,19 @@
+"""Models of the tests of critics."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import LlamaConfig
+
+from tests.test_policy import SIZES, save_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    sizes = SIZES | {"hidden_size": 48}
+    return save_model(tmp_path_factory.mktemp("other"), LlamaConfig(**sizes, initializer_range=0.3))

@@ -74,7 +74,14 @@ def _mask(decoder: PreTrainedModel, ends: Tensor, positions: Tensor, window: int
     reader = torch.arange(length, device=ends.device)[None, :, None]
     read = torch.arange(length, device=ends.device)[None, None, :]
     allowed = reads(row, row, reader, read)[:, None]
-    if kind == "sdpa":
-        return allowed
-    least = torch.finfo(decoder.dtype).min
-    return torch.zeros_like(allowed, dtype=decoder.dtype).masked_fill(~allowed, least)
+    # Of a bool mask torch makes numbers in each layer, and keeps them all for the backward pass.
+    dtype = scores_dtype(decoder)
+    return torch.zeros_like(allowed, dtype=dtype).masked_fill(~allowed, torch.finfo(dtype).min)
+
+
+def scores_dtype(decoder: PreTrainedModel) -> torch.dtype:
+    """Returns the dtype of the attention's scores: autocast's, where it is on."""
+    device = decoder.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return decoder.dtype

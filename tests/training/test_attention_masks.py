@@ -120,6 +120,28 @@ def test_a_sequence_ends_where_the_next_one_begins() -> None:
     assert sequence_ends(positions).tolist() == [[3, 3, 3, 4, 6, 6], [6, 6, 6, 6, 6, 6]]
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_all_layers_keep_one_mask_for_the_backward_pass(
+    folder: str, precision: torch.dtype
+) -> None:
+    """Of a bool mask, or one of another dtype than the scores, torch makes one in each layer."""
+    policy = opened(folder, "sdpa")
+    (micro,) = packed(0, groups=1, prompt=40, budget=400, trees=True)
+    length = micro.input_ids.shape[1]
+    kept: set[int] = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape[-2:] == (length, length):
+            kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    autocast = torch.autocast("cpu", precision, enabled=precision != torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+        loss = policy.compute_loss(micro)
+    assert len(kept) == 1
+    loss.backward()
+
+
 @pytest.mark.parametrize("trees", [False, True])
 def test_flex_attention_gives_the_gradient_of_sdpa(
     folder: str, trees: bool, compiled: list[Any]

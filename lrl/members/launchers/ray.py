@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher
-from lrl.system.config_errors import above
+from lrl.system.config_errors import above, one_of
 from lrl.system.endpoint import is_loopback
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
@@ -57,6 +57,8 @@ class Ray(Launcher):
     ) -> None:
         super().__init__(jobs)
         above(0, "Ray", cpus=cpus)
+        words = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+        one_of("Ray", placement_group=(words, placement_group))
         for name, amount in (resources or {}).items():
             above(0, "Ray.resources", **{name: amount})
         self.address = address

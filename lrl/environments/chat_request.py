@@ -112,6 +112,8 @@ def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
     """
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise RequestError("the body is no chat: give `messages`, a list")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RequestError("`stream_options` is no object")
     unfollowed = sorted(filter(lambda name: _asks(body, name), (*NEUTRAL, *NEVER_NEUTRAL)))
     if refused := [name for name in unfollowed if name not in ignore]:
         name = refused[0]
@@ -236,6 +238,6 @@ def _parsed(arguments: Any) -> Any:
         return arguments or {}
     try:
         found = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # a policy writes any number of brackets
         return arguments
     return found if isinstance(found, dict) else arguments

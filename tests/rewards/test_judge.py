@@ -252,7 +252,11 @@ def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, for
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0), ("Fri, 01 Jan 2021 00:00:00 GMT", 0)],
+    [
+        *(("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0)),
+        ("Fri, 01 Jan 2021 00:00:00 GMT", 0),
+        (f"Fri, 01 Jan 2021 00:00:00 +{10**20}", 0),
+    ],
 )
 def test_a_time_to_wait_that_cannot_be_read_is_none(header, seconds):
     assert model_endpoint._retry_after_s(header) == seconds

@@ -356,6 +356,19 @@ def test_a_damaged_answer_is_asked_again_and_said(server, tmp_path, caplog, dama
     assert score(judge) == 0.7 and server.asked["r"] == 2
 
 
+def test_an_answer_that_cannot_be_kept_has_its_score_all_the_same(server, tmp_path, caplog):
+    """A response had none on a full disk, although its answer was paid for."""
+    judge = judge_at(server.url, cache=str(tmp_path))
+    score(judge)
+    (file,) = answer_files(tmp_path)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the place of the folder")
+    with caplog.at_level(logging.WARNING):
+        assert score(judge) == 0.7
+    assert server.asked["r"] == 2 and "An answer of the judge cannot be written" in caplog.text
+
+
 def test_a_budget_holds_over_processes_that_count_at_once_and_over_resumes(server, tmp_path):
     settings = {"url": server.url, "model": "m", "template": TEMPLATE, "highest": 10}
     settings |= {"cache": str(tmp_path), "max_calls": 40}

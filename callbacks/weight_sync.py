@@ -22,7 +22,7 @@ from lrl.callbacks.base import OnRankZero
 from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.strategies.generator_devices import raise_if_stopped
-from lrl.system.config_errors import above, at_least, fault
+from lrl.system.config_errors import above, at_least, one_of
 from lrl.weights.group_calls import Failures
 from lrl.weights.probe import LONG_TEXT_TOKENS, LONG_TEXT_TOKENS_ON_CPU, FirstProof, Probes
 from lrl.weights.sync import PoolSync
@@ -59,9 +59,7 @@ class WeightSync(OnRankZero):
         keys_and_values: KeysAndValues = "recompute",
     ) -> None:
         at_least(1, "WeightSync", every_n_steps=every_n_steps)
-        if keys_and_values not in get_args(KeysAndValues):
-            ways = " or ".join(get_args(KeysAndValues))
-            fault(f"WeightSync.keys_and_values is {keys_and_values!r}; choose {ways}.")
+        one_of("WeightSync", keys_and_values=(get_args(KeysAndValues), keys_and_values))
         above(0, "WeightSync", deadline_s=deadline_s, probe_tolerance=probe_tolerance)
         self.every_n_steps = every_n_steps
         self.deadline_s = deadline_s

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 from lrl.types import Rollout, Turn
 
 
@@ -268,6 +268,7 @@ class GAE(Advantages):
                 f"GAE(alpha={alpha}, lam=1.0): lam is the least lambda, so alpha would change "
                 "nothing. Set lam below 1, such as 0.9."
             )
+        one_of("GAE", over=(("token", "turn"), over))
         self.lam = lam
         self.alpha = alpha
         self.over = over

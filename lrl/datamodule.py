@@ -37,7 +37,7 @@ from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import lightning_warnings
-from lrl.system.config_errors import above, at_least, fault, instances
+from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.foreign_code import START_TIMEOUT_S
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Sampling
@@ -168,6 +168,7 @@ class RolloutDataModule(L.LightningDataModule):
             length_predictor=(LengthPredictor, length_predictor),
             environment=(Environment, environment),
         )
+        one_of("data", stragglers=(("wait", "mask"), stragglers))
         self.stopwatch = Stopwatch()
         """Current activity of the trainer (`lrl.system.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None

@@ -8,7 +8,7 @@ ranks and order of arrival cannot change the gradient.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import lightning as L
 import torch
@@ -26,7 +26,7 @@ from lrl.errors import ConfigError
 from lrl.objectives import AIPO, Diagnostics, Objective, Tokens, check_mismatch
 from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denominator, token_weights
 from lrl.policy_model import PolicyModel
-from lrl.system.config_errors import above, at_least, fault, instances
+from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.lightning_warnings import forget_last_step
 from lrl.training.collate import blank
 from lrl.training.critic import Critic, ValueSums
@@ -142,6 +142,11 @@ class PolicyModule(PolicyModel):
             )
         if self.lora is not None and self.reference is not None:
             self.reference.check_beside_adapters()
+        one_of(
+            "model",
+            dtype=(get_args(Dtype), self.dtype_name),
+            schedule=(get_args(Schedule), self.schedule),
+        )
         at_least(
             0,
             "model",

@@ -73,7 +73,11 @@ class RunFolderLock:
         self.release()
         folder = _next_folder(trainer, numbered)
         while not _makes(folder):  # another run has made it since
-            folder = _next_folder(trainer, numbered)
+            next_folder = _next_folder(trainer, numbered)
+            if next_folder == folder:  # its name has no number: that of an earlier run
+                self.acquire(folder)
+                return
+            folder = next_folder
         self._made = folder
         self._lock(folder)
 

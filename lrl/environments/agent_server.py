@@ -25,6 +25,7 @@ from lrl.environments.base import Written
 from lrl.environments.chat_request import RequestError
 from lrl.system.auth import is_allowed
 from lrl.system.endpoint import LOOPBACK
+from lrl.system.token_server import credentials_of
 
 log = logging.getLogger(__name__)
 
@@ -121,15 +122,15 @@ class AgentServer:
         if (refusal := self._refusal_of(request)) is not None:
             return error_response(*refusal)
         try:
-            body = await request.json()
-        except ValueError:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError):
             return error_response(400, "the body is no JSON")
         key = request.match_info["key"]
         if key not in self._conversations:  # it has ended while the body was read
             return error_response(410, self.ended(key))
         answering = asyncio.ensure_future(
             self._conversations[key].answer(
-                body, again=_retries(request) > 0, key=request.headers.get("Idempotency-Key")
+                body, again=_is_sent_again(request), key=request.headers.get("Idempotency-Key")
             )
         )
         pending = self._answering[key]
@@ -167,8 +168,7 @@ class AgentServer:
 
 def has_key(request: web.Request, key: str) -> bool:
     """Whether a request has this API key."""
-    given = request.headers.getall("Authorization", [])
-    return is_allowed([value.encode() for value in given], key)
+    return is_allowed(credentials_of(request), key)
 
 
 _starts: dict[asyncio.AbstractEventLoop, asyncio.Task[AgentServer]] = {}
@@ -266,9 +266,9 @@ def _chunks(whole: dict[str, Any], options: dict[str, Any]) -> list[dict[str, An
     return chunks
 
 
-def _retries(request: web.Request) -> int:
-    count = request.headers.get("x-stainless-retry-count", "0")
-    return int(count) if count.isdecimal() else 0
+def _is_sent_again(request: web.Request) -> bool:
+    count = request.headers.get("x-stainless-retry-count", "")
+    return count.isdecimal() and count.strip("0") != ""
 
 
 def _refusal(answering: asyncio.Task[Written]) -> tuple[int, str] | None:

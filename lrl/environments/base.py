@@ -55,7 +55,8 @@ class Policy(Protocol):
         tools: Sequence[dict[str, Any]] = (),
         after: int | None = None,
     ) -> Written:
-        """Has the policy read `observation` and write its next turn.
+        """Has the policy read `observation` and write its next turn. An episode is one sequence, so
+        each call is awaited before the next.
 
         Args:
             observation: It follows the turn before; at the first call, the prompt.

@@ -24,6 +24,22 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "stop": ([],),
     "top_p": (1,),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    # vLLM's own
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "echo": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
 }
 """Settings of a request that the policy does not follow, with their values that ask for nothing;
 null asks for nothing either."""
@@ -38,6 +54,21 @@ NEVER_NEUTRAL = (
     "repetition_penalty",
     "functions",
     "function_call",
+    "reasoning_effort",
+    "verbosity",
+    "prediction",
+    "audio",
+    "web_search_options",
+    # vLLM's own
+    "chat_template",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "prompt_logprobs",
+    "truncate_prompt_tokens",
+    "thinking_token_budget",
 )
 """Those of which every value asks for something."""
 REMEDIES = {
@@ -47,6 +78,9 @@ REMEDIES = {
     "max_completion_tokens": "data.max_turn_tokens is the run's",
     "functions": "give `tools`",
     "function_call": "give `tools`",
+    "parallel_tool_calls": "a turn may have several calls",
+    "chat_template": "the chat template is the policy's",
+    "chat_template_kwargs": "a column of the data set has them, and no agent",
 }
 ROLES = {"developer": "system"}
 """Roles of OpenAI's interface, and what chat templates call them."""
@@ -78,6 +112,8 @@ def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
     """
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise RequestError("the body is no chat: give `messages`, a list")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RequestError("`stream_options` is no object")
     unfollowed = sorted(filter(lambda name: _asks(body, name), (*NEUTRAL, *NEVER_NEUTRAL)))
     if refused := [name for name in unfollowed if name not in ignore]:
         name = refused[0]
@@ -202,6 +238,6 @@ def _parsed(arguments: Any) -> Any:
         return arguments or {}
     try:
         found = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # a policy writes any number of brackets
         return arguments
     return found if isinstance(found, dict) else arguments

@@ -106,13 +106,13 @@ class ExternalServer(AgentServer):
     async def _end(self, request: web.Request) -> web.Response:
         if (refusal := self._refusal_of(request)) is not None:
             return error_response(*refusal)
-        text = await request.text()
+        body = await request.read()
         key = request.match_info["key"]
         if (episode := self.playing.get(key)) is None:  # it has ended while the body was read
             return error_response(410, self.ended(key))
         try:
-            reward, error = _end_in(text)
-        except (TypeError, ValueError) as wrong:
+            reward, error = _end_in(body)
+        except (TypeError, ValueError, RecursionError) as wrong:
             return error_response(400, str(wrong))
         if error:
             episode.fail_with(error[:LONGEST_ERROR])
@@ -125,10 +125,10 @@ class ExternalServer(AgentServer):
         return web.json_response({})
 
 
-def _end_in(text: str) -> tuple[float, str]:
-    """Returns reward and error in the body of a request; raises TypeError or ValueError for
-    others."""
-    body = json.loads(text or "{}")
+def _end_in(sent: bytes) -> tuple[float, str]:
+    """Returns reward and error in the body of a request; raises TypeError, ValueError or
+    RecursionError for others."""
+    body = json.loads(sent or b"{}")
     if not isinstance(body, dict) or body.keys() - {"reward", "error"}:
         raise ValueError('give {"reward": 0.5}, {"error": "why"} or {}')
     reward, error = body.get("reward"), body.get("error")

@@ -5,6 +5,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from numbers import Real
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
@@ -45,6 +46,7 @@ class Play:
         self._replied = replied
         self._written: asyncio.Queue[Written] = asyncio.Queue()
         self._turns = 0
+        self._waits = False  # for a turn of the policy
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         """Plays the episode to its end; raises the errors of the environment."""
@@ -56,6 +58,7 @@ class Play:
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""
         self._turns += 1
+        self._waits = False
         self._written.put_nowait(turn)
 
     async def turn(
@@ -70,9 +73,14 @@ class Play:
             raise TypeError("`after` is given, and `branches` is not true in the environment")
         if after is not None and not BEGINNING <= after < self._turns:
             raise ValueError(f"`after` is {after}, and the policy has written {self._turns} turns")
+        if self._waits:
+            raise RuntimeError(
+                "`Policy.turn` is called before the turn before is whole: await one after the other"
+            )
         self._replied(
             Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
         )
+        self._waits = True
         return await self._written.get()
 
 
@@ -99,6 +107,7 @@ def _is_message(value: Any) -> bool:
 
 def finite(reward: Any) -> float:
     """Returns a reward; raises TypeError for what is none."""
-    if isinstance(reward, Real) and math.isfinite(number := float(reward)):
-        return number
+    with suppress(OverflowError):  # a whole number beyond every float
+        if isinstance(reward, Real) and math.isfinite(number := float(reward)):
+            return number
     raise TypeError(f"the reward is {shortened(reward)}; give a finite number")

@@ -98,7 +98,12 @@ async def _serve(
 
 
 def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
+    """Returns the line of a message; raises TypeError or ValueError for one that rank 0 could not
+    read."""
+    line = json.dumps(message).encode() + b"\n"
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"the reply has {len(line):,} bytes; at most {LONGEST_LINE:,} are sent")
+    return line
 
 
 class _Playing:
@@ -222,8 +227,8 @@ class Worker:
         if playing.owes_since is None:
             self._kept[number] = message
         else:
-            playing.owes_since = None
             self._say(message)
+            playing.owes_since = None  # not before: what cannot be sent is still owed
 
     def _end(self, number: int, why: str) -> None:
         """Ends an episode; who still asks in it gets to know `why` from the cancellation."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lrl.system.config_errors import fault, noting
+from lrl.system.config_errors import fault, noting, one_of
 from lrl.system.endpoint import LOOPBACK, Endpoint
 
 ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
@@ -126,6 +126,11 @@ class ServerSettings:
         for name, value in vars(self).items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 fault(f"strategy.server.{name} is {value}; it must be above 0.")
+        one_of(
+            "strategy.server",
+            dtype=(("auto", "float32", "bfloat16", "float16"), self.dtype),
+            tls_trust=(("certificate", "system"), self.tls_trust),
+        )
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")
         if self.quantization not in (None, *QUANTIZATIONS):

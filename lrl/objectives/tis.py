@@ -15,7 +15,7 @@ from typing import Literal
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 
 
 class TIS(Objective):
@@ -33,6 +33,7 @@ class TIS(Objective):
     def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
         if not cap >= 1:
             fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
+        one_of("TIS", level=(("token", "sequence"), level))
         self.cap = cap
         self.level = level
         self.whole_responses = level == "sequence"

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from lrl.rewards.sandbox_session import Step
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^`]*")
+# Without a step back (`+` behind each): a policy writes lines of any length, and the time would grow
+# with its square.
+_FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 _KEYS = {"input", "output"}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from lrl.errors import ConfigError, JudgeError
 from lrl.rewards.chat_endpoint import Answer
+from lrl.system.best_effort import best_effort
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +58,20 @@ class JudgeCache:
                 raise TypeError("its fields are no texts")
         except FileNotFoundError:
             return None
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, OSError) as error:
             log.warning("%s is damaged (%s): the judge is asked again.", file, error)
             return None
         return answer
 
     def write(self, request: dict[str, Any], answer: Answer) -> None:
-        """Writes the answer to a request, or replaces it; raises OSError if it cannot."""
+        """Writes the answer to a request, or replaces it; only logs that it cannot: the answer has
+        its score."""
         file = self._file(request)
-        file.parent.mkdir(exist_ok=True)
-        draft = file.with_name(f".{secrets.token_hex(8)}")
-        draft.write_text(json.dumps(answer._asdict()))
-        draft.rename(file)
+        with best_effort("An answer of the judge", file):
+            file.parent.mkdir(exist_ok=True)
+            draft = file.with_name(f".{secrets.token_hex(8)}")
+            draft.write_text(json.dumps(answer._asdict()))
+            draft.rename(file)
 
     def _file(self, request: dict[str, Any]) -> Path:
         text = json.dumps(request, sort_keys=True)

@@ -34,6 +34,11 @@ FIRST_WAIT_S = 1.0
 """Seconds before the second request; each further wait is twice as long, up to `LONGEST_WAIT_S`."""
 LONGEST_WAIT_S = 30.0
 _SHORTEST_S = 0.001
+NO_ANSWER = (
+    *(ValueError, LookupError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),  # numbers beyond every float, and brackets without an end
+)
+"""Errors of reading what is no answer."""
 _PASSES_BY_ITSELF = {408, 429, *range(500, 600)}
 _SHOWN = 160
 
@@ -103,7 +108,7 @@ class ModelEndpoint(ABC, Generic[T]):
         """Returns the answer in the JSON of a response.
 
         Raises:
-            ValueError, LookupError, TypeError, AttributeError: There is none.
+            One of `NO_ANSWER`: There is none.
         """
 
     async def answer(
@@ -189,7 +194,7 @@ class ModelEndpoint(ABC, Generic[T]):
     def _answer_in(self, text: str) -> T:
         try:
             return self.read(json.loads(text))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except NO_ANSWER as error:
             log.debug("%s: %r", self.url, error)
         shown = self._without_key(" ".join(text.split()))
         raise self.refused(
@@ -289,7 +294,7 @@ def _error_message(text: str) -> str:
     """Returns the message in a body of OpenAI's form, else the whole text."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     for name in ("error", "message"):
         found = found.get(name, found) if isinstance(found, dict) else found
@@ -309,7 +314,7 @@ def _retry_after_s(header: str) -> float:
         return float(header)
     try:
         date = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, (date - datetime.now(UTC)).total_seconds())

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from lrl.errors import ConfigError
 from lrl.rewards.base import Reward
 from lrl.rewards.score_endpoint import ScoreEndpoint, TokenizeEndpoint
-from lrl.system.config_errors import above, at_least, fault
+from lrl.system.config_errors import above, at_least, fault, one_of
 
 Reads = Literal["messages", "text", "tokens"]
 NO_ADDRESS = "http://127.0.0.1"
@@ -49,6 +49,7 @@ class RewardModelServer:
             kv_cache_gib=self.kv_cache_gib,
             start_timeout_s=self.start_timeout_s,
         )
+        one_of(where, dtype=(("auto", "float32", "bfloat16", "float16"), self.dtype))
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"{where}.gpu_memory_utilization is {share}, a share: give at most 1.")
 
@@ -108,8 +109,7 @@ class RewardModel(Reward):
         super().__init__(weight, name)
         _check_place(url, model, server, api_key_env)
         at_least(0, "RewardModel", label=label)
-        if reads not in get_args(Reads):
-            fault(f"RewardModel.reads is {reads!r}; choose from {', '.join(get_args(Reads))}.")
+        one_of("RewardModel", reads=(get_args(Reads), reads))
         self.model = model
         self.reads = reads
         self.label = label

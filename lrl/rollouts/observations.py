@@ -186,7 +186,8 @@ class Transcript:
         if not self._tokens.opens:
             raise EpisodeError("environment_error", NOT_OPEN if self._prompt.chat else NO_CHAT)
         if self._tokens.writes_prompt:
-            self._chat = Chat([], tools)
+            variables = {} if self._prompt.chat is None else self._prompt.chat.variables
+            self._chat = Chat([], tools, variables)
             self.tools = tools
             self._tokens.check_tools(messages, tools)
 

@@ -99,7 +99,7 @@ class PromptMaker:
             token_ids = encode_chat(self.tokenizer, whole, where, header=self.part == "whole")
             if self.part == "first token":
                 token_ids = token_ids[:1]
-                whole = Chat([])
+                whole = Chat([], variables=whole.variables)
         else:
             self._refuse_lost_columns(row, f"Row {row_id} of {self.name}")
             token_ids = encode_text(self.tokenizer, question["content"], where)

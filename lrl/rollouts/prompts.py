@@ -23,7 +23,7 @@ from lrl.errors import ConfigError
 from lrl.rollouts.prompt_columns import template_fields
 from lrl.rollouts.prompt_maker import PromptMaker, PromptPart
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -89,6 +89,11 @@ class Prompts:
             )
         if seed < 0:
             fault(f"`seed={seed}` of prompts cannot be negative.")
+        one_of(
+            type(self).__name__,
+            chat=((True, False, "auto"), chat),
+            too_long=(("refuse", "skip"), too_long),
+        )
         known = known_source(source)
         self.source = known.source
         self.name = name or short_name(source)

@@ -12,13 +12,13 @@ import dataclasses
 import zlib
 from collections.abc import Iterator
 from itertools import accumulate, islice, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError
 from lrl.rewards.reasoning_gym import registered
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.source_files import Row
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 from lrl.system.import_by_name import did_you_mean
 
 Split = Literal["train", "test"]
@@ -78,8 +78,7 @@ class ReasoningGym(Prompts):
         }
         """Settings of each task, `weight` included."""
         self.size = size
-        if split not in ("train", "test"):
-            fault(f"`split={split!r}` of reasoning-gym: it is train or test.")
+        one_of("ReasoningGym", split=(get_args(Split), split))
         self._check_tasks()
         super().__init__(
             "reasoning-gym",

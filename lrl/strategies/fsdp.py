@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from lrl.checkpoints.checkpoint_folder import CheckpointFolder
 from lrl.strategies.several_ranks import SeveralRanks
-from lrl.system.config_errors import at_least, fault
+from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.sharding import ReduceGradients, Sharding
 
 
@@ -69,8 +69,7 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
                 "the other sizes: the ranks over strategy.tensor_parallel_size. Leave it out."
             )
         at_least(1, "strategy", replicas=replicas, tensor_parallel_size=tensor_parallel_size)
-        if reduce_gradients not in get_args(ReduceGradients):
-            fault(f"strategy.reduce_gradients is {reduce_gradients!r}; choose each or once.")
+        one_of("strategy", reduce_gradients=(get_args(ReduceGradients), reduce_gradients))
         self.replicas = replicas
         self.tensor_parallel_size = tensor_parallel_size
         self.reduce_gradients = reduce_gradients

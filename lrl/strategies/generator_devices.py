@@ -40,7 +40,7 @@ from lrl.members.member import Kind
 from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
 from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
-from lrl.system.config_errors import above, at_least, fault
+from lrl.system.config_errors import above, at_least, fault, one_of
 from lrl.system.cpu_affinity import cores_of_generators, share_cores
 from lrl.system.remote_workers import RemotePool
 from lrl.training.optimizers import check_optimizers
@@ -105,6 +105,7 @@ class GeneratorDevices(GracefulShutdown):
                 f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more."
             )
         at_least(0, "strategy", evaluation_generators=evaluation_generators)
+        one_of("strategy", placement=(("split", "shared"), placement))
         if launcher is not None:
             check_launcher(launcher, generator_devices, evaluation_generators, placement)
         self.num_generator_devices = generator_devices

@@ -7,7 +7,7 @@ continues with the wrong value, and one error at the end names all faults.
 
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -117,6 +117,17 @@ def _holds(compare: Callable[[Any, Any], bool], value: object, least: float) -> 
         return compare(value, least)
     except TypeError:  # a script may give text
         return False
+
+
+def one_of(where: str, **words_and_values: tuple[Sequence[object], object]) -> None:
+    """Calls `fault` for each of these settings of `where` that is none of its words.
+
+    The command line knows the words by their types; a script may give any text.
+    """
+    for name, (words, value) in words_and_values.items():
+        if value not in words:
+            known = ", ".join(map(str, words))
+            fault(f"{where}.{name} is {value!r}; choose from {known}.")
 
 
 def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:

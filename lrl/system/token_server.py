@@ -78,7 +78,13 @@ class TokenServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        credentials = [value.encode() for value in request.headers.getall("Authorization", [])]
-        if request.path not in self._open_paths and not is_allowed(credentials, self.token):
+        given = credentials_of(request)
+        if request.path not in self._open_paths and not is_allowed(given, self.token):
             raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
         return await handler(request)
+
+
+def credentials_of(request: web.BaseRequest) -> list[bytes]:
+    """Returns the Authorization headers of a request, also those that are no text."""
+    headers = request.headers.getall("Authorization", [])
+    return [value.encode(errors="surrogateescape") for value in headers]

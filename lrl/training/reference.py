@@ -6,7 +6,7 @@ with the rollout.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 from lrl.training.collate import each_rollout
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
@@ -76,6 +76,11 @@ class Reference:
     ) -> None:
         if not coefficient >= 0:
             fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
+        one_of(
+            "model.reference",
+            estimator=(get_args(Estimator), estimator),
+            penalty_in=(("loss", "reward"), penalty_in),
+        )
         if coefficient and (estimator, penalty_in) == ("k1", "loss"):
             fault(
                 "model.reference.estimator k1 with penalty_in loss: its gradient is zero on average. "

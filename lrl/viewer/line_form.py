@@ -6,6 +6,7 @@ lrl writes such lines; somebody may have changed the file by hand, or made it by
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 Form = type | tuple[type, ...] | list[Any] | dict[str, Any]
@@ -70,7 +71,7 @@ def fault_of(value: Any, form: Form, name: str) -> str:
         return next(filter(None, faults), "")
     if isinstance(form, list) and value is None and form[-1] is None:
         return ""
-    if not isinstance(form, dict | list) and isinstance(value, form):
+    if not isinstance(form, dict | list) and isinstance(value, form) and not _is_endless(value):
         return ""
     return f"{name} is {value!r:.60}"
 
@@ -82,6 +83,11 @@ def _fault_of_fields(value: dict[str, Any], form: dict[str, Any], name: str) -> 
         if fault := fault_of(value[field], its_form, f"`{field}`"):
             return fault
     return ""
+
+
+def _is_endless(value: Any) -> bool:
+    """Whether a value is a number that JSON can write and no float can hold, such as 1e999."""
+    return isinstance(value, int | float) and abs(value) > sys.float_info.max
 
 
 def _refuse(constant: str) -> None:

@@ -121,7 +121,7 @@ def test_a_run_that_ends_before_a_proof_drops_unverified_tokens_without_waiting(
 
 def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
     with pytest.raises(
-        ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose recompute or keep"
+        ValueError, match=r"WeightSync.keys_and_values is 'drop'; choose from recompute, keep"
     ):
         WeightSync(keys_and_values="drop")  # type: ignore[arg-type]
 

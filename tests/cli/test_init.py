@@ -61,6 +61,13 @@ def test_it_trains(quickstart_policy: Path, tmp_path: Path) -> None:
     assert (project / "runs" / "my_run" / "version_0" / "policy" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["2024", "2024-01-01", "1e3", "true", "null", "no"])
+def test_a_name_that_yaml_takes_for_something_else_is_a_text(name: str, tmp_path: Path) -> None:
+    assert main([str(tmp_path / name)]) == 0
+    recipe = yaml.safe_load((tmp_path / name / "recipe.yaml").read_text())
+    assert recipe["trainer"]["logger"]["init_args"]["name"] == name
+
+
 @pytest.mark.parametrize("name", ["my run", "-x", ".hidden"])
 def test_a_name_that_is_none_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

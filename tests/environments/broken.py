@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from lrl.environments import Environment, Policy, Turns
@@ -110,6 +111,12 @@ class Plain(Environment):
 
 class NeverAsks(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        return 1.0
+
+
+class AsksTwice(Environment):
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await asyncio.gather(policy.turn("1"), policy.turn("2"))
         return 1.0
 
 

@@ -10,10 +10,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
-from lrl.environments import Written
+from lrl.environments import ToolCall, Written
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import AgentAddress, AgentServer
 from tests.environments import agents
@@ -24,9 +25,12 @@ Ask = Callable[..., Awaitable[tuple[int, Any]]]
 
 
 def serve(
-    test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]], branches: bool = False
+    test: Callable[[AgentAddress, Ask, list[Any]], Awaitable[None]],
+    branches: bool = False,
+    turn: Written = ANSWER,
 ) -> None:
-    """Runs a test against a server with one episode; the list has what the policy was told."""
+    """Runs a test against a server with one episode, of which each turn is `turn`; the list has what
+    the policy was told."""
 
     async def work() -> None:
         told: list[Any] = []
@@ -40,7 +44,7 @@ def serve(
                 after: int | None = None,
             ) -> Written:
                 told.append(observation if after is None else (after, observation, tools))
-                return ANSWER
+                return turn
 
         server = AgentServer()
         await server.start()
@@ -74,9 +78,38 @@ def test_a_request_that_is_sent_again_is_one_turn() -> None:
             status, again = await ask(url, body, key, **headers)
             assert status == 200 and again["choices"] == first[1]["choices"]
         assert (await ask(url, body, key, x_stainless_retry_count="²"))[0] == 400, "no number"
+        assert (await ask(url, body, key, x_stainless_retry_count="9" * 5000))[0] == 200
         assert told == [[USER]]
         status, refused = await ask(url, body, key)
         assert status == 400 and "adds no message" in refused["error"]["message"]
+
+    serve(test)
+
+
+def test_a_call_with_more_brackets_than_can_be_read_is_a_turn_all_the_same() -> None:
+    """The agent got status 500, and its next request was read behind a turn that it did not know."""
+    call = ToolCall("add", '{"a":' * 3000, "t0000c000")
+
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        url, key = f"{address.base_url}/chat/completions", address.api_key
+        status, answer = await ask(url, {"messages": [USER]}, key)
+        assert status == 200
+        message = answer["choices"][0]["message"]
+        assert message["tool_calls"][0]["function"]["arguments"] == call.arguments
+        assert (await ask(url, {"messages": [USER, message, USER]}, key))[0] == 200
+        assert told == [[USER], [USER]], "it continues the conversation"
+
+    serve(test, branches=True, turn=Written("x", [1], (call,), "x"))
+
+
+def test_a_key_that_is_no_text_is_wrong() -> None:
+    async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
+        where = urlsplit(address.base_url)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(f"GET {where.path}/models HTTP/1.0\r\n".encode())
+        writer.write(b"Authorization: Bearer \xff\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
 
     serve(test)
 
@@ -90,6 +123,8 @@ def test_a_refused_request_leaves_the_conversation_as_it_was() -> None:
         history = [USER, said, USER]
         for body, why in (
             ("{", "no JSON"),
+            ("[" * 5000, "no JSON"),
+            ({"messages": history, "stream": True, "stream_options": True}, "is no object"),
             ({"messages": [USER, own, USER]}, "messages[1], of the role 'assistant', is not what"),
             ({"messages": [USER, said, own]}, "an assistant message that the policy has not"),
             ({"messages": history, "tools": [agents.ADD]}, "the tools are others"),

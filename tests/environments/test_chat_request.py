@@ -51,6 +51,17 @@ USER = {"role": "user", "content": "go"}
                 "min_p": 0.1,
                 "repetition_penalty": 1.1,
                 "functions": [],
+                "parallel_tool_calls": False,
+                "modalities": ["text", "audio"],
+                "best_of": 2,
+                "min_tokens": 5,
+                "stop_token_ids": [7],
+                "continue_final_message": True,
+                "chat_template_kwargs": {"enable_thinking": False},
+                "reasoning_effort": "low",
+                "structured_outputs": {"choice": ["yes", "no"]},
+                "guided_json": {},
+                "prompt_logprobs": 0,
             }.items()
         ),
     ],
@@ -66,6 +77,7 @@ def test_a_request_that_the_policy_does_not_follow_is_refused(body: Any, said: s
 
 def test_what_asks_for_nothing_is_taken() -> None:
     neutral = {"n": 1, "top_p": 1.0, "tool_choice": "auto", "stop": None, "logprobs": False}
+    neutral |= {"parallel_tool_calls": True, "min_tokens": 0, "chat_template_kwargs": {}}
     assert read_request({"messages": [USER], **neutral}, ignore=()).left_out == []
     none = read_request(
         {"messages": [USER], "tools": [agents.ADD], "tool_choice": "none"}, ignore=()

@@ -66,7 +66,7 @@ class Outside:
         """Returns status, headers and JSON of an answer."""
         if key is not None:
             headers |= {"Authorization": f"Bearer {key}"}
-        data = body if isinstance(body, str) else json.dumps(body)
+        data = body if isinstance(body, str | bytes) else json.dumps(body)
         async with self.session.request(method, url, data=data, headers=headers) as answer:
             return answer.status, answer.headers, await answer.json()
 
@@ -330,6 +330,9 @@ def test_an_end_is_a_reward_or_an_error_and_comes_once(
             ('{"score": 1}', 'give {"reward": 0.5}'),
             ('{"reward": "high"}', "give a finite number"),
             ('{"reward": NaN}', "give a finite number"),
+            (f'{{"reward": {10**400}}}', "give a finite number"),
+            ("[" * 5000, "maximum recursion depth"),
+            (b'{"error": "\xff"}', "can't decode byte 0xff"),
             ('{"error": 7}', "`error` is no text"),
             ('{"error": ""}', "`error` is no text"),
         ):

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from lrl.environments import Agent, Environment, Written
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
-from lrl.environments.worker import Progress, Worker
+from lrl.environments.worker import Progress, Worker, _line
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.types import Prompt
 from tests.environments import broken
@@ -88,6 +89,7 @@ BROKEN = {
     "pair": "environment_error: TypeError: reply returned ('one', False); give (observation, done",
     "word": "environment_error: TypeError: reply returned ('one', False, 'much')",
     "nan": "environment_error: TypeError: the reward is nan; give a finite number",
+    "set": "environment_error: TypeError: Object of type set is not JSON serializable",
     "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
 }
 DEADLY = {
@@ -178,6 +180,45 @@ def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
 
     asyncio.run(play())
     assert found[:2] == [0, 0]  # the end of the loop fails the episode
+
+
+def answers(environment: Environment, turns: Sequence[str]) -> list[dict[str, Any]]:
+    """What a process says of an episode whose turns are these, each as soon as it waits."""
+    said: list[dict[str, Any]] = []
+
+    async def play() -> None:
+        def send(message: dict[str, Any]) -> None:
+            said.append(json.loads(_line(message)))
+
+        worker = Worker(environment, 60.0, Progress(), send)
+        packed = base64.b64encode(pickle.dumps(("go", {}))).decode()
+        worker.obey({"episode": 7, "prompt": packed})
+        for text in (*turns, ""):
+            for _ in range(50):  # its tasks wait for nothing else
+                await asyncio.sleep(0)
+            if text:
+                worker.obey({"episode": 7, **say(text)._asdict()})
+
+    asyncio.run(play())
+    return said
+
+
+def test_a_reply_that_is_too_long_to_send_fails_its_episode_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 could not read it, and the process was replaced with the episodes of all others."""
+    monkeypatch.setattr("lrl.environments.worker.LONGEST_LINE", 1000)
+    _, last = answers(Odd(), ["x" * 2000])
+    assert (
+        last["failed"][0] == "environment_error" and "at most 1,000 are sent" in last["failed"][1]
+    )
+
+
+def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
+    """The second turn was given to who had asked for the first one."""
+    first, last = answers(broken.AsksTwice(), ["one", "two"])
+    assert first["observation"] == "1"
+    assert "await one after the other" in last["failed"][1]
 
 
 def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class Odd(Turns):
                 return "one", False, float("nan")
             case "number":
                 return 7, False, 0.0
+            case "set":
+                return [{"role": "user", "content": "one", "names": {1}}], False, 0.0
             case "end":
                 return "", True, 1.0
             case "long":

@@ -17,6 +17,7 @@ from scenes import counted, scored  # noqa: E402
 
 from lrl.errors import ConfigError  # noqa: E402
 from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_text  # noqa: E402
+from lrl.rewards.cpu_limit import within  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
 isolations = pytest.mark.parametrize(
@@ -111,6 +112,12 @@ def test_a_program_that_breaks_a_limit_is_wrong_and_counted(
 )
 def test_the_program_is_the_last_closed_block_of_python(response, program):
     assert code_text.program_in(response) == program
+
+
+@pytest.mark.parametrize("line", ["~" * 300_000 + "`", "```" + "a" * 300_000 + "`"])
+def test_a_line_of_any_length_is_read_at_once(line):
+    """The time grew with its square: such a response timed out, and had no reward."""
+    assert within(30.0, lambda: code_text.program_in(line)) is None
 
 
 def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for():

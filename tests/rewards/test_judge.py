@@ -252,7 +252,11 @@ def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, for
 
 @pytest.mark.parametrize(
     ("header", "seconds"),
-    [("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0), ("Fri, 01 Jan 2021 00:00:00 GMT", 0)],
+    [
+        *(("7", 7), ("1.5", 1.5), ("", 0), ("soon", 0), ("-1", 0)),
+        ("Fri, 01 Jan 2021 00:00:00 GMT", 0),
+        (f"Fri, 01 Jan 2021 00:00:00 +{10**20}", 0),
+    ],
 )
 def test_a_time_to_wait_that_cannot_be_read_is_none(header, seconds):
     assert model_endpoint._retry_after_s(header) == seconds
@@ -350,6 +354,19 @@ def test_a_damaged_answer_is_asked_again_and_said(server, tmp_path, caplog, dama
         assert score(judge) == 0.7
     assert f"{file} is damaged" in caplog.text
     assert score(judge) == 0.7 and server.asked["r"] == 2
+
+
+def test_an_answer_that_cannot_be_kept_has_its_score_all_the_same(server, tmp_path, caplog):
+    """A response had none on a full disk, although its answer was paid for."""
+    judge = judge_at(server.url, cache=str(tmp_path))
+    score(judge)
+    (file,) = answer_files(tmp_path)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("in the place of the folder")
+    with caplog.at_level(logging.WARNING):
+        assert score(judge) == 0.7
+    assert server.asked["r"] == 2 and "An answer of the judge cannot be written" in caplog.text
 
 
 def test_a_budget_holds_over_processes_that_count_at_once_and_over_resumes(server, tmp_path):

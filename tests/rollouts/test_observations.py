@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lrl.environments import Message, ToolCall, Written
+from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
 from lrl.rollouts.observations import (
@@ -143,6 +144,21 @@ def test_an_episode_that_opens_with_messages_is_rendered_as_one_chat(name: str) 
 def test_a_call_is_what_the_template_writes_between_header_and_end(name: str, call: str) -> None:
     tokens, _ = opened(FAMILIES[name])
     assert tokens.tokenizer.decode(call_tokens(tokens, [ADD])).endswith(call)
+
+
+def test_the_variables_of_a_row_reach_the_chats_that_an_agent_writes() -> None:
+    """They were checked against the template, and then left out."""
+    family = FAMILIES["chatml"]
+    tokenizer = merging_tokenizer("{% if brief %}Be brief. {% endif %}" + family.template)
+    row = {"prompt": "Guess my number.", "chat_template_kwargs": {"brief": True}}
+    prompts = Prompts([row])
+    prompts.load(tokenizer, 1000, part="first token")
+    ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in family.ends)
+    tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
+    transcript = Transcript(tokens, prompts[0], len(tokenizer))
+    for after in (None, BEGINNING):
+        read = prompts[0].token_ids + transcript.ids(Reply(HIGHER, after=after), None)
+        assert tokenizer.decode(read).startswith("Be brief. <|im_start|>user\nhigher")
 
 
 def test_text_continues_the_turn_and_tokens_are_taken_as_they_are() -> None:

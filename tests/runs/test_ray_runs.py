@@ -5,7 +5,7 @@ One node is in another network namespace. A cluster takes a core half a minute t
 tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
 Ray chooses which is node 0.
 
-Covers lrl/cli/ray_node.py, lrl/members/launchers/ray.py, ray_driver.py.
+Covers lrl/cli/ray_node.py, lrl/members/launchers/ray_driver.py.
 """
 
 from __future__ import annotations

@@ -174,6 +174,9 @@ GARBAGE = {
     "of fewer texts": gives(positions([1, 2])),
     "of fewer tokens": gives(*[positions([1, 2])] * 4),
     "of nothing at all": gives(*[[None]] * 4),
+    "of a number beyond every float": gives(*[positions([1, 2], 10**400)] * 4),
+    "of brackets without an end": Reply(200, "[" * 5000, {}),
+    "refused with brackets without an end": Reply(400, "[" * 5000, {}),
     "refused": fails(400, "maximum context length"),
     "a key that is wrong": fails(401),
 }

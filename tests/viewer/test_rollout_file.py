@@ -59,6 +59,10 @@ BROKEN_GROUPS = {
         "an entry of `responses` has no `reward`",
     ),
     "its step is a word": (lambda group: group.update(step="two"), "`step` is 'two'"),
+    "its reward is beyond every float": (
+        lambda group: group["responses"][0].update(reward=10**400),
+        "`reward` is 1000",
+    ),
     "its reward is no number of JSON": (
         lambda group: group["responses"][0].update(reward=float("nan")),
         "it is no JSON (NaN is no number of JSON)",
@@ -87,6 +91,7 @@ def test_a_group_that_is_none_is_named_by_its_line_and_left_out(case: str, tmp_p
         (2, '"texts": [', '"text_s": [', "has no `texts`"),
         (2, '"token_ids": [', '"token_ids": ["x", ', "an entry of `token_ids` is 'x'"),
         (3, '"forks": [', '"forks": ', "no JSON (Expecting value)"),
+        (3, '"logprobs": [', '"logprobs": [1e999, ', "an entry of `logprobs` is inf"),
         (4, '"versions": [[', '"versions": [0, [', "an entry of `versions` is 0"),
         (4, '"parts": {', '"parts": null, "": {', "`parts` is None"),
     ],

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher
-from lrl.system.config_errors import above
+from lrl.system.config_errors import above, one_of
 from lrl.system.endpoint import is_loopback
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
@@ -57,6 +57,8 @@ class Ray(Launcher):
     ) -> None:
         super().__init__(jobs)
         above(0, "Ray", cpus=cpus)
+        words = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+        one_of("Ray", placement_group=(words, placement_group))
         for name, amount in (resources or {}).items():
             above(0, "Ray.resources", **{name: amount})
         self.address = address
@@ -106,10 +108,15 @@ class Ray(Launcher):
     def _connected(self) -> "_Driver":
         """Returns the driver, or a new one where Ray has ended it with the head of the cluster;
         raises OSError."""
-        with self._connecting:
+        # As many jobs as there are would else wait one after the other for a head that is lost.
+        if not self._connecting.acquire(timeout=CONNECT_S):
+            raise ConnectionError(f"Ray has not answered another job for {CONNECT_S:g} s")
+        try:
             if self._driver is None or not self._driver.alive:
                 self._driver = self._connect()
             return self._driver
+        finally:
+            self._connecting.release()
 
     def _connect(self) -> "_Driver":
         """Returns a new driver; raises OSError."""
@@ -181,6 +188,8 @@ class _Driver:
         """Sends an order."""
         assert self._process.stdin is not None, "it is a pipe"
         with self._lock:
+            if self._process.stdin.closed:
+                raise ConnectionError("the connection to Ray is closed")
             self._process.stdin.write(json.dumps(fields) + "\n")
             self._process.stdin.flush()
 
@@ -206,22 +215,30 @@ class _Driver:
     def _read(self) -> None:
         assert self._process.stdout is not None, "it is a pipe"
         for line in self._process.stdout:
-            if not line.startswith("{"):  # Ray's own
-                self._output = [*self._output[-20:], line.rstrip()]
-                continue
-            report = json.loads(line)
-            if "nodes" in report:
-                self.nodes = report["nodes"]
-                self.connected.set()
-            elif "waits" in report:
-                self.waits = report["waits"]
-            else:
-                self._jobs.pop(report["ended"]).end(report["said"])
+            match _report_in(line):
+                case {"nodes": int(nodes)}:
+                    self.nodes = nodes
+                    self.connected.set()
+                case {"waits": str(waits)}:
+                    self.waits = waits
+                case {"ended": str(name), "said": str(said)} if name in self._jobs:
+                    self._jobs.pop(name).end(said)
+                case _ if line.strip():  # Ray's own
+                    self._output = [*self._output[-20:], line.rstrip()]
         with self._lock:
             self._over = True  # nobody would end a task that is started from now on
         for job in self._jobs.values():
             job.end(f"the connection to Ray is lost. {self.last_words()}")
         self.connected.set()
+
+
+def _report_in(line: str) -> Any:
+    """Returns the report in a line of the driver; None for one that Ray wrote, which may begin as a
+    report does."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 class _Task(Job):

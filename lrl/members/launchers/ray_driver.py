@@ -200,7 +200,7 @@ def task_output(future: Any) -> str:
 
 def report(**fields: Any) -> None:
     """Writes a line for the trainer."""
-    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.write("\n" + json.dumps(fields) + "\n")  # behind half a line of Ray's
     sys.stdout.flush()
 
 

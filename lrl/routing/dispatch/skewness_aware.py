@@ -14,7 +14,7 @@ from lrl.routing.dispatch.base import (
     longest_first,
 )
 from lrl.routing.dispatch.decode_latency import DecodeLatency
-from lrl.system.config_errors import fault
+from lrl.system.config_errors import fault, one_of
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""
@@ -57,8 +57,7 @@ class SkewnessAware(DispatchPolicy):
                 f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
                 "and 1."
             )
-        if combine not in ("sum", "max"):
-            fault(f"data.dispatch.combine is {combine!r}; it is sum or max.")
+        one_of("data.dispatch", combine=(("sum", "max"), combine))
         self.long_tail = long_tail
         self.combine = combine
         self.decode_latency = decode_latency or DecodeLatency()

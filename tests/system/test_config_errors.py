@@ -1,0 +1,80 @@
+"""A setting that takes one of a few words refuses all others, wherever it is."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+
+import lrl
+import lrl.advantages
+import lrl.callbacks
+import lrl.environments
+import lrl.objectives
+import lrl.rewards
+import lrl.routing.dispatch
+import lrl.strategies
+from lrl.errors import ConfigError
+from lrl.members.launchers import Ray
+
+PLACES = (
+    lrl,
+    lrl.advantages,
+    lrl.callbacks,
+    lrl.environments,
+    lrl.objectives,
+    lrl.rewards,
+    lrl.routing.dispatch,
+    lrl.strategies,
+)
+NEEDED: dict[str, Any] = {
+    "model": "lrl.quickstart.warmup:policy",
+    "prompts": [{"prompt": "1+1="}],
+    "rewards": lrl.rewards.ExactMatch(),
+    "source": [{"prompt": "1+1="}],
+    "tasks": "leg_counting",
+    "jobs": 1,
+}
+"""What classes need besides."""
+
+
+def settings_of_words() -> Iterator[tuple[type, str]]:
+    """Each public class with a setting that takes words, and the setting."""
+    found: set[type] = {Ray}
+    for place in PLACES:
+        for name in getattr(place, "__all__", dir(place)):
+            one = getattr(place, name)
+            if inspect.isclass(one) and one.__module__.startswith("lrl"):
+                found.add(one)
+    for kind in sorted(found, key=lambda kind: kind.__qualname__):
+        hints = {} if issubclass(kind, Exception) else typing.get_type_hints(kind.__init__)
+        for name, hint in hints.items():
+            if takes_words(hint):
+                yield kind, name
+
+
+def takes_words(hint: Any) -> bool:
+    parts = [hint, *typing.get_args(hint)]
+    return any(typing.get_origin(part) is Literal for part in parts)
+
+
+@pytest.mark.parametrize(("kind", "setting"), [*settings_of_words()])
+def test_a_word_that_a_setting_does_not_know_is_refused(kind: type, setting: str) -> None:
+    """A script may give any: such a `data.stragglers` neither waited nor masked, and tokens of any
+    age were trained."""
+    parameters = inspect.signature(kind).parameters
+    needed = {name: value for name, value in NEEDED.items() if name in parameters}
+    if "tasks" in parameters:
+        pytest.importorskip("reasoning_gym")
+    if "url" in parameters:
+        needed = {"url": "http://127.0.0.1:1"}
+    with pytest.raises(ConfigError, match=f"{setting} is 'odd'"):
+        kind(**needed | {setting: "odd"})
+
+
+def test_settings_of_words_are_found_in_each_room() -> None:
+    names = {kind.__name__ for kind, _ in settings_of_words()}
+    assert names >= {"GAE", "Prompts", "Ray", "Reference", "RolloutDataModule", "TIS"}, names

@@ -16,6 +16,7 @@ from lrl.checkpoints.made_with import changes
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.checkpoints.run_folder import run_folder
 from lrl.environments import Environment
+from lrl.errors import ConfigError
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
@@ -302,7 +303,11 @@ class RolloutDataModule(L.LightningDataModule):
         if self.environment is not None:
             tools = self.environment.environment.tools
             part = self.environment.prompt_part
-        prompts.load(tokenizer, self.max_prompt_tokens, tools, part)
+        try:
+            prompts.load(tokenizer, self.max_prompt_tokens, tools, part)
+        except ConfigError as error:
+            setting = "data.prompts" if prompts is self.prompts else "Evaluation.prompts"
+            raise ConfigError(f"{setting}: {error}") from error
 
     def probe_tokens(self, count: int) -> list[int]:
         """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there

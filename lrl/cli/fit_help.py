@@ -42,6 +42,8 @@ TRAINER_SETTINGS = (
     *("log_every_n_steps", "enable_progress_bar"),
 )
 CALLBACKS = "lrl.callbacks"
+BASE = "OnRankZero"
+"""The class there that is a base, and no callback to name in a recipe."""
 OTHER_SETTINGS = {
     "config": (
         "A YAML file, or the name of a shipped recipe ({recipes}); several are laid over one "
@@ -167,6 +169,8 @@ def _callbacks() -> Iterator[Setting]:
     for statement in _statements(CALLBACKS):
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(CALLBACKS):
             for alias in statement.names:
+                if alias.name == BASE:
+                    continue
                 node = _definition(str(statement.module), alias.name)
                 assert isinstance(node, ast.ClassDef)
                 yield Setting(alias.name, "", (ast.get_docstring(node) or "").partition("\n\n")[0])

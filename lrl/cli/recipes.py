@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lrl
-from lrl.system.import_by_name import did_you_mean
+from lrl.system.import_by_name import nearest
 
 FOLDER = Path(lrl.__file__).parent / "recipes"
 
@@ -30,9 +30,9 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
         if (name and Path(name).exists()) or set(name) & set("{:\n"):  # YAML itself
             return name
         if name not in known:
-            near = did_you_mean(
-                name, [*known, *(file.name for file in Path(name).parent.glob("*.y*ml"))]
-            )
+            files = {file.stem: file.name for file in Path(name).parent.glob("*.y*ml")}
+            meant = nearest(Path(name).stem, [*known, *files])
+            near = f" Did you mean {files.get(meant, meant)}?" if meant else ""
             raise FileNotFoundError(
                 f"--config {name or repr(name)}: there is no such file, and no such recipe.{near} "
                 f"Shipped are {', '.join(sorted(known))}."

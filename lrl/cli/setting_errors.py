@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lrl.cli import aliases, config_file, fit_help, misread
+from lrl.cli import config_file, fit_help, misread
 from lrl.cli.recipes import recipes
-from lrl.system import import_by_name
+from lrl.system import aliases, import_by_name
 
 NOISE = (
     "Does not validate against any",
@@ -50,6 +50,7 @@ TYPES = {
     "bool": "true or false",
     "str": "text",
     "list": "a list, as in [1, 2]",
+    "Sequence": "a list, as in [1, 2]",
     "tuple": "a list, as in [1, 2]",
     "dict": "a mapping, as in {name: value}",
 }
@@ -312,7 +313,7 @@ def _wrong_type(found: Found) -> str:
 
 def _kinds(found: Found) -> list[str]:
     """Returns the plain types that the setting may have, in words."""
-    lines = re.finditer(r"Expected a <class '(\w+)'>", found.message)
+    lines = re.finditer(r"Expected a <class '(?:collections\.abc\.)?(\w+)'>", found.message)
     kinds = [
         line[1] for line in lines if _found_setting(line, found.message).setting == found.setting
     ]
@@ -358,6 +359,13 @@ def _no_yaml(found: Found) -> str:
     )
 
 
+def _no_class_name(found: Found) -> str:
+    fault = NO_CLASS_NAME.format(found=found)
+    if of_file := CLASS_OF_FILE.fullmatch(found.match[1]):
+        return f"{fault} Did you mean {of_file[1].replace('/', '.')}.{of_file[2]}?"
+    return fault
+
+
 def _abstract(found: Found) -> str:
     name = found.match[1] or found.value
     if name.startswith("lrl."):
@@ -370,6 +378,8 @@ NO_CLASS_NAME = (
     "{found.setting} is {found.match[1]!r}; it takes the name of a class, module.Class. A file of "
     "settings follows --config."
 )
+CLASS_OF_FILE = re.compile(r"(?:\./)?([\w/]+)\.py:(\w+)")
+"""A class, named as a function may be."""
 REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Unable to load config '([^']+)'", _no_yaml),
     (
@@ -387,7 +397,7 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
     (r"Problem with given class_path '([^']+)'", _not_importable),
     (r"Expected a path but ([\w.]+\.\w+) either not accessible", _not_importable),
     (r"Expected a dot import path string: (.+)", _no_class),
-    (r"Unexpected import path format: (.+)", NO_CLASS_NAME),
+    (r"Unexpected import path format: (.+)", _no_class_name),
     (r"Expected an instantiatable class, but (\S*?) ?is abstract", _abstract),
     (
         r"Import path does not correspond to a subclass of (\w+)",
@@ -403,7 +413,7 @@ REASONS: tuple[tuple[str, str | Callable[[Found], str]], ...] = (
         r"Expected a tuple with (\d+) elements",
         "{found.setting} is {found.value}; it must be a list of {found.match[1]} values.",
     ),
-    (rf"Expected a <class '({'|'.join(TYPES)})'>", _wrong_type),
+    (rf"Expected a <class '(?:collections\.abc\.)?({'|'.join(TYPES)})'>", _wrong_type),
 )
 """Pattern of a line and its error, the most certain first: a setting of several types has a reason
 for each."""

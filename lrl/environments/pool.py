@@ -198,6 +198,7 @@ class EnvironmentPool:
             raise ConfigError(
                 f"data.environment was tried with prompt {prompt.id} and the turn "
                 f"{turn.text[:_LONGEST_SHOWN]!r}, before any is sampled, and failed: {error}. "
+                f"The row's columns: {', '.join(prompt.columns) or 'none'}. "
                 f"{EPISODE_KINDS[error.kind]}"
             ) from None
         finally:

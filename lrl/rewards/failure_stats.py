@@ -53,7 +53,9 @@ KINDS = {
 """Reasons for a response without a reward, each with its remedy. See docs/rewards.md."""
 EPISODE_KINDS = {
     "tool_timeout": "Mend the environment if it never answers; else raise data.turn_timeout_s.",
-    "environment_error": "Mend the environment; what the policy should read is an observation.",
+    "environment_error": (
+        "Mend the environment. Bad news for the policy is an observation, and no exception."
+    ),
     "environment_lost": "See in the log why the processes of the environment end.",
     "episode_timeout": "Raise data.episode_timeout_s, or lower data.max_turns.",
 }

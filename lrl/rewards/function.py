@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from lrl.errors import ConfigError
@@ -36,15 +36,20 @@ class Function(Reward):
         _check_parameters(self.function, own_name)
 
     def missing_column(self, columns: Collection[str]) -> str:
-        """Names the keyword arguments without a default that no column fills."""
+        """Names the arguments without a default, behind prompt and response, that no column
+        fills."""
         known = {*columns, "finish_reason", "num_tokens", "turn_rewards"}
         parameters = inspect.signature(self.function).parameters.values()
-        needed = [
-            one.name
-            for one in parameters
-            if one.kind is one.KEYWORD_ONLY and one.default is one.empty
-        ]
+        by_place = [one for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        by_name = [one for one in parameters if one.kind is one.KEYWORD_ONLY]
+        needed = [one.name for one in (*by_place[2:], *by_name) if one.default is one.empty]
         return ", ".join(repr(name) for name in needed if name not in known)
+
+    def check_row(self, columns: Mapping[str, Any]) -> None:
+        """Raises ValueError if the row lacks a column that the function needs; other rows may have
+        it."""
+        if missing := self.missing_column(columns):
+            raise ValueError(f"the row has no column {missing}, only {sorted(columns)}")
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Score | Awaitable[Score]:
         return self.function(prompt, response, **columns)

@@ -317,13 +317,13 @@ class Prompts:
             return
         rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
         found = (
-            f"{len(long)} prompts of {self.name} are longer than max_prompt_tokens={limit}: rows "
-            f"{rows}."
+            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}: "
+            f"rows {rows}."
         )
         if self.too_long == "refuse" or not self._prompts:
             longest = max(len(prompt.token_ids) for prompt in long)
             raise ConfigError(
-                f"{found}\nThe longest has {longest}: raise `max_prompt_tokens`, or use "
-                "`too_long=skip`."
+                f"{found}\nThe longest has {longest}: raise `data.max_prompt_tokens`, or "
+                "use `too_long=skip`."
             )
         log.warning("%s They are skipped.", found)

@@ -72,6 +72,10 @@ def test_a_config_that_is_near_is_named_whether_recipe_or_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").touch()
-    for given, near in (("quickstrat", "quickstart"), ("mien.yaml", "mine.yaml")):
+    for given, near in (
+        ("quickstrat", "quickstart"),
+        ("mien.yaml", "mine.yaml"),
+        ("mine", "mine.yaml"),
+    ):
         status, text = message(["fit", "--config", given], capsys)
         assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text

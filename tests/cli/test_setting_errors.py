@@ -47,3 +47,33 @@ def test_a_misspelt_setting_is_answered_with_the_nearest_one(word: str, meant: s
 )
 def test_what_is_like_no_setting_is_answered_with_none(word: str) -> None:
     assert explain(f"unrecognized arguments: {word} 8") == f"{word}: there is no such setting."
+
+
+NESTED = """Parser key "data":
+    - Problem with given class_path 'lrl.RolloutDataModule':
+        Parser key "environment":
+          {}
+"""
+
+
+def test_a_text_in_the_place_of_a_list_is_told_that_it_must_be_one() -> None:
+    of_tools = """- Problem with given class_path 'lrl.environments.Tools':
+                Parser key "tools":
+                  Expected a <class 'collections.abc.Sequence'>. Got value: my_tools.look"""
+    assert explain(NESTED.format(of_tools)) == (
+        "data.environment.tools is 'my_tools.look'; it must be a list, as in [1, 2]."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("environment.py:Guess", " Did you mean environment.Guess?"),
+        ("./games/guess.py:Guess", " Did you mean games.guess.Guess?"),
+        ("games.guess:", ""),
+    ],
+)
+def test_a_class_that_is_named_as_a_function_of_a_file_is_answered(name: str, meant: str) -> None:
+    text = explain(NESTED.format(f"Unexpected import path format: {name}"))
+    assert text.startswith(f"data.environment is {name!r}; it takes the name of a class")
+    assert text.endswith(f"follows --config.{meant}")

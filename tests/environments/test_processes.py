@@ -330,7 +330,9 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     def refuse(opening: Reply, reply: Reply) -> None:
         raise EpisodeError("environment_error", "no such token")
 
-    with pytest.raises(ConfigError, match=r"prompt 3 and the turn 'raise'.*KeyError: 'the key'"):
+    with pytest.raises(
+        ConfigError, match=r"the turn 'raise'.*KeyError: 'the key'.*row's columns: "
+    ):
         made.start(PROMPT, say("raise"), lambda *replies: None)
     with pytest.raises(ConfigError, match="no such token"):
         made.start(PROMPT, say("a"), refuse)

@@ -50,7 +50,13 @@ DATA: dict[str, Case] = {
     "empty prompts": (source("blank.jsonl")[0], ("Row 8", "is empty", "1 other row")),
     "numbers for prompts": (source("numbers.jsonl")[0], ("Row 0", "a string or a list")),
     "a chat that is answered already": (source("answered.jsonl")[0], ("assistant", "Remove it")),
-    "prompts that are too long": setting("data.max_prompt_tokens", 3, "too_long=skip"),
+    "prompts that are too long": setting(
+        "data.max_prompt_tokens",
+        3,
+        "data.prompts: ",
+        "data.max_prompt_tokens=3",
+        "too_long=skip",
+    ),
     "prompts that are all skipped": (
         (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
         ("8 prompts", "max_prompt_tokens=64", "raise"),

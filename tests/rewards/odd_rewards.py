@@ -184,6 +184,14 @@ def level(prompt, response, *, level, **columns):
     return level
 
 
+def needs_level(prompt, response, *, level, **columns):
+    return float(level)
+
+
+def needs_level_by_place(prompt, response, level, **columns):
+    return float(level)
+
+
 def no_columns(prompt, response):
     return 1.0
 

@@ -43,6 +43,17 @@ def test_a_function_without_columns_is_refused_with_the_remedy():
         Function(odd_rewards.no_columns)
 
 
+@pytest.mark.parametrize("function", [odd_rewards.needs_level, odd_rewards.needs_level_by_place])
+def test_a_column_that_only_some_rows_have_is_missing_in_the_others(function):
+    """A call would raise, for a response that no reward could then have."""
+    reward = Function(function)
+    assert reward.missing_column(["answer"]) == "'level'"
+    assert reward.missing_column(["answer", "level"]) == ""
+    reward.check_row({"level": 3})
+    with pytest.raises(ValueError, match="the row has no column 'level', only .'answer'."):
+        reward.check_row({"answer": "72"})
+
+
 def port_in(error):
     """Returns the function that the error about a reward of TRL tells to write."""
     code = re.search("`((?:async )?def .*)`, and give", str(error))[1]

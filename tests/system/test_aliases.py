@@ -9,8 +9,9 @@ import pytest
 
 import lrl
 from lrl import callbacks
-from lrl.cli import aliases, fit_help
+from lrl.cli import fit_help
 from lrl.cli.setting_errors import settings_of
+from lrl.system import aliases
 
 KNOWN = {
     *fit_help.all_settings(),

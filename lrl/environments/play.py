@@ -45,8 +45,10 @@ class Play:
         self._environment = copy.deepcopy(environment)
         self._replied = replied
         self._written: asyncio.Queue[Written] = asyncio.Queue()
+        self._asked = 0
+        """Turns that the environment has asked for."""
         self._turns = 0
-        self._waits = False  # for a turn of the policy
+        """Turns that the policy has written."""
 
     async def run(self, prompt: str, columns: dict[str, Any]) -> None:
         """Plays the episode to its end; raises the errors of the environment."""
@@ -58,7 +60,6 @@ class Play:
     def wrote(self, turn: Written) -> None:
         """Gives the environment the turn for which it waits."""
         self._turns += 1
-        self._waits = False
         self._written.put_nowait(turn)
 
     async def turn(
@@ -73,14 +74,13 @@ class Play:
             raise TypeError("`after` is given, and `branches` is not true in the environment")
         if after is not None and not BEGINNING <= after < self._turns:
             raise ValueError(f"`after` is {after}, and the policy has written {self._turns} turns")
-        if self._waits:
+        if self._asked > self._turns:
             raise RuntimeError(
                 "`Policy.turn` is called before the turn before is whole: await one after the other"
             )
-        self._replied(
-            Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
-        )
-        self._waits = True
+        reply = Reply(readable(observation), False, finite(reward), tuple(tools), after=after)
+        self._asked += 1
+        self._replied(reply)
         return await self._written.get()
 
 

@@ -22,6 +22,7 @@ from lrl.rollouts.observations import (
 )
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
+from lrl.system.config_errors import fault
 from lrl.system.foreign_code import START_TIMEOUT_S
 from lrl.types import Prompt
 
@@ -60,7 +61,12 @@ class EnvironmentOfRun:
         self.timeout_s = settings.episode_timeout_s
         """Most seconds of an episode after its first turn."""
         self._max_turns = settings.max_turns
-        self._max_turn_tokens = min(max_tokens, settings.max_turn_tokens or max_tokens)
+        if (longest := settings.max_turn_tokens or max_tokens) > max_tokens:
+            fault(
+                f"data.max_turn_tokens is {longest}, more than data.max_response_tokens, "
+                f"{max_tokens}, which the whole episode has: lower it, or leave it out."
+            )
+        self._max_turn_tokens = longest
         self.launcher = settings.environment_launcher
         """What starts members that play episodes; None for nothing."""
         self.pool: EnvironmentPool | ExternalAgents

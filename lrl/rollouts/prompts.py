@@ -261,7 +261,8 @@ class Prompts:
     def _check(self, rows: list[Row]) -> None:
         if not rows:
             raise ConfigError(
-                f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r})."
+                f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}). "
+                "Give one with rows, or another split."
             )
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):

@@ -71,6 +71,8 @@ class Viewer:
         asked = dict(request.query)
         try:
             offset = int(asked.pop("offset", 0))
+            if offset < 0:
+                raise ValueError(f"offset is {offset}")
             order = asked.pop("order", "newest")
             wanted = wanted_by(asked)
             found = self.index.find(wanted, order)

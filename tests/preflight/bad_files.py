@@ -11,7 +11,7 @@ REWARD = "--data.rewards"
 
 DATA: dict[str, Case] = {
     "a data set that is not there": source("none.jsonl", "no file"),
-    "an empty file": source("empty.jsonl", "is empty"),
+    "an empty file": source("empty.jsonl", "is empty", "Give one with rows"),
     "a line that is cut": source("broken.jsonl", "line 2"),
     "a list that is cut": source("broken.json", "column"),
     "another encoding": source("latin.jsonl", "UTF-8"),

@@ -242,6 +242,9 @@ SETTINGS: dict[str, Case] = {
     "the stop of a turn in many tokens": played("LongStop", "LongStop.stop has 'stop'", "4 tokens"),
     "the stop of a turn in no token": played("EmptyStop", "EmptyStop.stop has ''", "0 tokens"),
     "no turns": played("SaysNothing", "data.max_turns is 0", "at least 1", max_turns=0),
+    "a turn longer than its episode": played(
+        "SaysNothing", "data.max_turn_tokens is 9999", "lower it", max_turn_tokens=9999
+    ),
     "no time for a reply": played(
         "SaysNothing", "data.turn_timeout_s is 0.0", "above 0", turn_timeout_s=0.0
     ),

@@ -102,8 +102,8 @@ def test_a_list_comes_in_parts(served: Served, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_wrong_request_is_answered_with_its_fault(served: Served) -> None:
-    for path in ("/api/groups?order=odd", "/api/groups?colour=red", "/api/groups?first_step=x"):
-        assert served.ask(path)[0] == 400
+    for fault in ("order=odd", "colour=red", "first_step=x", "offset=-1"):
+        assert served.ask(f"/api/groups?{fault}")[0] == 400
     assert served.ask("/api/group?step=0")[0] == 400
     assert served.ask("/api/group?step=0&index=9")[0] == 404
 

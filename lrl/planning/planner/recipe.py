@@ -105,7 +105,8 @@ def settings(plan: Plan, workload: Workload, cluster: Cluster) -> dict[str, Any]
     }
     if workload.episodes is not None:
         data["max_turns"] = round(workload.episodes.turns.longest)
-        data["max_turn_tokens"] = int(workload.episodes.turn_lengths.longest)
+        longest = int(workload.episodes.turn_lengths.longest)
+        data["max_turn_tokens"] = min(longest, data["max_response_tokens"])
     return {
         "model": {"init_args": {"dtype": "float32", "gradient_checkpointing": True}},
         "data": {"init_args": data},

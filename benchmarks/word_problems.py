@@ -94,7 +94,7 @@ VARIATIONS = {
         *(Variation(True, max_lag=lag) for lag in (0, 4)),
         *LAG_SWEEP,
         Variation(False, steps=60),
-        Variation(False, seed=1),
+        Variation(False, seed=1, steps=10),
         *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
     )
 }

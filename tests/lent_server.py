@@ -56,10 +56,14 @@ def start_server(
     return server
 
 
-def end_half_update(url: str, token: str) -> None:
-    """Ends the weight update that a killed run has begun; its weights are on no device, and the next
-    response would end vLLM's engine. Answered with an error if there is none."""
-    call(url, "POST", "/finish_weight_update", {"Authorization": f"Bearer {token}"}, b"{}")
+def end_half_sync(url: str, token: str) -> None:
+    """Ends the sync in whose middle a run has ended.
+
+    The weights of a begun update are on no device, and the next response would end vLLM's engine;
+    a paused server answers none. Answered with an error if there is nothing to end.
+    """
+    for path in ("/finish_weight_update", "/resume"):
+        call(url, "POST", path, {"Authorization": f"Bearer {token}"}, b"{}")
 
 
 class LentServer:
@@ -74,7 +78,7 @@ class LentServer:
     def start(self) -> None:
         """It runs already."""
         if self.url.startswith("http:"):  # the one with TLS has a single run
-            end_half_update(self.url, self.token)
+            end_half_sync(self.url, self.token)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
         """It is ready already."""

@@ -14,7 +14,7 @@ import lightning as L
 from lrl.cli.main import main as lrl
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.endpoint import Location
-from tests.lent_server import end_half_update
+from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere
 
 
@@ -29,7 +29,7 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
     """
 
     def borrow(strategy: Any, trainer: L.Trainer, *_: Any) -> list[Any]:
-        end_half_update(url, token)
+        end_half_sync(url, token)
         settings = strategy._settings(trainer)
         return [ServerElsewhere(0, Location(url), token, settings, Path())]
 

@@ -19,7 +19,7 @@ import lrl
 from lrl.callbacks import WeightSync
 from lrl.environments import Agent
 from lrl.system.endpoint import Location
-from tests.lent_server import end_half_update
+from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere
 
 GROUPS, RESPONSES = 2, 3
@@ -36,7 +36,7 @@ class BorrowingElsewhere(lrl.AsyncSingleDevice):
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
-        end_half_update(self.where["url"], self.where["token"])
+        end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=32, dtype="float32")
         return [
             ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())

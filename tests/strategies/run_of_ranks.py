@@ -27,7 +27,7 @@ from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location
 from tests.http_call import call
-from tests.lent_server import end_half_update
+from tests.lent_server import end_half_sync
 
 RANKS = 2
 
@@ -60,7 +60,7 @@ class Borrowing(SeveralRanks):
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
-        end_half_update(self.where["url"], self.where["token"])
+        end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
         return [
             ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())

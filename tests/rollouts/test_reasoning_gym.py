@@ -144,7 +144,10 @@ def test_a_scorer_that_fails_at_its_own_right_answer_is_an_error_and_not_a_rewar
         ({"tasks": {"after": {"weight": 0}}}, "`weight=0` of the task after"),
         ({"tasks": []}, "names no task"),
         ({"tasks": ["after", "later"], "size": 1}, "`size=1` leaves no row for the task after"),
-        ({"tasks": "after", "split": "dev"}, "`split='dev'`"),
+        (
+            {"tasks": "after", "split": "dev"},
+            "ReasoningGym.split is 'dev'; choose from train, test",
+        ),
         ({"tasks": {"after": {"most": 0}}, "split": "test"}, "has only 0 of the 1000 rows"),
     ],
 )

@@ -66,6 +66,7 @@ def test_a_task_is_stopped_also_when_its_driver_is_closed(driver: Driver) -> Non
     task._ended.clear()  # the thread that reads has not seen the end yet
     task._ended.wait = lambda seconds: True  # type: ignore[method-assign]
     task.stop()
+    assert not found.alive, "the order that could not be sent has raised nothing"
 
 
 def test_a_job_does_not_wait_for_ever_while_another_one_connects(

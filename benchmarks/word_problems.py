@@ -1,9 +1,11 @@
 """The recipe `word_problems` with and without a calculator, over seeds; a sweep over bounds on lag
-and objectives; and the recipe `agent`, where the calculator is the tool of an agent.
+and objectives; and the recipe `agent`, where the calculator is the tool of an agent, beside
+`lrl.environments.Tools` with the same prompt.
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
     python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
     python -m benchmarks.word_problems --only agent-0                the recipe `agent`
+    python -m benchmarks.word_problems --only tools-0                lrl's tools in its place
     python -m benchmarks.word_problems --device gpu --plot-only      draw all that is there
 
 On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
@@ -37,6 +39,7 @@ TOOLS_MODEL = "lrl.quickstart.smollm2:tools_policy"
 KV_CACHE_BYTES = 2 << 30
 """Given, so that vLLM does not measure the memory that is free while other runs begin."""
 EVALUATED = "eval/held_out/"
+TOOLS = {"tools": ["lrl.quickstart.calculator.calculate"]}
 SHORT_STEPS = 20
 """Of a run of the lag sweep, with half of the recipe's problems a step: so ten of them are made on
 two CPU cores in two hours."""
@@ -54,6 +57,8 @@ class Variation:
     objective: str = "AIPO"
     agent: bool = False
     """Whether the calculator is the tool of an agent; else it continues the policy's text."""
+    tools: bool = False
+    """Whether it is the tool of `lrl.environments.Tools`, behind the agent's prompt."""
     lr: float | None = None
     """None for the recipe's."""
 
@@ -63,19 +68,26 @@ class Variation:
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
         kind = "calculator" if self.calculator else "plain"
+        if self.called:
+            kind = "agent" if self.agent else "tools"
         rate = "" if self.lr is None else f"-lr{self.lr:g}"
         short = "-short" if self.short else ""
-        return f"{'agent' if self.agent else kind}-{self.seed}{lag}{other}{rate}{short}"
+        return f"{kind}-{self.seed}{lag}{other}{rate}{short}"
 
     @property
     def short(self) -> bool:
         """Whether it is a run of the lag sweep."""
-        return self.steps == SHORT_STEPS and not self.agent
+        return self.steps == SHORT_STEPS and not self.called
+
+    @property
+    def called(self) -> bool:
+        """Whether the policy calls the calculator in turns of its own."""
+        return self.agent or self.tools
 
     @property
     def recipe(self) -> str:
         """The recipe of which it is a variation."""
-        return "agent" if self.agent else "word_problems"
+        return "agent" if self.called else "word_problems"
 
 
 LAG_SWEEP = (
@@ -96,6 +108,7 @@ VARIATIONS = {
         Variation(False, steps=60),
         Variation(False, seed=1, steps=10),
         *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
+        Variation(True, steps=20, tools=True),
     )
 }
 
@@ -103,15 +116,21 @@ VARIATIONS = {
 def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     """Returns what is laid over the recipe."""
     data: dict[str, Any] = {"max_lag": one.max_lag}
-    if one.calculator and not one.agent:
+    if one.calculator and not one.called:
         data |= {"environment": CALCULATOR, "max_response_tokens": 64}
     trainer: dict[str, Any] = {
         "max_steps": one.steps,
         "logger": {"init_args": {"save_dir": str(args.folder), "name": "", "version": one.name}},
     }
+    if one.tools:
+        data |= {
+            "environment": {"class_path": "lrl.environments.Tools", "init_args": TOOLS},
+            "prompts": {"init_args": {"source": "benchmarks.tool_problems.problems"}},
+        }
     if one.short:
         data |= SHORT
-        trainer["callbacks"] = evaluated_twice()
+    if one.short or one.tools:
+        trainer["callbacks"] = callbacks(one)
     if args.device == "gpu":
         server = {
             "gpu_memory_utilization": 0.06,
@@ -126,7 +145,7 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
             "precision": "bf16-mixed",
             "strategy": {"init_args": strategy},
         }
-    model: dict[str, Any] = {"model": args.model or (TOOLS_MODEL if one.agent else MODEL)}
+    model: dict[str, Any] = {"model": args.model or (TOOLS_MODEL if one.called else MODEL)}
     if one.lr is not None:
         model["lr"] = one.lr
     if one.objective != "AIPO":
@@ -139,15 +158,19 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def evaluated_twice() -> list[dict[str, Any]]:
-    """Returns the recipe's callbacks, with evaluations before and after a short run only: on two
-    cores each takes as long as five of its steps."""
-    recipe = yaml.safe_load(recipes()["word_problems"].read_text())
-    callbacks = recipe["trainer"]["callbacks"]
-    for one in callbacks:
-        if one["class_path"].endswith(".Evaluation"):
-            one["init_args"]["every_n_steps"] = SHORT_STEPS
-    return callbacks
+def callbacks(one: Variation) -> list[dict[str, Any]]:
+    """Returns the recipe's callbacks, with the evaluations of the run."""
+    recipe = yaml.safe_load(recipes()[one.recipe].read_text())
+    found: list[dict[str, Any]] = recipe["trainer"]["callbacks"]
+    for callback in found:
+        if not callback["class_path"].endswith(".Evaluation"):
+            continue
+        settings = callback["init_args"]
+        if one.short:  # on two cores an evaluation takes as long as five steps
+            settings["every_n_steps"] = SHORT_STEPS
+        if one.tools:
+            settings["prompts"]["init_args"]["source"] = "benchmarks.tool_problems.held_out"
+    return found
 
 
 def run(one: Variation, args: argparse.Namespace) -> None:
@@ -177,7 +200,7 @@ def run(one: Variation, args: argparse.Namespace) -> None:
         "at_once": args.at_once,
         "command": args.command,
     }
-    called = {"calls": calls(args.folder / one.name)} if one.agent else {}
+    called = {"calls": calls(args.folder / one.name)} if one.called else {}
     records.append(args.out, record(one, scalars) | called | made_with)
 
 
@@ -279,6 +302,8 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
         with_it = "calculator" if one["calculator"] else "no calculator"
         if one.get("agent"):
             with_it = "calculator of an agent"
+        if one.get("tools"):
+            with_it = "calculator as a tool"
         rate = f", lr {one['lr']:g}" if one.get("lr") else ""
         where = ", on a CPU" if one["device"] == "cpu" else ""
         label = f"{with_it}{rate}, seed {one['seed']}, max_lag {one['max_lag']}{where}"

@@ -8,8 +8,30 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import word_problems
+from benchmarks import tool_problems, word_problems
 from lrl.cli.main import main
+from lrl.environments import Tools
+from lrl.quickstart.calculator import calculate
+from lrl.quickstart.smollm2 import TOOLS_TEMPLATE
+from lrl.quickstart.word_problems import held_out
+from tests.chat_templates import merging_tokenizer
+
+AGENT_SHOWS = """<|im_start|>system
+Call the calculator, then answer.
+calculate(expression): Works out a calculation.<|im_end|>
+<|im_start|>user
+Tom has 12 pens and finds 7 more. How many pens does Tom have now?<|im_end|>
+<|im_start|>assistant
+[calculate(expression="12 + 7")]<|im_end|>
+<|im_start|>tool
+19<|im_end|>
+<|im_start|>assistant
+Tom has 19 pens now.<|im_end|>
+<|im_start|>user
+{question}<|im_end|>
+<|im_start|>assistant
+"""
+"""Seen in a run (docs/real_model.md)."""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +54,31 @@ def test_the_recipe_takes_every_run(
     assert made["data"]["init_args"]["max_lag"] == 4
     assert made["model"]["init_args"]["objective"]["class_path"] == f"lrl.objectives.{objective}"
     assert made["trainer"]["accelerator"] == device
+
+
+def test_lrls_tools_show_the_policy_what_the_agent_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = word_problems.make_parser().parse_args(["--folder", str(tmp_path)])
+    config = tmp_path / "over.yaml"
+    config.write_text(yaml.safe_dump(word_problems.over(word_problems.VARIATIONS["tools-0"], args)))
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "agent", "--config", str(config), "--print_config"])
+    made = yaml.safe_load(capsys.readouterr().out)
+    environment = made["data"]["init_args"]["environment"]
+    assert environment["class_path"] == "lrl.environments.Tools"
+    (evaluation,) = (
+        one for one in made["trainer"]["callbacks"] if one["class_path"].endswith(".Evaluation")
+    )
+    assert evaluation["init_args"]["prompts"]["init_args"]["source"].endswith(".held_out")
+    rows = tool_problems.held_out()
+    shown = merging_tokenizer(TOOLS_TEMPLATE).apply_chat_template(
+        rows[0]["question"],
+        tools=list(Tools([calculate]).tools),
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    assert shown == AGENT_SHOWS.format(question=held_out()[0]["question"])
 
 
 def test_calls_are_counted_behind_the_problem(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ Two runs in one folder would overwrite each other's checkpoints and generator lo
 metrics.
 """
 
+import errno
 import fcntl
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,8 @@ class RunFolderLock:
 
     def __init__(self) -> None:
         self._folder: int | None = None
-        self._made: Path | None = None  # the folder, if there was none
+        self._made: list[Path] = []
+        """The folder, if there was none, and the parents that had to be made for it."""
 
     def acquire_for(self, trainer: L.Trainer) -> None:
         """Makes and locks the folder of a run; one whose logger has no version gets the next free
@@ -72,21 +75,22 @@ class RunFolderLock:
             return
         self.release()
         folder = _next_folder(trainer, numbered)
-        while not _makes(folder):  # another run has made it since
+        made = _make(folder)
+        while not made:  # another run has made it since
             next_folder = _next_folder(trainer, numbered)
             if next_folder == folder:  # its name has no number: that of an earlier run
                 self.acquire(folder)
                 return
             folder = next_folder
-        self._made = folder
+            made = _make(folder)
+        self._made = made
         self._lock(folder)
 
     def acquire(self, folder: Path) -> None:
         """Makes and locks `folder` and releases the previous one; raises ConfigError if another
         live run has it."""
         self.release()
-        if _makes(folder):
-            self._made = folder
+        self._made = _make(folder)
         self._lock(folder)
 
     def _lock(self, folder: Path) -> None:
@@ -110,22 +114,25 @@ class RunFolderLock:
             )
 
     def discard(self) -> None:
-        """Removes the folder, if this run has made it and has written nothing but `BEGINNINGS`."""
-        if self._made is None:
+        """Removes the folder, if this run has made it and has written nothing but `BEGINNINGS`, and
+        its parents, if this run has made them and nothing else is there."""
+        if not self._made:
             return
-        written = list(self._made.iterdir())
+        folder, *parents = self._made
+        written = list(folder.iterdir())
         if all(any(map(path.match, BEGINNINGS)) for path in written):
             for path in written:
                 path.unlink()
-            self._made.rmdir()
-            self._made = None
+            folder.rmdir()
+            self._made = []
+            _remove_empty(parents)
 
     def release(self) -> None:
         """Unlocks the folder; idempotent."""
         if self._folder is not None:
             os.close(self._folder)
             self._folder = None
-        self._made = None
+        self._made = []
 
 
 def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
@@ -138,15 +145,28 @@ def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
     return run_folder(trainer)
 
 
-def _makes(folder: Path) -> bool:
-    """Makes a folder; returns False if there is one."""
+def _make(folder: Path) -> list[Path]:
+    """Makes a folder; returns it and the parents that had to be made, from the inside; empty if it
+    is there."""
+    absent = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         if not folder.is_dir():
             raise
-        return False
-    return True
+        return []
+    return [folder, *absent]
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Removes folders, from the inside, up to the first that is not empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return
 
 
 def _holder(folder: Path) -> str:

@@ -116,6 +116,20 @@ def test_only_a_folder_that_this_run_has_made_and_filled_with_nothing_is_discard
     assert not new.exists()
 
 
+def test_a_discarded_folder_leaves_no_empty_parent_and_those_of_others_stay(
+    tmp_path: Path,
+) -> None:
+    claim, other = RunFolderLock(), RunFolderLock()
+    claim.acquire(tmp_path / "runs" / "own" / "version_0")
+    other.acquire(tmp_path / "runs" / "own" / "version_1")
+    claim.discard()
+    assert [path.name for path in (tmp_path / "runs" / "own").iterdir()] == ["version_1"]
+    other.discard()
+    claim.acquire(tmp_path / "mine" / "own" / "version_0")
+    claim.discard()
+    assert not (tmp_path / "mine").exists()
+
+
 class Tracker(Logger):
     """Names its runs as W&B and MLflow do: by itself, when a run begins."""
 

@@ -24,6 +24,7 @@ FORMS = "Write module:function, or file.py:function."
 MIN_SIMILARITY = 0.75
 """Least share of letters that a misspelt word has in common with the right one (difflib's
 ratio)."""
+MANY_NAMES = 12
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
@@ -58,7 +59,8 @@ def function(name: str) -> Callable[..., Any]:
             known = [
                 name for name in public_names(found) if name[0].isupper() or not part[0].isupper()
             ]
-            raise ValueError(f"{_named(found, module)} has no {part!r}.{did_you_mean(part, known)}")
+            near = did_you_mean(part, known) or _own_names(found)
+            raise ValueError(f"{_named(found, module)} has no {part!r}.{near}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
@@ -97,6 +99,17 @@ def public_names(thing: Any) -> list[str]:
         for name in (*inner, *getattr(thing, "__all__", dir(thing)))
         if not name.startswith("_")
     ]
+
+
+def _own_names(module: Any) -> str:
+    """Returns a sentence with what a module defines itself; empty if that is nothing, or more than
+    a reader would look through."""
+    own = [
+        name
+        for name in public_names(module)
+        if getattr(getattr(module, name, None), "__module__", None) == module.__name__
+    ]
+    return f" It has {', '.join(own)}." if 0 < len(own) <= MANY_NAMES else ""
 
 
 def _module_of_file(file: Path) -> ModuleType:

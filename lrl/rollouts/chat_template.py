@@ -38,7 +38,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
     Raises:
         ConfigError: The tokenizer refuses the text.
     """
-    with _named_errors(tokenizer, Chat([{"role": "user", "content": text}]), where):
+    with named_errors(tokenizer, Chat([{"role": "user", "content": text}]), where):
         return with_beginning(
             tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
         )
@@ -58,7 +58,7 @@ def encode_chat(
     Raises:
         ConfigError: The chat template refuses the chat, or the tokenizer its text.
     """
-    with _named_errors(tokenizer, chat, where):
+    with named_errors(tokenizer, chat, where):
         form = {"tokenize": True, "return_dict": False}
         return list(_apply(tokenizer, chat, add_generation_prompt=header, **form))
 
@@ -110,7 +110,7 @@ def check_whole(
     tools_of_environment: bool = False,
 ) -> None:
     """Raises a ConfigError if a part of the chat does not reach the text."""
-    with _named_errors(tokenizer, chat, where):
+    with named_errors(tokenizer, chat, where):
         text = _apply(tokenizer, chat, tokenize=False)
         for part, remedy, changed in _with_one_change(chat, tools_of_environment):
             if _apply(tokenizer, changed, tokenize=False) == text:
@@ -164,7 +164,7 @@ def _apply(tokenizer: PreTrainedTokenizerBase, chat: Chat, **form: Any) -> Any:
 
 
 @contextmanager
-def _named_errors(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> Iterator[None]:
+def named_errors(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> Iterator[None]:
     """Turns exceptions of chat template and tokenizer into a ConfigError."""
     try:
         yield

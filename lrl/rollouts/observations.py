@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
@@ -22,7 +21,7 @@ from lrl.environments.chat_splice import (
 )
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rollouts.chat_template import encode_chat
+from lrl.rollouts.chat_template import encode_chat, named_errors
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
@@ -79,13 +78,12 @@ class ObservationTokens:
         """Returns the tokens of a text, without special tokens of its own."""
         if not text:  # as most openings are; the tokenizer takes 100 us to say so
             return []
+        written = Chat([{"role": "environment", "content": text}])
         try:
-            return self.tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # tokenizers raise this class itself
-            raise EpisodeError(
-                "environment_error",
-                f"the tokenizer cannot read the observation {shortened(text)}: {error}",
-            ) from error
+            with named_errors(self.tokenizer, written, "the observation"):
+                return self.tokenizer.encode(text, add_special_tokens=False)
+        except ConfigError as error:
+            raise EpisodeError("environment_error", str(error)) from error
 
     def chat(self, chat: Chat) -> list[int]:
         """Returns the tokens of a chat, up to the beginning of the policy's message."""

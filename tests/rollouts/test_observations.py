@@ -211,6 +211,7 @@ def test_what_no_template_can_render_is_refused_with_its_remedy() -> None:
         HIGHER, prompt_last, first=True, opens=True
     )
     assert "half of a surrogate pair" in refusal([{"role": "user", "content": "\ud800"}])
+    assert "character 1 of the environment message is '\\ud800', half of a" in refusal("a\ud800")
     assert "the observation has the token 9999" in refusal([9999])
     tokens, prompt = opened(LLAMA)
     prompt.chat = None

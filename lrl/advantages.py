@@ -15,13 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lrl.system.config_errors import fault, one_of
 from lrl.types import Rollout, Turn
+
+Over = Literal["token", "turn"]
 
 
 class Advantages(ABC):
@@ -257,7 +259,7 @@ class GAE(Advantages):
         self,
         lam: float = 1.0,
         alpha: float | None = None,
-        over: Literal["token", "turn"] = "token",
+        over: Over = "token",
     ) -> None:
         if not 0 <= lam <= 1:
             fault(f"GAE(lam={lam}): it must be in [0, 1].")
@@ -268,7 +270,7 @@ class GAE(Advantages):
                 f"GAE(alpha={alpha}, lam=1.0): lam is the least lambda, so alpha would change "
                 "nothing. Set lam below 1, such as 0.9."
             )
-        one_of("GAE", over=(("token", "turn"), over))
+        one_of("GAE", over=(get_args(Over), over))
         self.lam = lam
         self.alpha = alpha
         self.over = over

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from lrl.rollouts.episode import Episodes
 
 lightning_warnings.silence()
+
+Stragglers = Literal["wait", "mask"]
 
 
 class WeightSyncing(Protocol):
@@ -128,7 +130,7 @@ class RolloutDataModule(L.LightningDataModule):
         groups_per_step: int = 16,
         rollouts_per_group: int = 8,
         max_lag: int = 1,
-        stragglers: Literal["wait", "mask"] = "wait",
+        stragglers: Stragglers = "wait",
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
         temperature: float = 1.0,
@@ -169,7 +171,7 @@ class RolloutDataModule(L.LightningDataModule):
             length_predictor=(LengthPredictor, length_predictor),
             environment=(Environment, environment),
         )
-        one_of("data", stragglers=(("wait", "mask"), stragglers))
+        one_of("data", stragglers=(get_args(Stragglers), stragglers))
         self.stopwatch = Stopwatch()
         """Current activity of the trainer (`lrl.system.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None

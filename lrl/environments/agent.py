@@ -42,7 +42,8 @@ class Agent(Environment):
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
             is called with the keywords `prompt`, `base_url`, `api_key` and the columns of the row,
-            and returns a reward, or None. A plain one runs in a thread.
+            and returns a reward, or None. The first three win over columns of their names. A plain
+            one runs in a thread.
         command: A program and its arguments, in the place of `agent`. It finds OPENAI_BASE_URL and
             OPENAI_API_KEY in its environment and the row as JSON on its standard input. A last line
             `{"reward": 0.5}` of its output is the reward.

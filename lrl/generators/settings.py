@@ -9,11 +9,13 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lrl.system.config_errors import fault, noting, one_of
 from lrl.system.endpoint import LOOPBACK, Endpoint
 
+ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
+TlsTrust = Literal["certificate", "system"]
 ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
 AUTH = "vLLM's own key leaves the RL routes open; lrl's token middleware protects every route"
 SAMPLED = "the trainer needs the log-probs of the very distribution that was sampled from"
@@ -105,7 +107,7 @@ class ServerSettings:
 
     max_model_len: int | None = None
     max_num_seqs: int = 256
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: ServerDtype = "auto"
     quantization: str | None = None
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
@@ -117,7 +119,7 @@ class ServerSettings:
     host: str = LOOPBACK
     tls_cert: str | None = None
     tls_key: str | None = None
-    tls_trust: Literal["certificate", "system"] = "certificate"
+    tls_trust: TlsTrust = "certificate"
     insecure: bool = False
     tool_parser: str | None = None
     extra_args: dict[str, Any] = field(default_factory=dict)
@@ -128,8 +130,8 @@ class ServerSettings:
                 fault(f"strategy.server.{name} is {value}; it must be above 0.")
         one_of(
             "strategy.server",
-            dtype=(("auto", "float32", "bfloat16", "float16"), self.dtype),
-            tls_trust=(("certificate", "system"), self.tls_trust),
+            dtype=(get_args(ServerDtype), self.dtype),
+            tls_trust=(get_args(TlsTrust), self.tls_trust),
         )
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"strategy.server.gpu_memory_utilization is {share}, a share: give at most 1.")

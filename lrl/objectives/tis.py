@@ -10,12 +10,14 @@ cap. Per sequence, w is the product over the response (Liu et al., "When Speed K
 Use the token level for responses of hundreds of tokens or more, the sequence level for short ones.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from lrl.objectives.base import Objective, Tokens
 from lrl.system.config_errors import fault, one_of
+
+Level = Literal["token", "sequence"]
 
 
 class TIS(Objective):
@@ -30,10 +32,10 @@ class TIS(Objective):
         ValueError: cap is below 1 or not a number.
     """
 
-    def __init__(self, cap: float = 2.0, level: Literal["token", "sequence"] = "token") -> None:
+    def __init__(self, cap: float = 2.0, level: Level = "token") -> None:
         if not cap >= 1:
             fault(f"TIS(cap={cap}): cap must be at least 1, the weight of an on-policy token.")
-        one_of("TIS", level=(("token", "sequence"), level))
+        one_of("TIS", level=(get_args(Level), level))
         self.cap = cap
         self.level = level
         self.whole_responses = level == "sequence"

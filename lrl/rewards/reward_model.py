@@ -10,6 +10,7 @@ from lrl.rewards.base import Reward
 from lrl.rewards.score_endpoint import ScoreEndpoint, TokenizeEndpoint
 from lrl.system.config_errors import above, at_least, fault, one_of
 
+ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
 Reads = Literal["messages", "text", "tokens"]
 NO_ADDRESS = "http://127.0.0.1"
 """In the place of an address, until the run has started the server."""
@@ -32,7 +33,7 @@ class RewardModelServer:
     """
 
     device: int | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: ServerDtype = "auto"
     max_tokens: int | None = None
     gpu_memory_utilization: float = 0.3
     kv_cache_gib: float = 0.5
@@ -49,7 +50,7 @@ class RewardModelServer:
             kv_cache_gib=self.kv_cache_gib,
             start_timeout_s=self.start_timeout_s,
         )
-        one_of(where, dtype=(("auto", "float32", "bfloat16", "float16"), self.dtype))
+        one_of(where, dtype=(get_args(ServerDtype), self.dtype))
         if (share := self.gpu_memory_utilization) > 1:
             fault(f"{where}.gpu_memory_utilization is {share}, a share: give at most 1.")
 

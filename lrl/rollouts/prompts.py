@@ -14,7 +14,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
+TooLong = Literal["refuse", "skip"]
 
 ROWS_WITH_PROGRESS_BAR = (
     5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
@@ -79,7 +80,7 @@ class Prompts:
         shuffle: bool = True,
         seed: int = 0,
         limit: int | None = None,
-        too_long: Literal["refuse", "skip"] = "refuse",
+        too_long: TooLong = "refuse",
         name: str | None = None,
     ) -> None:
         if limit is not None and limit < 1:
@@ -92,7 +93,7 @@ class Prompts:
         one_of(
             type(self).__name__,
             chat=((True, False, "auto"), chat),
-            too_long=(("refuse", "skip"), too_long),
+            too_long=(get_args(TooLong), too_long),
         )
         known = known_source(source)
         self.source = known.source

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError
 from lrl.rewards.reasoning_gym import registered
-from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.prompts import Prompts, TooLong
 from lrl.rollouts.source_files import Row
 from lrl.system.config_errors import fault, one_of
 from lrl.system.import_by_name import did_you_mean
@@ -69,7 +69,7 @@ class ReasoningGym(Prompts):
         chat: bool | Literal["auto"] = "auto",
         shuffle: bool = True,
         seed: int = 0,
-        too_long: Literal["refuse", "skip"] = "refuse",
+        too_long: TooLong = "refuse",
         name: str | None = None,
     ) -> None:
         given = {tasks: None} if isinstance(tasks, str) else tasks

@@ -21,7 +21,7 @@ import os
 import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lrl.members.service import RegistryServer
+
+Placement = Literal["split", "shared"]
 
 
 class GeneratorDevices(GracefulShutdown):
@@ -90,7 +92,7 @@ class GeneratorDevices(GracefulShutdown):
     def __init__(
         self,
         generator_devices: int = 1,
-        placement: Literal["split", "shared"] = "split",
+        placement: Placement = "split",
         evaluation_generators: int = 0,
         heartbeat_s: float = 30.0,
         generator_timeout_s: float = 900.0,
@@ -105,7 +107,7 @@ class GeneratorDevices(GracefulShutdown):
                 f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more."
             )
         at_least(0, "strategy", evaluation_generators=evaluation_generators)
-        one_of("strategy", placement=(("split", "shared"), placement))
+        one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
             check_launcher(launcher, generator_devices, evaluation_generators, placement)
         self.num_generator_devices = generator_devices

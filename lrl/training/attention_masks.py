@@ -24,9 +24,9 @@ def masks_of(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
     not build it itself.
 
     A token reads those before it whose `readers_end` lies behind it; in a layer with a sliding
-    window only those within the window, counted in positions. For `sdpa` the mask is bool
-    [R, 1, L, L], for `eager` a number of that shape to add, for `flex_attention` a BlockMask. A
-    model with both kinds of layers gets a dict of two.
+    window only those within the window, counted in positions. For `sdpa` and `eager` the mask is
+    [R, 1, L, L] in the dtype of the scores, 0.0 or the least number; for `flex_attention` a
+    BlockMask. A model with both kinds of layers gets a dict of two.
     """
     config = decoder.config
     window = getattr(config, "sliding_window", None)

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 """Each rank takes its part of whole weights; a tied head is there once."""
 Estimator = Literal["k1", "k2", "k3"]
+PenaltyIn = Literal["loss", "reward"]
 Logprobs = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
@@ -70,7 +71,7 @@ class Reference:
         self,
         coefficient: float = 0.0,
         estimator: Estimator = "k3",
-        penalty_in: Literal["loss", "reward"] = "loss",
+        penalty_in: PenaltyIn = "loss",
         model: str | None = None,
         refresh_every_n_steps: int | None = None,
     ) -> None:
@@ -79,7 +80,7 @@ class Reference:
         one_of(
             "model.reference",
             estimator=(get_args(Estimator), estimator),
-            penalty_in=(("loss", "reward"), penalty_in),
+            penalty_in=(get_args(PenaltyIn), penalty_in),
         )
         if coefficient and (estimator, penalty_in) == ("k1", "loss"):
             fault(

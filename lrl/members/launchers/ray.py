@@ -9,13 +9,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError
 from lrl.members.launchers.base import Job, Launcher
 from lrl.system.config_errors import above, one_of
 from lrl.system.endpoint import is_loopback
 
+PlacementGroup = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 DRIVER = Path(__file__).with_name("ray_driver.py")
 REACH_S = 10.0
 """Seconds for a connection to the port of the cluster's head."""
@@ -53,12 +54,11 @@ class Ray(Launcher):
         address: str = "auto",
         cpus: float = 1.0,
         resources: dict[str, float] | None = None,
-        placement_group: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK",
+        placement_group: PlacementGroup = "PACK",
     ) -> None:
         super().__init__(jobs)
         above(0, "Ray", cpus=cpus)
-        words = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-        one_of("Ray", placement_group=(words, placement_group))
+        one_of("Ray", placement_group=(get_args(PlacementGroup), placement_group))
         for name, amount in (resources or {}).items():
             above(0, "Ray.resources", **{name: amount})
         self.address = address

@@ -3,7 +3,7 @@ algorithm 2)."""
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from lrl.routing.dispatch.base import (
     DispatchPolicy,
@@ -18,6 +18,8 @@ from lrl.system.config_errors import fault, one_of
 
 LONG, REST = 0.9, 0.5
 """Quantiles of the recent lengths that stand for the long responses and for the rest."""
+
+Combine = Literal["sum", "max"]
 
 
 class SkewnessAware(DispatchPolicy):
@@ -48,7 +50,7 @@ class SkewnessAware(DispatchPolicy):
     def __init__(
         self,
         long_tail: float = 0.2,
-        combine: Literal["sum", "max"] = "max",
+        combine: Combine = "max",
         decode_latency: DecodeLatency | None = None,
     ) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class SkewnessAware(DispatchPolicy):
                 f"data.dispatch.long_tail is {long_tail}; it is a share of the requests, between 0 "
                 "and 1."
             )
-        one_of("data.dispatch", combine=(("sum", "max"), combine))
+        one_of("data.dispatch", combine=(get_args(Combine), combine))
         self.long_tail = long_tail
         self.combine = combine
         self.decode_latency = decode_latency or DecodeLatency()
@@ -141,7 +143,7 @@ def generators_for_the_long(
     generators: int,
     capacity: int,
     decode_latency: DecodeLatency,
-    combine: Literal["sum", "max"],
+    combine: Combine,
 ) -> int:
     """Returns N_l of algorithm 2, the generators that write the long responses; the fewest among
     equally good numbers.

@@ -35,8 +35,8 @@ tags."""
 
 
 class RolloutLog(OnRankZero):
-    """Logs `reward/*`, `rollouts/*`, `rewards/*` and `length_predictor/*` every step, histograms
-    and sample responses every few. TensorBoard also gets an overview of the run.
+    """Logs `reward/*`, `rollouts/*`, `rewards/*`, `episodes/*` and `length_predictor/*` every step,
+    histograms and sample responses every few. TensorBoard also gets an overview of the run.
 
     Args:
         every_n_steps: Optimizer steps between histograms and samples.

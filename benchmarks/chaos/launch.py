@@ -240,8 +240,8 @@ class Target:
 
         Returns:
             `gone_s` until the last process and file in shared memory went, or None; `processes` and
-                `shared` that
-            stayed, by name; `temporary_files` in its temporary folder, except torch's cache.
+            `shared` that stayed, by name; `temporary_files` in its temporary folder, except torch's
+            cache.
         """
         ended = time.monotonic()
         while (processes := self._living()) or (shared := self._shared()):

@@ -23,7 +23,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
   ray        train on nodes of Ray:       lrl ray --nodes 2 fit --config RECIPE
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
-  export     a checkpoint as a policy:    lrl export runs/quickstart/version_0/checkpoints/last.ckpt FOLDER
+  export     a checkpoint as a policy:    lrl export CHECKPOINT FOLDER
   dequantize a quantised model, whole:    lrl dequantize FOLDER OUT
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0
   prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
@@ -32,7 +32,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
              one that plays episodes:     lrl join https://ADDRESS:PORT --kind environment
   leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
-             compared with a run:      lrl plan --compare runs/quickstart/version_0
+             compared with a run:         lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
              what lies between nodes:     lrl doctor --cluster HOST:PORT
   --version  lrl's version

@@ -50,13 +50,13 @@ def flags(settings: ServerSettings) -> dict[str, Any]:
 
 
 def environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str, str]:
-    """Returns environment variables; a value of the user's in `overrides` overrides each but the
-    last."""
+    """Returns environment variables; a value of the user's in `overrides` overrides the defaults,
+    and no setting."""
     defaults = {
         # vLLM's own choice pins a worker to all cores but the last: on a small machine all
         # generators to one core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(settings.threads or half_of_the_cores()),
+        "OMP_NUM_THREADS": str(half_of_the_cores()),
         # Keys and values in pages of 2 MiB, on systems that give them on request. With them, on
         # both sides, the engine took 2.9 s of CPU for a step of `benchmarks.overlap`'s long
         # responses next to a busy trainer, without 3.2.
@@ -66,8 +66,8 @@ def environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str
         "TORCH_COMPILE_DISABLE": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # see `lrl.vllm_plugin.forked_engine`
     }
-    # Without the last one vLLM insists on a separate worker, so that it can set the worker's
-    # threads.
-    return {name: overrides.get(name, value) for name, value in defaults.items()} | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
-    }
+    found = {name: overrides.get(name, value) for name, value in defaults.items()}
+    if settings.threads is not None:
+        found["OMP_NUM_THREADS"] = str(settings.threads)
+    # Without it vLLM insists on a separate worker, so that it can set the worker's threads.
+    return found | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

@@ -83,8 +83,9 @@ class ServerSettings:
         tensor_parallel_size: GPUs of one generator.
         gpu_memory_utilization: Share of a GPU's memory that one generator takes. Not on CPU.
         kv_cache_gib: Memory for keys and values in GiB. Only on CPU.
-        threads: CPU threads of one generator; null is half of the machine's cores, or all of them
-            with `strategy.placement: shared`. Only on CPU; `OMP_NUM_THREADS` overrides it.
+        threads: CPU threads of one generator; null is `OMP_NUM_THREADS`, and without that variable
+            half of the machine's cores, or all of them with `strategy.placement: shared`. Only on
+            CPU.
         enforce_eager: Disables compilation and CUDA graphs: a faster start, slower writing. Always
             so on CPU.
         start_timeout_s: Seconds from the start until the generator must answer.

@@ -208,8 +208,7 @@ class Ledger:
 
         Returns:
             Finished groups that are running again, whole, because they have to be scored again:
-                `same_rewards` is
-            false, or the row has other columns.
+            `same_rewards` is false, or the row has other columns.
 
         Raises:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too

@@ -64,9 +64,8 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
 
     Returns:
         `token_ids` int32 [T], `logprobs` float32 [T], `versions` int32 [S] and `spans` int64 [S]
-            (tokens of each run),
-        and plain numbers and strings: 8 bytes a token, and the text if it is scored. An open turn
-        is part of its episode's tokens.
+        (tokens of each run), and plain numbers and strings: 8 bytes a token, and the text if it is
+        scored. An open turn is part of its episode's tokens.
     """
     rollouts = [flattened(rollout) for rollout in group.rollouts]
     versions = torch.tensor(

@@ -336,10 +336,11 @@ class GeneratorDevices(GracefulShutdown):
         configured: Any = self.server_settings
         policy: Any = trainer.lightning_module
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        has_all_cores = self.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
         return replace(
             configured,
             max_model_len=configured.max_model_len or data.max_model_tokens,
-            threads=configured.threads or (os.cpu_count() if self.placement == "shared" else None),
+            threads=configured.threads or (os.cpu_count() if has_all_cores else None),
             dtype=policy.dtype_name if configured.dtype == "auto" else configured.dtype,
         )
 

@@ -12,6 +12,7 @@ ONE_PASS = (
     "their age, and data.replay trains groups again."
 )
 TURNS = "data.environment: a class of your own that derives from `Turns` of lrl.environments"
+TOOLS = "data.environment: lrl.environments.Tools, with the functions in its `tools`"
 VALUE_GRADIENT = (
     "model.critic.trunk_gradient, with --model.critic lrl.Critic; its own weights have a gradient "
     "of their own"
@@ -96,7 +97,7 @@ SETTINGS = {
     "chat_template": "data.prompts.chat: the template is that of the model's tokenizer",
     "apply_chat_template": "data.prompts.chat",
     "mask_truncated_completions": "data.mask_truncated",
-    "tools": TURNS,
+    "tools": TOOLS,
     "multi_turn": TURNS,
     "environment_factory": TURNS,
     # rewards and advantages

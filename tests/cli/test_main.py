@@ -3,6 +3,7 @@ imports ends it at once, without a word of Python's."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lrl.cli.main import COMMANDS
+from lrl.cli.main import COMMANDS, USAGE
 from tests.cli.test_fit_help import message
 
 AT_AN_IMPORT = """
@@ -79,3 +80,11 @@ def test_a_config_that_is_near_is_named_whether_recipe_or_file(
     ):
         status, text = message(["fit", "--config", given], capsys)
         assert status == 2 and f"--config {given}" in text and f"Did you mean {near}?" in text
+
+
+def test_the_usage_has_every_command_and_all_examples_in_one_column() -> None:
+    lines = [line for line in USAGE.splitlines() if line.startswith("  ")]
+    named = {line.split()[0] for line in lines if re.match("  [a-z]", line)}
+    assert named == set(COMMANDS)
+    columns = {line.index(" lrl ") for line in lines if ": " in line}
+    assert len(columns) == 1

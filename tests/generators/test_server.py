@@ -143,6 +143,27 @@ def test_generators_on_the_cpu_are_not_pinned_to_the_same_cores_and_have_large_p
 
 
 @pytest.mark.parametrize(
+    ("settings", "variable", "threads"),
+    [
+        ({}, "3", "3"),
+        ({"threads": 2}, "3", "2"),
+        ({"threads": 2}, None, "2"),
+    ],
+)
+def test_a_generator_has_the_threads_that_are_set_whatever_the_environment_says(
+    settings: dict[str, Any],
+    variable: str | None,
+    threads: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert build(tmp_path, **settings).environment()["OMP_NUM_THREADS"] == threads
+
+
+@pytest.mark.parametrize(
     ("settings", "workers"),
     [
         ({}, "uni"),

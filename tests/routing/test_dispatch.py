@@ -402,7 +402,7 @@ def test_the_order_is_the_steps_then_the_lengths_then_the_groups() -> None:
     assert sorted(shuffled, key=longest_first) == made
 
 
-@pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens])
+@pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens, TailBatching])
 def test_a_later_turn_goes_to_the_generator_with_its_beginning_if_that_has_room(
     rule: Callable[[], DispatchPolicy],
 ) -> None:

@@ -40,6 +40,10 @@ def test_every_setting_and_class_of_an_answer_exists(answer: str) -> None:
         assert hasattr(lrl.advantages, name)
 
 
+def test_tools_of_trl_are_the_environment_with_tools() -> None:
+    assert "lrl.environments.Tools" in aliases.setting("tools")
+
+
 def test_no_alias_is_a_setting_that_there_is() -> None:
     own = {name.rpartition(".")[2] for name in fit_help.all_settings()} - {"seed"}
     assert not own & aliases.SETTINGS.keys(), "`seed` is that of a data set's order"

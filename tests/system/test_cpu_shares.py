@@ -92,6 +92,23 @@ def test_generators_are_not_pinned_beside_a_trainer_on_all_cores(
     assert cores_of_generators([1]) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "threads"),
+    [(None, None, os.cpu_count()), (None, "1", None), (3, "1", 3), (3, None, 3)],
+)
+def test_a_generator_that_takes_turns_with_the_trainer_has_all_cores_unless_the_user_says_so(
+    given: int | None, variable: str | None, threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    strategy = lrl.AsyncSingleDevice(placement="shared", server=ServerSettings(threads=given))
+    trainer: Any = SimpleNamespace(
+        lightning_module=SimpleNamespace(dtype_name="float32"),
+        datamodule=SimpleNamespace(max_model_tokens=64),
+    )
+    assert strategy._settings(trainer).threads == threads
+
+
 @pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
 def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

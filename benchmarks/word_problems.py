@@ -125,7 +125,7 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     if one.tools:
         data |= {
             "environment": {"class_path": "lrl.environments.Tools", "init_args": TOOLS},
-            "prompts": {"init_args": {"source": "benchmarks.tool_problems.problems"}},
+            "prompts": {"init_args": {"source": "benchmarks.tool_problems:problems"}},
         }
     if one.short:
         data |= SHORT
@@ -169,7 +169,7 @@ def callbacks(one: Variation) -> list[dict[str, Any]]:
         if one.short:  # on two cores an evaluation takes as long as five steps
             settings["every_n_steps"] = SHORT_STEPS
         if one.tools:
-            settings["prompts"]["init_args"]["source"] = "benchmarks.tool_problems.held_out"
+            settings["prompts"]["init_args"]["source"] = "benchmarks.tool_problems:held_out"
     return found
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import tool_problems, word_problems
+from benchmarks import word_problems
 from lrl.cli.main import main
 from lrl.environments import Tools
 from lrl.quickstart.calculator import calculate
 from lrl.quickstart.smollm2 import TOOLS_TEMPLATE
 from lrl.quickstart.word_problems import held_out
+from lrl.rollouts.prompts import Prompts
 from tests.chat_templates import merging_tokenizer
 
 AGENT_SHOWS = """<|im_start|>system
@@ -70,15 +71,13 @@ def test_lrls_tools_show_the_policy_what_the_agent_shows_it(
     (evaluation,) = (
         one for one in made["trainer"]["callbacks"] if one["class_path"].endswith(".Evaluation")
     )
-    assert evaluation["init_args"]["prompts"]["init_args"]["source"].endswith(".held_out")
-    rows = tool_problems.held_out()
-    shown = merging_tokenizer(TOOLS_TEMPLATE).apply_chat_template(
-        rows[0]["question"],
-        tools=list(Tools([calculate]).tools),
-        tokenize=False,
-        add_generation_prompt=True,
-    )
+    given = evaluation["init_args"]["prompts"]["init_args"]
+    tokenizer = merging_tokenizer(TOOLS_TEMPLATE)
+    prompts = Prompts(given["source"], prompt_column=given["prompt_column"], shuffle=False)
+    prompts.load(tokenizer, 1000, tools=Tools([calculate]).tools)
+    shown = tokenizer.decode(prompts[0].token_ids)
     assert shown == AGENT_SHOWS.format(question=held_out()[0]["question"])
+    assert prompts[0].columns["answer"] == held_out()[0]["answer"]
 
 
 def test_calls_are_counted_behind_the_problem(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ KV_CACHE_BYTES = 2 << 30
 """Given, so that vLLM does not measure the memory that is free while other runs begin."""
 EVALUATED = "eval/held_out/"
 TOOLS = {"tools": ["lrl.quickstart.calculator.calculate"]}
+PANELS = {"gpu": "one H200, all runs at once", "cpu": "two CPU cores"}
 SHORT_STEPS = 20
 """Of a run of the lag sweep, with half of the recipe's problems a step: so ten of them are made on
 two CPU cores in two hours."""
@@ -288,30 +289,36 @@ def sweep_table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws accuracy over steps."""
+    """Draws accuracy over steps, the runs of each device apart."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+    sides = dict(zip(PANELS, figure.subplots(1, 2, sharey=True), strict=True))
     sweep = {one.name for one in LAG_SWEEP}
     for one in found:
         if one["name"] in sweep:
             continue  # ten runs that differ too little to be told apart in a drawing
         steps, values = zip(*one["evaluations"]["accuracy"], strict=True)
         style = "-" if one["max_lag"] == 1 else "--"
-        with_it = "calculator" if one["calculator"] else "no calculator"
-        if one.get("agent"):
-            with_it = "calculator of an agent"
-        if one.get("tools"):
-            with_it = "calculator as a tool"
-        rate = f", lr {one['lr']:g}" if one.get("lr") else ""
-        where = ", on a CPU" if one["device"] == "cpu" else ""
-        label = f"{with_it}{rate}, seed {one['seed']}, max_lag {one['max_lag']}{where}"
-        axes.plot(steps, values, style, marker="o", markersize=3, label=label)
-    axes.set(xlabel="optimizer steps", ylabel="accuracy on 240 held-out problems", ylim=(0, 1.03))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95))
+        axes = sides[one["device"]]
+        axes.plot(steps, values, style, marker="o", markersize=3, label=label(one))
+    for device, axes in sides.items():
+        axes.set(title=PANELS[device], xlabel="optimizer steps", ylim=(0, 1.03))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1)
+    sides["gpu"].set_ylabel("accuracy on 240 held-out problems")
     figure.savefig(path, dpi=120)
+
+
+def label(one: dict[str, Any]) -> str:
+    """Returns the name of a run in the drawing."""
+    with_it = "calculator in the text" if one["calculator"] else "no calculator"
+    if one.get("agent"):
+        with_it = "calculator of an agent"
+    if one.get("tools"):
+        with_it = "calculator as a tool"
+    rate = f", lr {one['lr']:g}" if one.get("lr") else ""
+    return f"{with_it}{rate}, seed {one['seed']}, max_lag {one['max_lag']}"
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ with the rollout.
 """
 
 import logging
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.config_errors import fault, one_of
-from lrl.training.collate import each_rollout
+from lrl.training.collate import Numbers
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
     Dtype,
@@ -33,7 +32,6 @@ log = logging.getLogger(__name__)
 WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 """Each rank takes its part of whole weights; a tied head is there once."""
 Estimator = Literal["k1", "k2", "k3"]
-Logprobs = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
 class Reference:
@@ -164,34 +162,16 @@ class Reference:
         shard_again(self._scorer)
         return found.cpu()
 
-    def fill(
-        self,
-        group: Group,
-        temperature: float,
-        micro_batch_tokens: int,
-        logprobs: Logprobs,
-        attention_tokens: int = 0,
-    ) -> None:
+    def fill(self, group: Group, found: Numbers) -> None:
         """Sets `reference_logprobs` and, if the penalty is in the reward, `kl_penalty` of every
-        rollout of a group.
-
-        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
-        gets its own pass. `logprobs` has all ranks compute them
-        (`lrl.PolicyModule.reference_logprobs`). `attention_tokens` is that of `each_rollout`.
-        """
+        rollout of a group; `found` gives its log-probs, and computes them only if it is asked."""
         # From a replay, and the reference is still the same.
         if group.reference_version == self.version:
             return
-        for rollout, found in each_rollout(
-            group,
-            temperature,
-            micro_batch_tokens,
-            logprobs,
-            attention_tokens=attention_tokens,
-        ):
-            rollout.reference_logprobs = found.tolist()
+        for rollout, logprobs in found:
+            rollout.reference_logprobs = logprobs.tolist()
             if self.penalty_in == "reward":
-                kl = self._kl(torch.tensor(rollout.logprobs), found)
+                kl = self._kl(torch.tensor(rollout.logprobs), logprobs)
                 rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
 

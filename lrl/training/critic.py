@@ -111,39 +111,22 @@ class Critic(nn.Module):
         gradient_checkpointing: bool,
         device: torch.device,
         ranks: Ranks,
-    ) -> None:
-        """Loads the model, if there is one, and makes the head; all ranks call it."""
-        network = policy
-        if self.model is not None:
-            network = open_on_all_ranks(
-                self.model,
-                dtype,
-                attention=attention,
-                gradient_checkpointing=gradient_checkpointing,
-                device=device,
-                ranks=ranks,
-            )
-            self.responses_share = shared_by_responses(network)
-            self.trunk = decoder_of(network)
-        self._add_head(network)
-
-    def open_sharded(
-        self,
-        policy: PreTrainedModel,
-        dtype: Dtype,
-        attention: str | None,
-        gradient_checkpointing: bool,
-        ranks: Ranks,
+        in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Makes model and head as `open` does, the model without memory for its weights.
+        """Loads the model, if there is one, and makes the head; all ranks call it.
 
-        Returns the decoder with its weights on rank 0, None on the others and without a model.
+        Returns the decoder with its weights, None without a model. With `in_parts`, where the
+        critic's own has no memory for its weights, ranks other than 0 return None.
         """
         if self.model is None:
             self._add_head(policy)
             return None
-        settings = dtype, attention, gradient_checkpointing
-        network, whole = open_in_parts(self.model, *settings, ranks)
+        settings = self.model, dtype, attention, gradient_checkpointing
+        whole: PreTrainedModel | None
+        if in_parts:
+            network, whole = open_in_parts(*settings, ranks)
+        else:
+            network = whole = open_on_all_ranks(*settings, device, ranks)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
         self.responses_share = ranks.share(self.responses_share)

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
@@ -118,42 +119,24 @@ class Reference:
         attention: str | None,
         device: torch.device,
         ranks: Ranks,
+        sharding: Sharding | None = None,
     ) -> None:
         """Loads the frozen model, once: the policy's own first version unless `model` names
-        another."""
-        if not hasattr(self, "network"):
-            self.network = open_on_all_ranks(
-                self.model or policy_folder,
-                dtype,
-                attention=attention,
-                gradient_checkpointing=False,
-                device=device,
-                ranks=ranks,
-            )
-            check_rows(self.network)
-            self._scorer = LabelLogprobs(self.network).requires_grad_(False)
-
-    def open_sharded(
-        self,
-        policy_folder: str,
-        dtype: Dtype,
-        attention: str | None,
-        device: torch.device,
-        sharding: Sharding,
-        ranks: Ranks,
-    ) -> None:
-        """Loads the frozen model as `open` does, in parts over all ranks; rank 0 reads it."""
+        another. With `sharding` in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        folder = self.model or policy_folder
-        self.network, whole = open_in_parts(
-            folder, dtype, attention, gradient_checkpointing=False, ranks=ranks
-        )
+        settings = self.model or policy_folder, dtype, attention, False
+        whole: PreTrainedModel | None
+        if sharding is None:
+            self.network = whole = open_on_all_ranks(*settings, device, ranks)
+        else:
+            self.network, whole = open_in_parts(*settings, ranks)
         if whole is not None:
             check_rows(whole)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)
-        sharding.divide(self._scorer, self.network)
-        sharding.fill(self.network, whole, device)
+        if sharding is not None:
+            sharding.divide(self._scorer, self.network)
+            sharding.fill(self.network, whole, device)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:

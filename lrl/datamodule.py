@@ -97,7 +97,7 @@ class RolloutDataModule(L.LightningDataModule):
             for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
-            limit. Linux only.
+            limit.
         worker_start_timeout_s: Most seconds for the start of a process of the rewards, or of the
             environment, which imports the script that is run and their modules.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward,
@@ -118,7 +118,6 @@ class RolloutDataModule(L.LightningDataModule):
         environment_launcher: What starts more of them on other machines (`lrl.members.launchers`);
             null for none.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
-            Linux only.
     """
 
     def __init__(

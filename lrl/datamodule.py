@@ -379,7 +379,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _make_controller(self) -> Controller:
         """Makes the controller, with the state of a checkpoint if the run resumes."""
-        pool = self.fleet.rollouts
+        pool, teacher = self.fleet.rollouts, self._policy.asked_teacher
+        lengths = self.length_predictor
         controller = Controller(
             self.prompts,
             self.episodes(pool) or pool,
@@ -390,10 +391,10 @@ class RolloutDataModule(L.LightningDataModule):
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
             min_rollouts=self.advantages.min_rollouts,
-            length_predictor=self.length_predictor,
+            look_ahead=None if lengths is None else lengths.look_ahead,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,
-            teacher=self._policy.asked_teacher,
+            ask_teacher=None if teacher is None else teacher.ask,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)

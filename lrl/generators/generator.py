@@ -68,8 +68,8 @@ class ServerHandle(Protocol):
     def alive(self) -> bool:
         """Whether its process runs."""
 
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+    def log_tail(self) -> str:
+        """The last 20 lines of its log."""
 
 
 class State(Enum):

@@ -54,10 +54,10 @@ class JoinedServer:
         self.alive = True
         """Whether its process had a lease at the last poll of the registry."""
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Returns the last lines of its log; empty if the run's folder has none."""
+    def log_tail(self) -> str:
+        """Returns the last 20 lines of its log; empty if the run's folder has none."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-20:])
 
 
 class GeneratorAdmission:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.requirements import Machine
-from lrl.weights.transport import Transport
+from lrl.weights.transport import Machine, Transport
 from lrl.weights.wire import Weights, Wire
 
 BUFFER_BYTES = 2**28

@@ -57,7 +57,7 @@ class ModelServer:
     def stop(self) -> None:
         self.alive = False
 
-    def log_tail(self, lines: int) -> str:
+    def log_tail(self) -> str:
         return "CUDA out of memory"
 
 

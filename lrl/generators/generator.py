@@ -329,7 +329,6 @@ class Generator(Slots):
         self._verified.set()
 
     def note_waiting(self, waiting: bool) -> None:
-        """See `Slots.note_waiting`."""
         super().note_waiting(waiting)
         self._note()
 

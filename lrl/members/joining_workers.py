@@ -50,7 +50,6 @@ class JoiningWorkers(JoinSession):
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[Served]:
-        """See `JoinSession.serve`."""
         try:
             try:
                 location = self.server.start()
@@ -73,7 +72,6 @@ class JoiningScorer(JoiningWorkers):
     )
 
     def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> ScorerServer:
-        """See `JoiningWorkers.make_server`."""
         return ScorerServer(
             ScoringTerms.from_json(terms), self.overrides.workers, endpoint, self.client.token
         )
@@ -89,7 +87,6 @@ class JoiningEnvironment(JoiningWorkers):
     )
 
     def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> EnvironmentServer:
-        """See `JoiningWorkers.make_server`."""
         return EnvironmentServer(
             WorkerSpec.from_json(terms), self.overrides.workers, endpoint, self.client.token
         )

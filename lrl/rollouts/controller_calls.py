@@ -42,7 +42,6 @@ class ControllerCalls(GroupSource):
         self.loop.wait(self.controller.new_version(version), ANSWER_S, what)
 
     def next_group(self, step: int) -> Group:
-        """See `GroupSource.next_group`."""
         return self.loop.wait(
             self.controller.next_group(step),
             self.group_deadline_s,
@@ -51,11 +50,9 @@ class ControllerCalls(GroupSource):
         )
 
     def give_up(self, group: Group) -> None:
-        """See `GroupSource.give_up`."""
         self.controller.ledger.give_up(group)
 
     def raise_if_stopped(self) -> None:
-        """See `GroupSource.raise_if_stopped`."""
         if self.loop.interrupted is not None:
             self.loop.interrupted()
 

@@ -90,7 +90,6 @@ class Ipc(Transport):
         self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
     def send(self, calls: GeneratorGroupCalls) -> None:
-        """See `Transport.send`."""
         self._engine.send_weights()
 
     def close(self) -> None:

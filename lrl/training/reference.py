@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
-from lrl.system.config_errors import fault, one_of
+from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.collate import Numbers
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
@@ -73,8 +73,8 @@ class Reference:
         model: str | None = None,
         refresh_every_n_steps: int | None = None,
     ) -> None:
-        if not coefficient >= 0:
-            fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
+        at_least(0, "model.reference", coefficient=coefficient)
+        at_least(1, "model.reference", refresh_every_n_steps=refresh_every_n_steps)
         one_of(
             "model.reference",
             estimator=(get_args(Estimator), estimator),
@@ -84,11 +84,6 @@ class Reference:
             fault(
                 "model.reference.estimator k1 with penalty_in loss: its gradient is zero on average. "
                 "Use k2 or k3, or penalty_in reward."
-            )
-        if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
-            fault(
-                f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at "
-                "least 1, or null."
             )
         self.coefficient = coefficient
         self.estimator = estimator

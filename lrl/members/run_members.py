@@ -80,7 +80,7 @@ class RunMembers:
             self._say_how_to_join(kind, url_elsewhere(server))
         for kind, pool in self.pools.items():
             admission = WorkerAdmission(kind, pool, server.registry, token)
-            self.fleet.run_in_background(poll_forever(admission))
+            self.fleet.run_in_background(poll_forever(admission.poll))
             self._launch(kind)
         return server
 
@@ -103,7 +103,7 @@ class RunMembers:
             settings=self.settings,
             folder=self.folder,
         )
-        self.fleet.run_in_background(poll_forever(admission))
+        self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR)
         if of_nodes:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)

@@ -47,7 +47,7 @@ class LiveRun:
         self.fleet.start()
         self.registry = Registry(SPEC)
         admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
-        self.fleet.run_in_background(poll_forever(admits))
+        self.fleet.run_in_background(poll_forever(admits.poll))
         self.sync(0)
 
     def begin_sync(self) -> None:

@@ -23,19 +23,4 @@ if TYPE_CHECKING:
     from lrl.callbacks.timeline import Timeline
     from lrl.callbacks.weight_sync import WeightSync
 
-_HOMES = {
-    "Elastic": "elastic",
-    "Evaluation": "evaluation",
-    "Export": "export",
-    "Health": "health",
-    "OnRankZero": "base",
-    "Progress": "progress",
-    "RolloutFile": "rollout_file",
-    "RolloutLog": "rollout_log",
-    "Summary": "summary",
-    "Throughput": "throughput",
-    "Timeline": "timeline",
-    "WeightSync": "weight_sync",
-}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -15,7 +15,6 @@ import torch.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from lrl.system.lazy_names import lazy_names
@@ -42,42 +41,12 @@ if TYPE_CHECKING:
     from lrl.training.turn_critic import TurnCritic
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
-_HOMES = {
-    "Advantages": "advantages",
-    "AsyncDDP": "strategies.ddp",
-    "AsyncFSDP": "strategies.fsdp",
-    "AsyncSingleDevice": "strategies.single_device",
-    "ConfigError": "errors",
-    "Critic": "training.critic",
-    "Group": "types",
-    "GroupMean": "advantages",
-    "LoRA": "training.lora",
-    "LrlError": "errors",
-    "MicroBatch": "types",
-    "PolicyModule": "policy",
-    "Prompt": "types",
-    "Prompts": "rollouts.prompts",
-    "ReasoningGym": "rollouts.reasoning_gym",
-    "Reference": "training.reference",
-    "Replay": "rollouts.replay",
-    "Rollout": "types",
-    "RolloutDataModule": "datamodule",
-    "ServerSettings": "generators.settings",
-    "Teacher": "training.teacher",
-    "TurnCritic": "training.turn_critic",
-}
-_MODULES = ("advantages", "callbacks", "environments", "errors", "objectives", "rewards")
-
-__all__ = [*_HOMES, *_MODULES, "__version__"]
-_of_module, __dir__ = lazy_names(__name__, _HOMES)
+_names, _of_module, __dir__ = lazy_names(__name__)
+__all__ = [*_names, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"lrl.{name}")
-    if name == "__version__":
-        return _version()
-    return _of_module(name)
+    return _version() if name == "__version__" else _of_module(name)
 
 
 def _version() -> str:

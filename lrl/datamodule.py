@@ -99,7 +99,7 @@ class RolloutDataModule(L.LightningDataModule):
             for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
-            limit. Linux only.
+            limit.
         worker_start_timeout_s: Most seconds for the start of a process of the rewards, or of the
             environment, which imports the script that is run and their modules.
         max_reward_failures: Largest share of the last few hundred responses that may get no reward,
@@ -120,7 +120,6 @@ class RolloutDataModule(L.LightningDataModule):
         environment_launcher: What starts more of them on other machines (`lrl.members.launchers`);
             null for none.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
-            Linux only.
     """
 
     def __init__(
@@ -382,7 +381,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _make_controller(self) -> Controller:
         """Makes the controller, with the state of a checkpoint if the run resumes."""
-        pool = self.fleet.rollouts
+        pool, teacher = self.fleet.rollouts, self._policy.asked_teacher
+        lengths = self.length_predictor
         controller = Controller(
             self.prompts,
             self.episodes(pool) or pool,
@@ -393,10 +393,10 @@ class RolloutDataModule(L.LightningDataModule):
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
             min_rollouts=self.advantages.min_rollouts,
-            length_predictor=self.length_predictor,
+            look_ahead=None if lengths is None else lengths.look_ahead,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,
-            teacher=self._policy.asked_teacher,
+            ask_teacher=None if teacher is None else teacher.ask,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)

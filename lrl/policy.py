@@ -28,7 +28,7 @@ from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denomi
 from lrl.policy_model import PolicyModel
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.lightning_warnings import forget_last_step
-from lrl.training.collate import blank
+from lrl.training.collate import blank, each_rollout
 from lrl.training.critic import Critic, ValueSums
 from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.lora import LoRA
@@ -175,6 +175,7 @@ class PolicyModule(PolicyModel):
     ) -> None:
         """Adds the log-probs of the reference and the values of the critic, if there are such, to a
         finished group. The arguments are those of `lrl.training.collate.each_rollout`."""
+        passes = partial(each_rollout, group, temperature, micro_batch_tokens)
         if (teacher := self.asked_teacher) is not None:
             # The controller has asked for those that it has scored: others are of a checkpoint.
             strategy: Any = self.trainer.strategy
@@ -184,21 +185,9 @@ class PolicyModule(PolicyModel):
         elif self.reference is not None:
             # One of another family has not been tried with shared tokens.
             shares = attention_tokens if self.reference.model is None else 0
-            self.reference.fill(
-                group,
-                temperature,
-                micro_batch_tokens,
-                self.reference_logprobs,
-                attention_tokens=shares,
-            )
+            self.reference.fill(group, passes(self.reference_logprobs, shares))
         if self.critic is not None:
-            self.critic.fill(
-                group,
-                temperature,
-                micro_batch_tokens,
-                self.critic_values,
-                attention_tokens=attention_tokens,
-            )
+            self.critic.fill(group, passes(self.critic_values, attention_tokens))
 
     def compute_loss(self, micro: MicroBatch) -> Tensor:
         """Returns the weighted sum (not the mean) of the micro-batch's token losses, the critic's

@@ -146,6 +146,7 @@ class PolicyModel(L.LightningModule):
             self.responses_share = self.responses_share.also(self.critic.responses_share)
 
     def _open_in_parts(self, sharding: Sharding) -> None:
+        device = self.device_of_use
         self.network, whole = open_in_parts(self.policy_folder, *self._settings, self.ranks)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
@@ -155,13 +156,15 @@ class PolicyModel(L.LightningModule):
         self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
-            of_critic = self.critic.open_sharded(self.network, *self._settings, self.ranks)
+            of_critic = self.critic.open(
+                self.network, *self._settings, device, self.ranks, in_parts=True
+            )
             self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += self.critic.trunks
             wholes += [of_critic] * len(self.critic.trunks)
         sharding.divide(self, *networks)
         for network, its_whole in zip(networks, wholes, strict=True):
-            sharding.fill(network, its_whole, self.device_of_use)
+            sharding.fill(network, its_whole, device)
         of_critic = None
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
@@ -169,11 +172,8 @@ class PolicyModel(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
-            settings = self.policy_folder, self.dtype_name, self.attention, self.device_of_use
-            if self.sharding is None:
-                self.reference.open(*settings, self.ranks)
-            else:
-                self.reference.open_sharded(*settings, self.sharding, self.ranks)
+            settings = self.policy_folder, self.dtype_name, self.attention
+            self.reference.open(*settings, self.device_of_use, self.ranks, self.sharding)
 
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:

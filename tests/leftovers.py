@@ -21,11 +21,13 @@ from lrl.generators.supervisor import SHM, mapped
 MARK = "LRL_TEST_MARK"
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+def wait_for(
+    condition: Callable[[], object], timeout_s: float = 60.0, what: str = "the other side"
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def wait_for_none(left: Callable[[], Iterable[object]], timeout_s: float, what: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -49,7 +50,8 @@ def test_no_page_of_the_site_asks_another_host(site: Path) -> None:
 
 def test_the_reference_has_every_public_class(site: Path) -> None:
     pages = "".join(page.read_text() for page in (site / "docs" / "site" / "api").glob("*.html"))
-    modules = [lrl, *(getattr(lrl, name) for name in lrl._MODULES)]
+    found = [getattr(lrl, name) for name in lrl.__all__]
+    modules = [lrl, *(one for one in found if isinstance(one, ModuleType))]
     public = {
         name
         for module in modules

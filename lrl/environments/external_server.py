@@ -76,7 +76,6 @@ class ExternalServer(AgentServer):
             await runner.cleanup()
 
     def end(self, key: str, why: str = "") -> None:
-        """See `AgentServer.end`."""
         self.playing.pop(key, None)
         super().end(key, why)
 

@@ -66,7 +66,7 @@ class EnvironmentPool:
         environment: Plays them.
         workers: Processes on this machine; 0 if members alone play.
         turn_timeout_s: Most seconds for a reply.
-        memory_gib: Memory that a process may allocate, in GiB; None for no limit. Linux only.
+        memory_gib: Memory that a process may allocate, in GiB; None for no limit.
         start_timeout_s: Most seconds for the start of a process.
 
     Raises:

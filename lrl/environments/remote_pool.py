@@ -125,11 +125,9 @@ class RemoteEnvironments(RemotePool[RemoteEnvironment]):
         return self.spec.to_json()
 
     def reach(self, address: MemberAddress) -> RemoteEnvironment:
-        """See `RemotePool.reach`."""
         return RemoteEnvironment(address, self)
 
     def leave_refusal(self, member: RemoteEnvironment) -> str:
-        """See `RemotePool.leave_refusal`."""
         if not self._alone or self.ready != [member]:
             return ""
         return (

@@ -244,13 +244,11 @@ class _ServerSlot(Slot):
         self._replacement: Future[None] | None = None
 
     def start(self) -> None:
-        """See `Slot.start`."""
         self._replaced = self.generator
         self._replacement = None
         self.server.start()
 
     def condition(self) -> Condition:
-        """See `Slot.condition`."""
         generator = self.generator
         if self.has_left:
             return Condition(JobState.LEFT)
@@ -280,7 +278,6 @@ class _ServerSlot(Slot):
             return None
 
     def end(self) -> None:
-        """See `Slot.end`."""
         self.server.stop()
 
 

@@ -68,8 +68,8 @@ class ServerHandle(Protocol):
     def alive(self) -> bool:
         """Whether its process runs."""
 
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
+    def log_tail(self) -> str:
+        """The last 20 lines of its log."""
 
 
 class State(Enum):
@@ -329,7 +329,6 @@ class Generator(Slots):
         self._verified.set()
 
     def note_waiting(self, waiting: bool) -> None:
-        """See `Slots.note_waiting`."""
         super().note_waiting(waiting)
         self._note()
 

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 Probe = Callable[[Generator], Coroutine[Any, Any, Any]]
 """Compares a generator's log-probs with the policy's; raises GeneratorError if they disagree."""
-LOG_LINES_IN_ERRORS = 20
 
 
 class GeneratorPool:
@@ -244,7 +243,7 @@ class GeneratorPool:
         if generator.eviction is not None:
             return
         state = "is running" if generator.server.alive else "has ended"
-        tail = generator.server.log_tail(LOG_LINES_IN_ERRORS)
+        tail = generator.server.log_tail()
         name = generator.name.capitalize()
         log.warning(
             "%s is evicted: %s\nIts process %s. The end of its log:\n%s", name, why, state, tail

@@ -81,12 +81,10 @@ class _ServerSlot(Slot):
         self._answers = True
 
     def start(self) -> None:
-        """See `Slot.start`."""
         self._answers = False
         self.server.start()
 
     def condition(self) -> Condition:
-        """See `Slot.condition`."""
         if self._answers and self.server.alive:
             return Condition(JobState.SERVING)
         try:
@@ -96,5 +94,4 @@ class _ServerSlot(Slot):
         return Condition(JobState.STARTING)
 
     def end(self) -> None:
-        """See `Slot.end`."""
         self.server.stop()

@@ -238,9 +238,9 @@ class Server:
         if running.returncode < 0:
             supervisor.clear(self._scratch, self.own_files)
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Returns the last lines of the log since the last start; empty before the first."""
-        return "\n".join(self._log().splitlines()[-lines:])
+    def log_tail(self) -> str:
+        """Returns the last 20 lines of the log since the last start; empty before the first."""
+        return "\n".join(self._log().splitlines()[-20:])
 
     def _log(self) -> str:
         if not self.log_path.exists():

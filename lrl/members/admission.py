@@ -6,8 +6,8 @@ its process. Members without weights: `lrl.members.worker_admission`.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 from lrl.errors import GeneratorError
 from lrl.generators.fleet import Fleet
@@ -23,17 +23,10 @@ POLL_S = 0.25
 """Seconds between two polls of the registry."""
 
 
-class Admission(Protocol):
-    """Admits and removes the members of one kind."""
-
-    async def poll(self) -> None:
-        """Looks once at the registry."""
-
-
-async def poll_forever(admission: Admission) -> None:
-    """Polls the registry."""
+async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
+    """Polls the registry; each `poll` looks once, and admits and removes members."""
     while True:
-        await admission.poll()
+        await poll()
         await asyncio.sleep(POLL_S)
 
 
@@ -54,10 +47,10 @@ class JoinedServer:
         self.alive = True
         """Whether its process had a lease at the last poll of the registry."""
 
-    def log_tail(self, lines: int = 20) -> str:
-        """Returns the last lines of its log; empty if the run's folder has none."""
+    def log_tail(self) -> str:
+        """Returns the last 20 lines of its log; empty if the run's folder has none."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-20:])
 
 
 class GeneratorAdmission:
@@ -83,7 +76,7 @@ class GeneratorAdmission:
         self._admissions: set[asyncio.Task[None]] = set()
 
     async def poll(self) -> None:
-        """See `Admission.poll`."""
+        """Looks once at the registry."""
         alive = self.registry.alive(Kind.GENERATOR)
         for number, member in alive.items():
             if number not in self._generators and not member.status.over:

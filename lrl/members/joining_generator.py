@@ -32,7 +32,6 @@ class JoiningGenerator(JoinSession):
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[Served]:
-        """See `JoinSession.serve`."""
         with self._model() as model:
             server = self.make_server(model)
             try:

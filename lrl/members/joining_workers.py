@@ -1,7 +1,6 @@
 """A scorer or an environment that joins a run: workers of this machine, served over HTTP."""
 
 import contextlib
-from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -14,12 +13,14 @@ from lrl.members.join_spec import JoinSpec
 from lrl.members.member import Kind
 from lrl.rewards.job import ScoringTerms
 from lrl.rewards.scorer_server import ScorerServer
-from lrl.system.endpoint import Endpoint
 
 
 class JoiningWorkers(JoinSession):
     """See `JoinSession`; also raises NotRunning if the run takes no such member."""
 
+    server_kind: ClassVar[type[ScorerServer | EnvironmentServer]]
+    terms_kind: ClassVar[type[ScoringTerms | WorkerSpec]]
+    """What its workers must know."""
     remedy: ClassVar[str]
     """What to do if they cannot work."""
 
@@ -30,27 +31,15 @@ class JoiningWorkers(JoinSession):
         endpoint = spec.settings_here(overrides.endpoint, client.location.url).endpoint
         terms = ask(client, lambda: client.terms(self.kind))
         try:
-            self.server = self.make_server(terms, endpoint)
+            known: Any = self.terms_kind.from_json(terms)
+            self.server = self.server_kind(known, overrides.workers, endpoint, client.token)
         except (KeyError, TypeError, ValueError) as error:
             raise NotRunning(
                 f"{run} is of another release of lrl ({error!r}): use the run's."
             ) from error
 
-    @abstractmethod
-    def make_server(
-        self, terms: dict[str, Any], endpoint: Endpoint
-    ) -> ScorerServer | EnvironmentServer:
-        """Returns the workers and their server, not started; raises KeyError, TypeError or
-        ValueError for terms that are none.
-
-        Args:
-            terms: What the workers must know, as JSON.
-            endpoint: Where the server listens.
-        """
-
     @contextlib.contextmanager
     def serve(self) -> Iterator[Served]:
-        """See `JoinSession.serve`."""
         try:
             try:
                 location = self.server.start()
@@ -67,29 +56,21 @@ class JoiningScorer(JoiningWorkers):
     """See `JoiningWorkers`."""
 
     kind = Kind.SCORER
+    server_kind = ScorerServer
+    terms_kind = ScoringTerms
     remedy = (
         "A scorer imports the rewards' modules by itself: put them on its machine, installed or in "
         "the folder where `lrl join` starts."
     )
-
-    def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> ScorerServer:
-        """See `JoiningWorkers.make_server`."""
-        return ScorerServer(
-            ScoringTerms.from_json(terms), self.overrides.workers, endpoint, self.client.token
-        )
 
 
 class JoiningEnvironment(JoiningWorkers):
     """See `JoiningWorkers`."""
 
     kind = Kind.ENVIRONMENT
+    server_kind = EnvironmentServer
+    terms_kind = WorkerSpec
     remedy = (
         "It imports the environment's module by itself: put that on its machine, installed or in "
         "the folder where `lrl join` starts."
     )
-
-    def make_server(self, terms: dict[str, Any], endpoint: Endpoint) -> EnvironmentServer:
-        """See `JoiningWorkers.make_server`."""
-        return EnvironmentServer(
-            WorkerSpec.from_json(terms), self.overrides.workers, endpoint, self.client.token
-        )

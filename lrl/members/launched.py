@@ -111,7 +111,6 @@ class _LaunchedSlot(Slot):
         return ["--devices", devices] if devices else []
 
     def start(self) -> None:
-        """See `Slot.start`."""
         try:
             self._number = self.roster.claim(self.kind)
         except NotRunning as error:
@@ -123,7 +122,6 @@ class _LaunchedSlot(Slot):
         )
 
     def condition(self) -> Condition:
-        """See `Slot.condition`."""
         assert self._job is not None, "it was started"
         member = None
         # On another node: the run is gone, or does not answer now.
@@ -145,7 +143,6 @@ class _LaunchedSlot(Slot):
         return Condition(JobState.STARTING)
 
     def end(self) -> None:
-        """See `Slot.end`."""
         job, self._job = self._job, None
         if job is None:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ ATTEMPTS = 3
 POLL_S = 0.1
 
 
+@dataclass
 class RunMembers:
     """Lets members join a run, from `open` to `close`.
 
@@ -46,19 +48,13 @@ class RunMembers:
         folder: The run's.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        pools: Mapping[Kind, RemotePool[Any]],
-        launchers: dict[Kind, Launcher],
-        settings: ServerSettings,
-        folder: Path,
-    ) -> None:
-        self.fleet = fleet
-        self.pools = pools
-        self.launchers = launchers
-        self.settings = settings
-        self.folder = folder
+    fleet: Fleet
+    pools: Mapping[Kind, RemotePool[Any]]
+    launchers: dict[Kind, Launcher]
+    settings: ServerSettings
+    folder: Path
+
+    def __post_init__(self) -> None:
         self.server: RegistryServer | None = None
         """Where they join; None before `open`."""
         self.launched: dict[Kind, LaunchedMembers] = {}
@@ -84,7 +80,7 @@ class RunMembers:
             self._say_how_to_join(kind, url_elsewhere(server))
         for kind, pool in self.pools.items():
             admission = WorkerAdmission(kind, pool, server.registry, token)
-            self.fleet.run_in_background(poll_forever(admission))
+            self.fleet.run_in_background(poll_forever(admission.poll))
             self._launch(kind)
         return server
 
@@ -107,7 +103,7 @@ class RunMembers:
             settings=self.settings,
             folder=self.folder,
         )
-        self.fleet.run_in_background(poll_forever(admission))
+        self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR)
         if of_nodes:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerAdmission:
-    """Admits and removes the members of one kind; an `Admission`.
+    """Admits and removes the members of one kind.
 
     Args:
         kind: Theirs.
@@ -35,7 +35,7 @@ class WorkerAdmission:
         self._served: set[int] = set()
 
     async def poll(self) -> None:
-        """See `Admission.poll`."""
+        """Looks once at the registry."""
         alive = self.registry.alive(self.kind)
         for number, member in alive.items():
             if member.status is Status.STARTING and number not in self._admissions:

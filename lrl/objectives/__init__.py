@@ -20,21 +20,4 @@ if TYPE_CHECKING:
     from lrl.objectives.tis import TIS
     from lrl.objectives.topr import TOPR
 
-_HOMES = {
-    "AIPO": "aipo",
-    "CISPO": "cispo",
-    "DecoupledPPO": "decoupled_ppo",
-    "Diagnostics": "diagnostics",
-    "GSPO": "gspo",
-    "IcePop": "icepop",
-    "Objective": "base",
-    "PPO": "ppo",
-    "REINFORCE": "reinforce",
-    "TBA": "tba",
-    "TIS": "tis",
-    "TOPR": "topr",
-    "Tokens": "base",
-    "check_mismatch": "diagnostics",
-}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

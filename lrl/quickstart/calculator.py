@@ -23,7 +23,6 @@ class Calculator(Turns):
     deterministic = True
 
     def reply(self, turn: str) -> Answer:
-        """See `Turns.reply`."""
         if not turn.endswith("="):
             return "", True, 0.0
         found = _CALCULATION.search(turn)
@@ -37,7 +36,6 @@ class ProseCalculator(Calculator):
     stop = (" =", "=")
 
     def reply(self, turn: str) -> Answer:
-        """See `Turns.reply`."""
         result, done, reward = super().reply(turn)
         space = " " if result and turn.endswith(" =") else ""
         return f"{space}{result}", done, reward

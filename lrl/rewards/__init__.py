@@ -9,10 +9,10 @@ the start of every worker.
 
 from typing import TYPE_CHECKING
 
-from lrl.errors import RewardFailuresError
 from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from lrl.errors import RewardFailuresError
     from lrl.rewards.base import GaveUp, Reward
     from lrl.rewards.code import Code
     from lrl.rewards.exact_match import ExactMatch
@@ -27,23 +27,4 @@ if TYPE_CHECKING:
     from lrl.rewards.reward_model import RewardModel, RewardModelServer
     from lrl.rewards.turn_rewards import TurnRewards
 
-_HOMES = {
-    "Code": "code",
-    "ExactMatch": "exact_match",
-    "Format": "format",
-    "Function": "function",
-    "GSM8K": "gsm8k",
-    "GaveUp": "base",
-    "Judge": "judge",
-    "LengthPenalty": "length_penalty",
-    "Math": "math",
-    "ReasoningGym": "reasoning_gym",
-    "Reward": "base",
-    "RewardModel": "reward_model",
-    "RewardModelServer": "reward_model",
-    "RewardPool": "pool",
-    "TurnRewards": "turn_rewards",
-    "as_reward": "function",
-}
-__all__ = [*_HOMES, "RewardFailuresError"]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -50,7 +50,7 @@ class RewardPool:
         workers: Processes on this machine.
         timeout_s: Seconds for one response, all rewards together.
         memory_gib: GiB that scoring may allocate in a worker beyond what it holds once the rewards
-            are loaded; None for no limit. Linux only.
+            are loaded; None for no limit.
         max_failures: Largest share of responses that may get no reward, in (0, 1], over the last
             few hundred; 1 allows any.
         start_timeout_s: Most seconds for the start of a worker.

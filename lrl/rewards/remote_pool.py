@@ -35,7 +35,6 @@ class RemoteScorer(RemoteWorkers):
         self._pool = pool
 
     async def check(self) -> None:
-        """See `RemoteWorkers.check`."""
         await self.request("GET", SCORE, CHECK_S)
 
     async def outcomes(self, job: Job) -> list[Outcome]:
@@ -80,7 +79,6 @@ class RemoteScorers(RemotePool[RemoteScorer]):
         return ScoringTerms(self.spec, self.trial).to_json()
 
     def reach(self, address: MemberAddress) -> RemoteScorer:
-        """See `RemotePool.reach`."""
         return RemoteScorer(address, self)
 
 

@@ -41,9 +41,6 @@ class BinPacker(Generic[P]):
         whole_groups: Whether all sequences of a group go into one micro-batch, whatever its size.
         ranks: Micro-batches that are trained at the same time.
         share_rows: Whether several sequences may lie in one row.
-
-    Raises:
-        ValueError: micro_batch_tokens is not above 0.
     """
 
     def __init__(
@@ -53,10 +50,6 @@ class BinPacker(Generic[P]):
         ranks: int = 1,
         share_rows: bool = True,
     ) -> None:
-        if micro_batch_tokens < 1:
-            raise ValueError(
-                f"micro_batch_tokens={micro_batch_tokens}: the budget must be at least 1 token"
-            )
         self.micro_batch_tokens = micro_batch_tokens
         self.whole_groups = whole_groups
         self.share_rows = share_rows

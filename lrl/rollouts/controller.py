@@ -19,7 +19,7 @@ be skipped as soon as it is scored, and a fresh prompt starts in its place: dyna
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
@@ -61,20 +61,6 @@ class Scorer(Protocol):
         """Sets the reward of each rollout, or the cause of its absence."""
 
 
-class AskedTeacher(Protocol):
-    """Says on a server how likely it were to write the responses (`lrl.Teacher`)."""
-
-    async def ask(self, group: Group) -> None:
-        """Sets the log-probs of the group's responses; raises if it cannot."""
-
-
-class LookAhead(Protocol):
-    """Wants to know early which prompts come (`lrl.routing.length_predictor.LengthPredictor`)."""
-
-    def look_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Announces prompts that start soon."""
-
-
 class Controller:
     """Keeps the generators writing and hands finished groups to the trainer.
 
@@ -89,11 +75,11 @@ class Controller:
         max_skipped: Most groups with equal rewards that are skipped under one version; the others
             are trained.
         min_rollouts: Scored responses below which a group's rewards do not count as equal.
-        length_predictor: Hears of each step's prompts before they start; None where nobody
-            predicts lengths.
+        look_ahead: Hears of each step's prompts before they start; None where nobody predicts
+            lengths.
         environment: Settings of the environment on which the responses depend.
         judges_last_turn: See `score`.
-        teacher: A teacher on a server, asked about each group that is scored; None without one.
+        ask_teacher: Asks a teacher on a server about each group that is scored; None without one.
     """
 
     def __init__(
@@ -107,10 +93,10 @@ class Controller:
         deadline_s: float,
         max_skipped: int = 0,
         min_rollouts: int = 2,
-        length_predictor: LookAhead | None = None,
+        look_ahead: Callable[[Sequence[Prompt]], None] | None = None,
         environment: Settings | None = None,
         judges_last_turn: bool = False,
-        teacher: AskedTeacher | None = None,
+        ask_teacher: Callable[[Group], Awaitable[None]] | None = None,
     ) -> None:
         self.prompts = prompts
         self.fleet = fleet
@@ -121,10 +107,10 @@ class Controller:
         self.deadline_s = deadline_s
         self.max_skipped = max_skipped
         self.min_rollouts = min_rollouts
-        self.length_predictor = length_predictor
+        self.look_ahead = look_ahead
         self.environment = environment or {}
         self.judges_last_turn = judges_last_turn
-        self.teacher = teacher
+        self.ask_teacher = ask_teacher
         self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
@@ -145,13 +131,11 @@ class Controller:
         resuming, self._resuming = self._resuming, []
         self._start(resuming)
         self._admit()
-        if self.length_predictor is not None:
+        if self.look_ahead is not None:
             # The prompts of the next two steps, if no open group begins anew.
             first = self.ledger.next_index
             count = 2 * self.ledger.pacing.groups_per_step
-            self.length_predictor.look_ahead(
-                [self.prompts[index] for index in range(first, first + count)]
-            )
+            self.look_ahead([self.prompts[index] for index in range(first, first + count)])
 
     def _admit(self) -> None:
         self._start(self.ledger.admit(self._version, self.prompts, self.sampling.n))
@@ -188,9 +172,9 @@ class Controller:
                 self.rewards,
                 judges_last_turn=self.judges_last_turn,
             )
-            if self.teacher is not None:
+            if self.ask_teacher is not None:
                 async with self._asking:
-                    await self.teacher.ask(group)
+                    await self.ask_teacher(group)
             group.scoring_s = clock() - started
             if has_equal_rewards(group, self.min_rollouts) and self._may_skip():
                 self.ledger.skip(group)

@@ -2,6 +2,7 @@
 has a deadline."""
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from lrl.rollouts.controller import Controller
@@ -13,6 +14,7 @@ ANSWER_S = 60.0
 """Seconds for a call that waits for no rollout."""
 
 
+@dataclass
 class ControllerCalls(GroupSource):
     """Calls of the trainer's thread.
 
@@ -23,18 +25,11 @@ class ControllerCalls(GroupSource):
         poll: Called a few times a second while a step waits for a group; raises to end the wait.
     """
 
-    def __init__(
-        self,
-        controller: Controller,
-        loop: LoopThread,
-        *,
-        group_deadline_s: float,
-        poll: Callable[[], None] | None = None,
-    ) -> None:
-        self.controller = controller
-        self.loop = loop
-        self.group_deadline_s = group_deadline_s
-        self.poll = poll
+    controller: Controller
+    loop: LoopThread
+    _: KW_ONLY
+    group_deadline_s: float
+    poll: Callable[[], None] | None = None
 
     def new_version(self, version: int) -> None:
         """Admits the prompts that may start now that the generators hold `version`."""
@@ -42,7 +37,6 @@ class ControllerCalls(GroupSource):
         self.loop.wait(self.controller.new_version(version), ANSWER_S, what)
 
     def next_group(self, step: int) -> Group:
-        """See `GroupSource.next_group`."""
         return self.loop.wait(
             self.controller.next_group(step),
             self.group_deadline_s,
@@ -51,11 +45,9 @@ class ControllerCalls(GroupSource):
         )
 
     def give_up(self, group: Group) -> None:
-        """See `GroupSource.give_up`."""
         self.controller.ledger.give_up(group)
 
     def raise_if_stopped(self) -> None:
-        """See `GroupSource.raise_if_stopped`."""
         if self.loop.interrupted is not None:
             self.loop.interrupted()
 

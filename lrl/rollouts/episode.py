@@ -111,6 +111,7 @@ class EpisodeTerms:
     each_alone: bool = False
 
 
+@dataclass
 class Episodes:
     """Writes the rollouts of an environment; a `ResponseWriter`.
 
@@ -121,17 +122,10 @@ class Episodes:
         find_calls: Finds calls of tools in a turn; None for an environment without tools.
     """
 
-    def __init__(
-        self,
-        write: Write,
-        environments: Environments,
-        terms: EpisodeTerms,
-        find_calls: FindCalls | None = None,
-    ) -> None:
-        self.write = write
-        self.environments = environments
-        self.terms = terms
-        self.find_calls = find_calls
+    write: Write
+    environments: Environments
+    terms: EpisodeTerms
+    find_calls: FindCalls | None = None
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any

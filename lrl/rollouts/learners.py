@@ -48,19 +48,14 @@ class Dependencies:
         }
 
 
+@dataclass
 class Learners:
     """The parts that learn from whole steps; None for one that the run has not."""
 
-    def __init__(
-        self,
-        advantages: Advantages,
-        replay: Replay | None = None,
-        length_predictor: LengthPredictor | None = None,
-    ) -> None:
-        self.advantages = advantages
-        self.replay = replay
-        self.length_predictor = length_predictor
-        self._first_states: dict[str, Any] | None = None
+    advantages: Advantages
+    replay: Replay | None = None
+    length_predictor: LengthPredictor | None = None
+    _first_states: dict[str, Any] | None = field(default=None, init=False)
 
     @property
     def _parts(self) -> dict[str, Any]:

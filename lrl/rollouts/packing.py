@@ -42,9 +42,6 @@ class Packer:
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
         attention_tokens: For samples of a group that share their first tokens
             (`lrl.training.prefix_tree.prefix_trees`); 0 gives each its own copy.
-
-    Raises:
-        ValueError: micro_batch_tokens or temperature is not above 0.
     """
 
     def __init__(
@@ -60,11 +57,6 @@ class Packer:
         blanks: bool = False,
         attention_tokens: int = 0,
     ) -> None:
-        if not temperature > 0:
-            raise ValueError(
-                f"temperature={temperature}: greedy responses have no log-prob to learn from; use "
-                "1.0"
-            )
         self.advantages = advantages
         self.micro_batch_tokens = micro_batch_tokens
         self.temperature = temperature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from lrl.environments.base import Message
@@ -34,6 +35,7 @@ PromptPart = Literal["whole", "without header", "first token"]
 every rendering begins with that token."""
 
 
+@dataclass
 class PromptMaker:
     """Makes the prompts of a data set, row by row.
 
@@ -48,27 +50,18 @@ class PromptMaker:
         ConfigError: The tokenizer has no chat template, and a setting needs one.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        name: str,
-        prompt_column: str,
-        template: str | None,
-        system_prompt: str | None,
-        chat: bool | Literal["auto"],
-        tools: Sequence[dict[str, Any]],
-        part: PromptPart,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.name = name
-        self.prompt_column = prompt_column
-        self.template = template
-        self.system_prompt = system_prompt
-        self.chat = chat
-        self.tools = tools
-        self.part = part
-        self._fields = template_fields(template) if template is not None else set()
+    tokenizer: PreTrainedTokenizerBase
+    _: KW_ONLY
+    name: str
+    prompt_column: str
+    template: str | None
+    system_prompt: str | None
+    chat: bool | Literal["auto"]
+    tools: Sequence[dict[str, Any]]
+    part: PromptPart
+
+    def __post_init__(self) -> None:
+        self._fields = template_fields(self.template) if self.template is not None else set()
         self._renders = self._uses_chat_template()
         self._whole_forms: set[tuple[Any, ...]] = set()
         """Forms of chats that the chat template renders whole."""

@@ -7,6 +7,7 @@ Rewards and environments run so. Nothing here imports torch.
 import os
 import pickle
 import pickletools
+import resource
 import signal
 import sys
 import sysconfig
@@ -42,10 +43,8 @@ def limit_memory(gib: float | None) -> None:
     RLIMIT_AS would also count memory that is only reserved: CUDA, a Java machine or one malloc
     arena for each thread reserve many GiB and use none of it.
     """
-    if gib is None or sys.platform != "linux":
+    if gib is None:
         return
-    import resource
-
     with open("/proc/self/statm") as statm:
         now = int(statm.read().split()[5]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -1,29 +1,45 @@
 """Names of a room that are imported at their first use: a run imports the kinds that it names, and
-not all that are shipped."""
+not all that are shipped.
 
+A room lists them once, as imports for type checkers.
+"""
+
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    room: str, homes: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the `__getattr__` and the `__dir__` (PEP 562) of a package, which lists its `__all__`.
+def lazy_names(room: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the `__all__`, the `__getattr__` and the `__dir__` (PEP 562) of a package, for the
+    names that stand under its `if TYPE_CHECKING:`.
 
     Args:
         room: The package's name.
-        homes: The module of each name, without the package's name.
     """
+    homes = dict(_imports_for_type_checkers(str(sys.modules[room].__file__)))
 
     def of_module(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        return getattr(import_module(f"{room}.{homes[name]}"), name)
+        home = homes[name]
+        return (
+            import_module(f"{room}.{name}") if home == room else getattr(import_module(home), name)
+        )
 
     # Without it the names that nobody has used yet would be missing where Tab completes a word.
     def names() -> list[str]:
         return list(sys.modules[room].__all__)
 
-    return of_module, names
+    return sorted(homes), of_module, names
+
+
+def _imports_for_type_checkers(file: str) -> Iterator[tuple[str, str]]:
+    """Yields each name that a file imports under `if TYPE_CHECKING:`, and from which module."""
+    for statement in ast.parse(Path(file).read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
+            for node in statement.body:
+                if isinstance(node, ast.ImportFrom):
+                    yield from ((alias.name, str(node.module)) for alias in node.names)

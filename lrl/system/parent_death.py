@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
@@ -20,12 +19,9 @@ _bound = threading.Event()
 def die_with(owner: int) -> None:
     """Ends this process with the process `owner`, its parent.
 
-    On Linux it ends with the *thread* that started it: start helpers on one that outlives them.
+    It ends with the *thread* that started it: start helpers on one that outlives them.
     """
     _bound.set()
-    if sys.platform != "linux":  # a thread is the best substitute for the kernel's help
-        threading.Thread(target=_watch, args=(owner,), daemon=True).start()
-        return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(
@@ -41,8 +37,7 @@ def unbind_from_parent() -> None:
     if not _bound.is_set():  # then whoever started this process has bound it, for good
         return
     _bound.clear()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def bound_to_this_process(words: Sequence[str]) -> list[str]:
@@ -52,10 +47,3 @@ def bound_to_this_process(words: Sequence[str]) -> list[str]:
     )
     begin += "; os.execv(sys.argv[2], sys.argv[2:])"
     return [sys.executable, "-P", "-c", begin, str(os.getpid()), *words]
-
-
-def _watch(owner: int) -> None:
-    while os.getppid() == owner:
-        time.sleep(1.0)
-    if _bound.is_set():
-        os._exit(1)

@@ -8,6 +8,9 @@ from torch import Tensor
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, prefix_trees, samples_of
 from lrl.types import Group, MicroBatch, Rollout
 
+Numbers = Iterator[tuple[Rollout, Tensor]]
+"""Rollouts, each with one number or several for each of its tokens."""
+
 
 def blank() -> MicroBatch:
     """Returns a micro-batch without a token in the mask, for a rank that must take part in a
@@ -23,7 +26,7 @@ def each_rollout(
     micro_batch_tokens: int,
     compute: Callable[[Sequence[MicroBatch]], list[Tensor]],
     attention_tokens: int = 0,
-) -> Iterator[tuple[Rollout, Tensor]]:
+) -> Numbers:
     """Yields each rollout of a group that has a token, with one number for each of its tokens.
 
     Args:

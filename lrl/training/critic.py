@@ -10,8 +10,6 @@ optimizer, and a version of the policy is one step. They are neither sent to gen
 the exported policy.
 """
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -19,13 +17,11 @@ from transformers import PreTrainedModel
 from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
-from lrl.training.collate import each_rollout
+from lrl.training.collate import Numbers
 from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.model import Dtype, decoder_of, last_hidden
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.types import Group, MicroBatch
-
-Values = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
 class Critic(nn.Module):
@@ -115,39 +111,22 @@ class Critic(nn.Module):
         gradient_checkpointing: bool,
         device: torch.device,
         ranks: Ranks,
-    ) -> None:
-        """Loads the model, if there is one, and makes the head; all ranks call it."""
-        network = policy
-        if self.model is not None:
-            network = open_on_all_ranks(
-                self.model,
-                dtype,
-                attention=attention,
-                gradient_checkpointing=gradient_checkpointing,
-                device=device,
-                ranks=ranks,
-            )
-            self.responses_share = shared_by_responses(network)
-            self.trunk = decoder_of(network)
-        self._add_head(network)
-
-    def open_sharded(
-        self,
-        policy: PreTrainedModel,
-        dtype: Dtype,
-        attention: str | None,
-        gradient_checkpointing: bool,
-        ranks: Ranks,
+        in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Makes model and head as `open` does, the model without memory for its weights.
+        """Loads the model, if there is one, and makes the head; all ranks call it.
 
-        Returns the decoder with its weights on rank 0, None on the others and without a model.
+        Returns the decoder with its weights, None without a model. With `in_parts`, where the
+        critic's own has no memory for its weights, ranks other than 0 return None.
         """
         if self.model is None:
             self._add_head(policy)
             return None
-        settings = dtype, attention, gradient_checkpointing
-        network, whole = open_in_parts(self.model, *settings, ranks)
+        settings = self.model, dtype, attention, gradient_checkpointing
+        whole: PreTrainedModel | None
+        if in_parts:
+            network, whole = open_in_parts(*settings, ranks)
+        else:
+            network = whole = open_on_all_ranks(*settings, device, ranks)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
         self.responses_share = ranks.share(self.responses_share)
@@ -192,32 +171,17 @@ class Critic(nn.Module):
         limited.register_hook(lambda gradient: self.trunk_gradient * gradient)
         return limited
 
-    def fill(
-        self,
-        group: Group,
-        temperature: float,
-        micro_batch_tokens: int,
-        values: Values,
-        attention_tokens: int = 0,
-    ) -> None:
+    def fill(self, group: Group, found: Numbers) -> None:
         """Sets `values` and `returns` of every scored rollout of a group that has a token.
 
-        A replayed group keeps its values, which are those of an earlier step. A forward pass has at
-        most `micro_batch_tokens` tokens, padding included; a longer rollout gets its own pass.
-        `values` has all ranks compute them (`lrl.PolicyModule.critic_values`).
-        `attention_tokens` is that of `each_rollout`.
+        A replayed group keeps its values, which are those of an earlier step; `found` gives others,
+        and computes them only if it is asked.
         The rewards must be there, less their KL penalty if there is one.
         """
         written = [rollout for rollout in group.rollouts if rollout.token_ids]
         if any(rollout.values is None for rollout in written):
-            for rollout, found in each_rollout(
-                group,
-                temperature,
-                micro_batch_tokens,
-                values,
-                attention_tokens=attention_tokens,
-            ):
-                rollout.values = found.tolist()
+            for rollout, values in found:
+                rollout.values = values.tolist()
         for rollout in written:
             if rollout.reward is not None:
                 ahead = gae(rollout, of_tokens(rollout), self.lam)

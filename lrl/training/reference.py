@@ -5,18 +5,18 @@ with the rollout.
 """
 
 import logging
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
-from lrl.system.config_errors import fault, one_of
-from lrl.training.collate import each_rollout
+from lrl.system.config_errors import at_least, fault, one_of
+from lrl.training.collate import Numbers
 from lrl.training.isolation import check_rows
 from lrl.training.model import (
     Dtype,
@@ -34,7 +34,6 @@ WHOLE = StateDictOptions(full_state_dict=True, strict=False)
 """Each rank takes its part of whole weights; a tied head is there once."""
 Estimator = Literal["k1", "k2", "k3"]
 PenaltyIn = Literal["loss", "reward"]
-Logprobs = Callable[[Sequence[MicroBatch]], list[Tensor]]
 
 
 class Reference:
@@ -75,8 +74,8 @@ class Reference:
         model: str | None = None,
         refresh_every_n_steps: int | None = None,
     ) -> None:
-        if not coefficient >= 0:
-            fault(f"model.reference.coefficient is {coefficient}; it must be at least 0.")
+        at_least(0, "model.reference", coefficient=coefficient)
+        at_least(1, "model.reference", refresh_every_n_steps=refresh_every_n_steps)
         one_of(
             "model.reference",
             estimator=(get_args(Estimator), estimator),
@@ -86,11 +85,6 @@ class Reference:
             fault(
                 "model.reference.estimator k1 with penalty_in loss: its gradient is zero on average. "
                 "Use k2 or k3, or penalty_in reward."
-            )
-        if refresh_every_n_steps is not None and refresh_every_n_steps < 1:
-            fault(
-                f"model.reference.refresh_every_n_steps is {refresh_every_n_steps}; it must be at "
-                "least 1, or null."
             )
         self.coefficient = coefficient
         self.estimator = estimator
@@ -121,42 +115,24 @@ class Reference:
         attention: str | None,
         device: torch.device,
         ranks: Ranks,
+        sharding: Sharding | None = None,
     ) -> None:
         """Loads the frozen model, once: the policy's own first version unless `model` names
-        another."""
-        if not hasattr(self, "network"):
-            self.network = open_on_all_ranks(
-                self.model or policy_folder,
-                dtype,
-                attention=attention,
-                gradient_checkpointing=False,
-                device=device,
-                ranks=ranks,
-            )
-            check_rows(self.network)
-            self._scorer = LabelLogprobs(self.network).requires_grad_(False)
-
-    def open_sharded(
-        self,
-        policy_folder: str,
-        dtype: Dtype,
-        attention: str | None,
-        device: torch.device,
-        sharding: Sharding,
-        ranks: Ranks,
-    ) -> None:
-        """Loads the frozen model as `open` does, in parts over all ranks; rank 0 reads it."""
+        another. With `sharding` in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        folder = self.model or policy_folder
-        self.network, whole = open_in_parts(
-            folder, dtype, attention, gradient_checkpointing=False, ranks=ranks
-        )
+        settings = self.model or policy_folder, dtype, attention, False
+        whole: PreTrainedModel | None
+        if sharding is None:
+            self.network = whole = open_on_all_ranks(*settings, device, ranks)
+        else:
+            self.network, whole = open_in_parts(*settings, ranks)
         if whole is not None:
             check_rows(whole)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)
-        sharding.divide(self._scorer, self.network)
-        sharding.fill(self.network, whole, device)
+        if sharding is not None:
+            sharding.divide(self._scorer, self.network)
+            sharding.fill(self.network, whole, device)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, chunk_tokens: int) -> Tensor:
@@ -165,34 +141,16 @@ class Reference:
         shard_again(self._scorer)
         return found.cpu()
 
-    def fill(
-        self,
-        group: Group,
-        temperature: float,
-        micro_batch_tokens: int,
-        logprobs: Logprobs,
-        attention_tokens: int = 0,
-    ) -> None:
+    def fill(self, group: Group, found: Numbers) -> None:
         """Sets `reference_logprobs` and, if the penalty is in the reward, `kl_penalty` of every
-        rollout of a group.
-
-        A forward pass has at most `micro_batch_tokens` tokens, padding included; a longer rollout
-        gets its own pass. `logprobs` has all ranks compute them
-        (`lrl.PolicyModule.reference_logprobs`). `attention_tokens` is that of `each_rollout`.
-        """
+        rollout of a group; `found` gives its log-probs, and computes them only if it is asked."""
         # From a replay, and the reference is still the same.
         if group.reference_version == self.version:
             return
-        for rollout, found in each_rollout(
-            group,
-            temperature,
-            micro_batch_tokens,
-            logprobs,
-            attention_tokens=attention_tokens,
-        ):
-            rollout.reference_logprobs = found.tolist()
+        for rollout, logprobs in found:
+            rollout.reference_logprobs = logprobs.tolist()
             if self.penalty_in == "reward":
-                kl = self._kl(torch.tensor(rollout.logprobs), found)
+                kl = self._kl(torch.tensor(rollout.logprobs), logprobs)
                 rollout.kl_penalty = self.coefficient * kl[torch.tensor(rollout.mask)].sum().item()
         group.reference_version = self.version
 

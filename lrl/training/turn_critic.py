@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from lrl.advantages import discounted, rewards_by_action
 from lrl.system.config_errors import fault
-from lrl.training.collate import each_rollout
-from lrl.training.critic import Critic, Values, apply_head
+from lrl.training.collate import Numbers
+from lrl.training.critic import Critic, apply_head
 from lrl.training.model import last_hidden
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
@@ -118,24 +118,15 @@ class TurnCritic(Critic):
         values[micro.mask] = found
         return values
 
-    def fill(
-        self,
-        group: Group,
-        temperature: float,
-        micro_batch_tokens: int,
-        values: Values,
-        attention_tokens: int = 0,
-    ) -> None:
+    def fill(self, group: Group, found: Numbers) -> None:
         """Sets `turn_values` of every scored rollout of a group that has a token.
 
         A replayed group gets new ones, of the critic as it is now. The arguments are those of
         `Critic.fill`.
         """
-        for rollout, found in each_rollout(
-            group, temperature, micro_batch_tokens, values, attention_tokens=attention_tokens
-        ):
+        for rollout, values in found:
             if rollout.reward is not None:
-                rollout.turn_values = self._turn_values(rollout, found)
+                rollout.turn_values = self._turn_values(rollout, values)
 
     def _turn_values(self, rollout: Rollout, found: Tensor) -> list[TurnValues]:
         """Returns what is said of each turn of a scored rollout.

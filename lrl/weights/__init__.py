@@ -8,8 +8,7 @@ from importlib import import_module
 
 from lrl.errors import ConfigError
 from lrl.system.endpoint import is_loopback
-from lrl.weights.requirements import Machine
-from lrl.weights.transport import Transport
+from lrl.weights.transport import Machine, Transport
 
 __all__ = ["TRANSPORTS", "Machine", "Transport", "choose_transport", "find_transport"]
 

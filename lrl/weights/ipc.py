@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.requirements import Machine
-from lrl.weights.transport import Transport
+from lrl.weights.transport import Machine, Transport
 from lrl.weights.wire import Weights, Wire
 
 BUFFER_BYTES = 2**28
@@ -91,7 +90,6 @@ class Ipc(Transport):
         self._engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
     def send(self, calls: GeneratorGroupCalls) -> None:
-        """See `Transport.send`."""
         self._engine.send_weights()
 
     def close(self) -> None:

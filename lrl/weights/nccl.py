@@ -29,8 +29,7 @@ from lrl.system.daemon_call import start_daemon_call
 from lrl.weights import communicator
 from lrl.weights.both_ends import wait_for_both_ends
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.requirements import Machine
-from lrl.weights.transport import Transport
+from lrl.weights.transport import Machine, Transport
 from lrl.weights.wire import Weights, Wire
 
 if TYPE_CHECKING:

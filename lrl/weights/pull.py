@@ -146,7 +146,6 @@ class Pull(Transport):
         self._fetched = {}
 
     def distribute(self, calls: GeneratorGroupCalls) -> Failures:
-        """See `Transport.distribute`."""
         assert self._server is not None and self._staged is not None, "connected and staged before"
         if self._older is not None:
             self._make_delta(self._older, self._staged, calls.interrupted)
@@ -159,7 +158,6 @@ class Pull(Transport):
         )
 
     def send(self, calls: GeneratorGroupCalls) -> None:
-        """See `Transport.send`."""
         assert self._staged is not None, "staged before"
         checksum = self._staged.remote.checksum
         calls.start_weight_update()

@@ -46,7 +46,6 @@ class SharedMemory(Transport):
         self._checksum = 0
 
     def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
-        """See `Transport.connect`."""
         self._name = f"lrl-{name}.safetensors"
         calls.init_weight_transfer_engine({})
 
@@ -61,7 +60,6 @@ class SharedMemory(Transport):
         self._file = file
 
     def send(self, calls: GeneratorGroupCalls) -> None:
-        """See `Transport.send`."""
         calls.start_weight_update()
         calls.update_weights({"file": str(self._file), "checksum": self._checksum})
         calls.finish_weight_update()

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from benchmarks.chaos import faults, footprint, generators, recorder, soak, trai
 from benchmarks.chaos.journal import Journal, Reader
 from lrl.rollouts.serialisation import Resumed, save_group
 from lrl.types import Group, Prompt, Rollout
+from tests.leftovers import wait_for
 
 PARTS = ["lrl.vllm_plugin.api_server", "VLLM::EngineCore", "VLLM::Worker"]
 TREE = """
@@ -70,13 +71,6 @@ def run_of(one: Group, resumed: Resumed | None = None) -> Any:
         environment=None,
     )
     return SimpleNamespace(datamodule=data, global_step=5, should_stop=False)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

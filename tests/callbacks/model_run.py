@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,13 +83,6 @@ class ModelRun:
         self.hold(False)
         self.stick("")
         self.loop.close()
-
-
-def until(done: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def proved(generators: list[Generator]) -> list[int]:

@@ -14,7 +14,8 @@ import pytest
 
 from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
-from tests.callbacks.model_run import ModelRun, proved, until
+from tests.callbacks.model_run import ModelRun, proved
+from tests.leftovers import wait_for
 from tests.weights.model_sync import PAUSE
 
 
@@ -35,7 +36,7 @@ def test_only_the_first_sync_of_a_run_is_waited_for_until_it_is_verified(
     assert model_run.versions == [0, 1] and model_run.pool.serving == []
     assert len(model_run.pool.alive) == 2  # they write on
     model_run.hold(False)
-    until(lambda: proved(model_run.pool.generators) == [1, 1])
+    wait_for(lambda: proved(model_run.pool.generators) == [1, 1])
 
 
 @pytest.mark.parametrize("what", ["a sync", "a checkpoint"])
@@ -48,12 +49,12 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified
     act = {"a sync": lambda: model_run.step(2), "a checkpoint": model_run.data.state_dict}[what]
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
-    until(lambda: model_run.data.stopwatch.state == "probe")
+    wait_for(lambda: model_run.data.stopwatch.state == "probe")
     assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
     assert done and model_run.data.stopwatch.seconds("probe") > 0
-    until(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
+    wait_for(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 
 
 def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: ModelRun) -> None:
@@ -78,7 +79,7 @@ def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_t
     model_run.pool.on_evicted = lost.append
     liar.client.logprobs = [-1.0, -9.0]  # type: ignore[attr-defined]
     model_run.step(1)
-    until(lambda: lost)
+    wait_for(lambda: lost)
     assert (
         lost == [liar]
         and not liar.unverified
@@ -86,7 +87,7 @@ def test_a_generator_that_fails_a_probe_beside_the_step_is_evicted_at_once_and_t
     )
     assert "probe for weight version 1 failed after" in (liar.eviction or "")
     model_run.step(2)
-    until(lambda: proved([healthy]) == [2])
+    wait_for(lambda: proved([healthy]) == [2])
     assert model_run.pool.generators == [healthy] and not liar.serving
 
 

@@ -253,7 +253,6 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
     assert run(play).startswith("lost: the worker was ended by SIGKILL")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from lrl.generators.generator import State
 from lrl.generators.settings import ServerSettings
 from lrl.system import job_supervisor
 from lrl.system.job_supervisor import JobState
+from tests.leftovers import wait_for
+from tests.scripted_run import let_requests_succeed
 
 
 class ModelServer:
@@ -57,17 +59,13 @@ class ModelServer:
     def stop(self) -> None:
         self.alive = False
 
-    def log_tail(self, lines: int) -> str:
+    def log_tail(self) -> str:
         return "CUDA out of memory"
 
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds, like every running process."""
-
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    let_requests_succeed(monkeypatch)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(job_supervisor, "POLL_S", 0.005)
     servers = [ModelServer(0), ModelServer(1)]
@@ -78,20 +76,13 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
     assert not any(server.alive for server in servers)
 
 
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(
     fleet: tuple[Fleet, list[ModelServer]],
 ) -> None:
     made, servers = fleet
     survivor, lost = made.rollouts.generators
     servers[1].alive = False
-    until(lambda: bool(made.rollouts.pending))
+    wait_for(lambda: bool(made.rollouts.pending))
     assert made.rollouts.generators == [survivor] and "its process has ended" in (
         lost.eviction or ""
     )
@@ -111,7 +102,7 @@ def test_a_replacement_that_fails_is_started_again_after_ever_longer_pauses(
     made, servers = fleet
     servers[1].failing = 3
     servers[1].alive = False
-    until(lambda: bool(made.rollouts.pending))
+    wait_for(lambda: bool(made.rollouts.pending))
     starts = servers[1].starts
     pauses = [after - before for before, after in zip(starts[1:], starts[2:], strict=False)]
     assert len(starts) == 5 and pauses[0] >= 0.02 and pauses[1] >= 0.04 and pauses[2] >= 0.08
@@ -124,7 +115,7 @@ def test_a_run_without_a_generator_logs_it_and_ends_at_the_outage_limit(
     for server in servers:
         server.failing = 10**6
         server.alive = False
-    until(lambda: not made.rollouts.generators)
+    wait_for(lambda: not made.rollouts.generators)
     made.outage_limit.check_outage(made.rollouts)
     # It never served: its first sync is still to come.
     assert "No generator serves" not in caplog.text

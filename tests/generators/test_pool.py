@@ -111,7 +111,7 @@ def make_generator(number: int, capacity: int) -> Generator:
         token="",
         trust=None,
         alive=False,
-        log_tail=lambda lines: "out of memory",
+        log_tail=lambda: "out of memory",
     )
     generator = Generator(server, capacity)
     generator.client = ModelClient()  # type: ignore[assignment]

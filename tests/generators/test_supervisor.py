@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from lrl.generators import supervisor
-from tests.leftovers import lives
+from tests.leftovers import lives, wait_for
 
 TREE = """
 import mmap, os, signal, sys, tempfile, time
@@ -108,7 +108,8 @@ class Run:
     def tree(self) -> tuple[psutil.Process, psutil.Process]:
         """Returns the root and the orphan, once both have written their files."""
         wait_for(
-            lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()}, "the tree"
+            lambda: {"root", "orphan"} <= {path.name for path in self.folder.iterdir()},
+            what="the tree",
         )
         root, orphan = (int((self.folder / name).read_text()) for name in ("root", "orphan"))
         return psutil.Process(root), psutil.Process(orphan)
@@ -124,13 +125,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.weights.unlink(missing_ok=True)
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
-        time.sleep(0.02)
-
-
 def gone(process: psutil.Process) -> bool:
     return not lives(process)
 
@@ -144,9 +138,9 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
-    wait_for(lambda: all(map(gone, tree)), "the end of the tree")
-    wait_for(lambda: not run.shared.exists(), "the removal of the tree's shared memory")
-    wait_for(lambda: not run.scratch.exists(), "the removal of the temporary folder")
+    wait_for(lambda: all(map(gone, tree)), what="the end of the tree")
+    wait_for(lambda: not run.shared.exists(), what="the removal of the tree's shared memory")
+    wait_for(lambda: not run.scratch.exists(), what="the removal of the temporary folder")
 
 
 def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
@@ -182,7 +176,7 @@ def test_a_killed_trainer_leaves_nothing(habit: str, run: Run) -> None:
     owner.kill()
     assert owner.stdout is not None
     assert_nothing_is_left(run, tree)
-    wait_for(lambda: not run.weights.exists(), "the removal of the run's own files")
+    wait_for(lambda: not run.weights.exists(), what="the removal of the run's own files")
     if habit == "forks":
         os.kill(int(owner.stdout.readline()), signal.SIGKILL)
 
@@ -191,11 +185,11 @@ def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
     process = run.start(sys.executable, "-c", "import time; time.sleep(600)")
     wait_for(
         lambda: any("-c" in words_of(one) for one in psutil.Process(process.pid).children()),
-        "the root",
+        what="the root",
     )
     (root,) = psutil.Process(process.pid).children()
     process.kill()
-    wait_for(lambda: gone(root), "the end of the root")
+    wait_for(lambda: gone(root), what="the end of the root")
     assert run.scratch.is_dir(), "no process removes the temporary folder"
 
 

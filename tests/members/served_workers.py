@@ -38,7 +38,7 @@ class Joinable:
         self.registry = Registry(spec)
         self.server = RegistryServer(self.registry, endpoint, TOKEN, terms={kind: remote.terms})
         self._loop = LoopThread()
-        self._loop.submit(poll_forever(WorkerAdmission(kind, remote, self.registry, TOKEN)))
+        self._loop.submit(poll_forever(WorkerAdmission(kind, remote, self.registry, TOKEN).poll))
 
     def close(self) -> None:
         self.registry.end()

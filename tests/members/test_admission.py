@@ -25,9 +25,11 @@ from lrl.members.registry import Registry
 from lrl.planning.simulator.clock import run
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
-from tests.generators.test_fleet import ModelServer, until
+from tests.generators.test_fleet import ModelServer
 from tests.generators.test_pool import ModelClient, ask, resync
+from tests.leftovers import wait_for
 from tests.members.served_run import spec_of
+from tests.scripted_run import let_requests_succeed
 
 TOKEN = "the-token-of-this-run"
 SPEC = spec_of(generators=2)
@@ -45,7 +47,7 @@ class LiveRun:
         self.fleet.start()
         self.registry = Registry(SPEC)
         admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
-        self.fleet.run_in_background(poll_forever(admits))
+        self.fleet.run_in_background(poll_forever(admits.poll))
         self.sync(0)
 
     def begin_sync(self) -> None:
@@ -70,15 +72,15 @@ class LiveRun:
     def joining(self) -> tuple[int, Generator]:
         """Returns a generator that has joined and waits for a sync."""
         number = self.speaks(SOMEWHERE)
-        until(lambda: bool(self.fleet.rollouts.pending))
-        until(lambda: self.status(number) is Status.PENDING)
+        wait_for(lambda: bool(self.fleet.rollouts.pending))
+        wait_for(lambda: self.status(number) is Status.PENDING)
         return number, self.fleet.rollouts.pending[0]
 
     def serving(self, version: int = 7) -> tuple[int, Generator]:
         """Returns a generator that has joined and serves."""
         number, generator = self.joining()
         self.sync(version)
-        until(lambda: self.serves(number, version))
+        wait_for(lambda: self.serves(number, version))
         return number, generator
 
     def speaks(self, location: Location) -> int:
@@ -98,18 +100,13 @@ class LiveRun:
 
     def ask_to_leave(self, number: int) -> str:
         self.registry.ask_to_leave(Kind.GENERATOR, number)
-        until(lambda: not self.member(number).leaving)
+        wait_for(lambda: not self.member(number).leaving)
         return self.member(number).leave_refusal
-
-
-async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-    """Succeeds, like every running process."""
 
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    let_requests_succeed(monkeypatch)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(admission, "POLL_S", 0.01)
     made = LiveRun(tmp_path)
@@ -126,8 +123,8 @@ def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
         and live.fleet.joined == 0
     )
     live.sync(7)
-    until(lambda: live.serves(number, 7))
-    until(lambda: live.fleet.joined == 1)
+    wait_for(lambda: live.serves(number, 7))
+    wait_for(lambda: live.fleet.joined == 1)
     assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
 
 
@@ -137,9 +134,9 @@ def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restart
     number, joining = live.joining()
     live.begin_sync()
     live.end_sync(7, failing=joining)
-    until(lambda: live.status(number) is Status.REFUSED)
+    wait_for(lambda: live.status(number) is Status.REFUSED)
     assert live.member(number).why == "it does not compute what the policy does"
-    until(lambda: joining not in live.fleet.generators)
+    wait_for(lambda: joining not in live.fleet.generators)
     assert joining.served_from is None and live.fleet.alive == 2
     assert (live.fleet.joined, live.fleet.left, live.fleet.restarts) == (0, 0, 0)
 
@@ -152,21 +149,21 @@ def test_a_joining_generator_with_another_token_is_refused(
 
     monkeypatch.setattr(GeneratorClient, "prompt_logprobs", refuses)
     number = live.speaks(SOMEWHERE)
-    until(lambda: live.status(number) is Status.REFUSED)
+    wait_for(lambda: live.status(number) is Status.REFUSED)
     assert "401" in live.member(number).why and not live.fleet.rollouts.pending  # type: ignore[union-attr]
 
 
 def test_an_invalid_certificate_refuses_its_generator_and_no_other(live: LiveRun) -> None:
     number = live.speaks(Location("https://127.0.0.1:1", "certificate", "no certificate"))
-    until(lambda: live.status(number) is Status.REFUSED)
+    wait_for(lambda: live.status(number) is Status.REFUSED)
     assert live.joining()[0] == number + 1
 
 
 def test_a_joined_generator_that_dies_is_lost_and_the_run_starts_nothing(live: LiveRun) -> None:
     number, generator = live.serving()
     live.registry.withdraw(Kind.GENERATOR, number)
-    until(lambda: live.status(number) is Status.LOST)
-    until(lambda: live.fleet.left == 1)
+    wait_for(lambda: live.status(number) is Status.LOST)
+    wait_for(lambda: live.fleet.left == 1)
     assert "its process has ended" in (generator.eviction or "") and len(live.fleet.generators) == 2
     assert live.fleet.restarts == 0 and [len(server.starts) for server in live.servers] == [1, 1]
     assert live.registry.claim(Kind.GENERATOR) == number + 1, "a number is never given twice"
@@ -177,7 +174,7 @@ def test_a_joined_generator_whose_process_is_silent_is_lost(
 ) -> None:
     number, generator = live.serving()
     monkeypatch.setattr("lrl.members.registry.LEASE_S", 0.01)
-    until(lambda: generator.eviction is not None)
+    wait_for(lambda: generator.eviction is not None)
     assert "its process has ended" in (generator.eviction or "")
 
 
@@ -212,7 +209,7 @@ def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
     assert looks.wait(60) and live.member(number).leaving and generator.eviction is None
     live.end_sync(8)
-    until(lambda: live.status(number) is Status.LEFT)
+    wait_for(lambda: live.status(number) is Status.LEFT)
     assert live.member(number).version == 8
 
 

@@ -8,15 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import lrl
 from lrl.cli.main import main
-from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
@@ -28,6 +25,7 @@ from lrl.members.live_run import find_run
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of
+from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 SPEC = spec_of()
 
@@ -62,12 +60,7 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """A fleet of one generator, which serves version 0."""
-
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds."""
-
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
+    let_requests_succeed(monkeypatch)
     monkeypatch.setattr(admission, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
     monkeypatch.setattr(join_session, "POLL_S", 0.02)
@@ -79,7 +72,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
         made.start()
         with served(SPEC, tmp_path, own.token) as server:
             admits = GeneratorAdmission(made, server.registry, own.token, own.settings, tmp_path)
-            made.run_in_background(poll_forever(admits))
+            made.run_in_background(poll_forever(admits.poll))
             sync(made, 0)
             made.registry_server = server  # type: ignore[attr-defined]
             yield made
@@ -114,18 +107,14 @@ class Meanwhile(threading.Thread):
             raise self.error
 
 
-def until(condition: Callable[[], object]) -> None:
-    wait_for(condition, 60.0, "what the other thread waits for")
-
-
 def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(
-        lambda: until(lambda: bool(pending(fleet))),
+        lambda: wait_for(lambda: bool(pending(fleet))),
         lambda: sync(fleet, 7),
-        lambda: until(lambda: fleet.joined == 1),
-        lambda: until(lambda: fleet.alive == 2),
+        lambda: wait_for(lambda: fleet.joined == 1),
+        lambda: wait_for(lambda: fleet.alive == 2),
         lambda: os.kill(os.getpid(), signal.SIGINT),
     )
     assert main(["join", str(tmp_path)]) == 0
@@ -146,7 +135,7 @@ def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     others = Meanwhile(
-        lambda: until(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM)
+        lambda: wait_for(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM)
     )
     assert main(["join", str(tmp_path)]) == 0
     others.done()
@@ -165,7 +154,7 @@ def test_it_ends_with_the_run_and_prints_so(
 ) -> None:
     monkeypatch.setattr(join_session, "REFUSED_S", 0.1)
     close = fleet.registry_server.close  # type: ignore[attr-defined]
-    others = Meanwhile(lambda: until(lambda: bool(pending(fleet))), fleet.stop, close)
+    others = Meanwhile(lambda: wait_for(lambda: bool(pending(fleet))), fleet.stop, close)
     assert main(["join", str(tmp_path)]) == 0
     others.done()
     assert (
@@ -177,7 +166,8 @@ def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
     fleet: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = Meanwhile(
-        lambda: until(lambda: bool(pending(fleet))), lambda: sync(fleet, 7, failing="generator 1")
+        lambda: wait_for(lambda: bool(pending(fleet))),
+        lambda: sync(fleet, 7, failing="generator 1"),
     )
     assert main(["join", str(tmp_path)]) == 1
     others.done()
@@ -196,9 +186,9 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
     assert "generator 0 is the last one that serves" in capsys.readouterr().err.lower()
     statuses: list[int] = []
     others = Meanwhile(
-        lambda: until(lambda: bool(pending(fleet))),
+        lambda: wait_for(lambda: bool(pending(fleet))),
         lambda: sync(fleet, 7),
-        lambda: until(lambda: fleet.joined == 1),
+        lambda: wait_for(lambda: fleet.joined == 1),
         lambda: statuses.append(main(["leave", str(tmp_path)])),
     )
     assert main(["join", str(tmp_path)]) == 0
@@ -211,37 +201,14 @@ def test_leave_removes_the_last_that_joined_and_prints_why_the_last_of_all_stays
 def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds."""
-
     settings = ServerSettings(
         max_model_len=77, dtype="float32", max_num_seqs=9, extra_args={"swap-space": 3}
     )
-
-    class ScriptedRun(lrl.AsyncSingleDevice):
-        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
-            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
-            return [Scripted(str(tmp_path), settings, *words)]
-
-        def _settings(self, trainer: Any) -> ServerSettings:
-            return settings
-
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
-    strategy = ScriptedRun()
-    strategy.parallel_devices = [torch.device("cpu")] * 2
-    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    let_requests_succeed(monkeypatch)
+    strategy = ScriptedRun(Scripted, tmp_path, settings)
     data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
-    parts = {
-        "strategy": strategy,
-        "lightning_module": policy,
-        "datamodule": data,
-        "state": SimpleNamespace(fn="fit"),
-    }
-    where = {"loggers": [], "default_root_dir": str(tmp_path), "logger": None}
-    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     try:
-        strategy.start_generators(trainer)
+        strategy.start_generators(strategy.trainer(data))
         client = find_run(str(tmp_path))
         spec = client.spec()
         assert JoiningGenerator(str(tmp_path), client, spec, LocalOverrides()).settings == settings

@@ -17,11 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import lrl
 from lrl.errors import ConfigError, ServerError
-from lrl.generators.client import GeneratorClient
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched as launched_module
 from lrl.members.launched import LaunchedMembers, RunAddress
@@ -36,6 +34,7 @@ from lrl.types import Prompt, Rollout
 from tests.members.served_run import TOKEN, served, spec_of
 from tests.members.test_join import Scripted
 from tests.runs.test_launched_run import SRUN
+from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 RUN_ID = spec_of().run_id
 
@@ -343,38 +342,13 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The generator is a small program, srun a stand-in; the scorer is a real one."""
-
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds."""
-
-    class ScriptedRun(lrl.AsyncSingleDevice):
-        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
-            return [
-                Scripted(
-                    str(tmp_path),
-                    ServerSettings(),
-                    "shared_memory",
-                    [],
-                    tmp_path,
-                    0,
-                    self.run_id,
-                    self.token,
-                )
-            ]
-
-        def _settings(self, trainer: Any) -> ServerSettings:
-            return ServerSettings()
-
-    for name in ("prompt_logprobs", "heartbeat"):
-        monkeypatch.setattr(GeneratorClient, name, respond)
+    let_requests_succeed(monkeypatch)
     monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    strategy = ScriptedRun()
-    strategy.parallel_devices = [torch.device("cpu")] * 2
+    strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
-    parts = {"strategy": strategy, "lightning_module": SimpleNamespace(policy_folder=str(tmp_path))}
     data = SimpleNamespace(
         reward_pool=pool,
         reward_launcher=launcher,
@@ -382,16 +356,6 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
         resumes_from=None,
         dispatch=None,
         migration=None,
-    )
-    trainer: Any = SimpleNamespace(
-        **parts,
-        global_step=0,
-        datamodule=data,
-        state=SimpleNamespace(fn="fit"),
-        interrupted=False,
-        loggers=[],
-        default_root_dir=str(tmp_path),
-        logger=None,
     )
     prompt = Prompt(id=0, token_ids=[1], text="1+1=", columns={"answer": "#### 2"})
     tokens: dict[str, Any] = {
@@ -403,7 +367,7 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
     pool.start(prompt)
     try:
-        strategy.start_generators(trainer)
+        strategy.start_generators(strategy.trainer(data))
         (scorer,) = pool.remote.ready
         asyncio.run(pool.score(prompt, rollouts))
     finally:

@@ -63,7 +63,6 @@ def test_nothing_is_left_after_close():
     assert all_gone(workers - tracker)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 @pytest.mark.parametrize("order", ["give 1", "loop"])
 def test_workers_die_with_a_trainer_that_is_killed(tmp_path, order):
     script = tmp_path / "trainer.py"

@@ -69,7 +69,7 @@ class ManualClient:
 def make_generator() -> Generator:
     """A generator without a server."""
     server: Any = SimpleNamespace(
-        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda lines: ""
+        url="", name="a generator", token="", trust=None, alive=False, log_tail=lambda: ""
     )
     generator = Generator(server, PLACES)
     generator.client = ManualClient()  # type: ignore[assignment]

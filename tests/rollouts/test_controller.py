@@ -254,7 +254,8 @@ def test_a_teacher_has_said_its_log_probs_of_each_group_before_a_step_gets_it() 
     pacing = Pacing(prompts_per_epoch=99, groups_per_step=33, max_lag=0, last_step=3)
     fleet = ModelFleet(lambda index: 1.0)
     controller = make_controller(pacing, fleet, random.Random(0))
-    controller.teacher = teacher = SlowTeacher()
+    teacher = SlowTeacher()
+    controller.ask_teacher = teacher.ask
     trained = run(train(controller, fleet, 1, lambda: 1.0))
     assert [group.reference_version for _, _, group in trained] == [0] * 99
     assert teacher.most == GROUPS_ASKED_AT_ONCE, "many at once, and not all"

@@ -259,15 +259,6 @@ def test_adding_does_not_wait_for_the_iterator() -> None:
     assert sum(batch.num_tokens for (batch,) in packer.flush() if batch is not None) == 18
 
 
-@pytest.mark.parametrize(
-    ("budget", "temperature", "named"),
-    [(0, 1.0, "micro_batch_tokens=0"), (9, 0.0, "temperature=0.0")],
-)
-def test_bad_settings_are_named(budget: int, temperature: float, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Packer(budget, GroupMean(), temperature)
-
-
 def test_a_token_of_the_environment_is_context_without_loss_lag_or_place_in_the_denominator() -> (
     None
 ):

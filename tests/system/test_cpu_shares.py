@@ -19,10 +19,10 @@ import pytest
 import torch
 
 import lrl
-from lrl.generators.client import GeneratorClient
 from lrl.generators.settings import ServerSettings
 from lrl.system.cpu_affinity import cores_of_generators, share_cores
 from tests.generators.test_server import Scripted
+from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -113,32 +113,11 @@ def test_a_generator_that_takes_turns_with_the_trainer_has_all_cores_unless_the_
 def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def respond(self: GeneratorClient, *words: Any, **settings: Any) -> None:
-        """Succeeds."""
-
-    class ScriptedRun(lrl.AsyncSingleDevice):
-        def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
-            words = ("shared_memory", [], tmp_path, 0, self.run_id, self.token)
-            return [Scripted(str(tmp_path), ServerSettings(threads=1), *words)]
-
-        def _settings(self, trainer: Any) -> ServerSettings:
-            return ServerSettings(threads=1)
-
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    monkeypatch.setattr(GeneratorClient, "prompt_logprobs", respond)
-    monkeypatch.setattr(GeneratorClient, "heartbeat", respond)
-    strategy, before = ScriptedRun(), os.sched_getaffinity(0)
-    strategy.parallel_devices = [torch.device("cpu")] * 2
-    policy = SimpleNamespace(policy_folder=str(tmp_path))
+    let_requests_succeed(monkeypatch)
+    strategy = ScriptedRun(Scripted, tmp_path, ServerSettings(threads=1))
+    before = os.sched_getaffinity(0)
     data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
-    parts = {
-        "strategy": strategy,
-        "lightning_module": policy,
-        "datamodule": data,
-        "state": SimpleNamespace(fn="fit"),
-    }
-    where = {"loggers": [], "default_root_dir": str(tmp_path)}
-    trainer: Any = SimpleNamespace(**parts, **where, global_step=0, interrupted=False)
     others = set(sorted(before)[CORES // 2 :])
 
     def cores() -> list[set[int]]:
@@ -157,7 +136,7 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
         return found
 
     try:
-        strategy.start_generators(trainer)
+        strategy.start_generators(strategy.trainer(data))
         assert strategy.fleet is not None and cores() == [others, others]
         assert strategy.fleet.call(look_after_a_while(), "a long wait") == [before, before]
         assert cores() == [others, others] and os.sched_getaffinity(0) == before

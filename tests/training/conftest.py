@@ -1,4 +1,4 @@
-"""Models of the tests of critics."""
+"""Models of the tests of training."""
 
 from __future__ import annotations
 

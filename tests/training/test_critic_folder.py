@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForTokenClassification, LlamaConfig, OlmoConfig
+from transformers import AutoModelForTokenClassification, OlmoConfig
 
 from lrl.cli.main import main
 from lrl.policy import PolicyModule
@@ -22,11 +22,6 @@ from tests.test_policy import SIZES, save_model
 from tests.training.test_critic import learner, run
 
 TOKENS = [5, 9, 2, 7, 7, 1]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
 
 
 def values_of(policy: PolicyModule) -> Tensor:

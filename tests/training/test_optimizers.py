@@ -12,19 +12,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LinearLR, ReduceLROnPlateau, SequentialLR, StepLR
-from transformers import LlamaConfig
 
 import lrl
-from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+from tests.test_policy import GROUPS, FakeStep, Steps, pack, trainer
 
 EPOCH = 3
 """Steps in an epoch."""
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("llama"), LlamaConfig(**SIZES, initializer_range=0.3))
 
 
 Configured = Callable[[lrl.PolicyModule], Any]

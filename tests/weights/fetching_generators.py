@@ -100,7 +100,7 @@ class FetchingGenerator(Generator):
                 "settings": settings,
             },
             **{"name": f"generator {number}", "number": number, "token": TOKEN, "alive": True},
-            log_tail=lambda lines: "",
+            log_tail=lambda: "",
         )
         super().__init__(server, 4)
 

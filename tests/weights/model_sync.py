@@ -162,7 +162,7 @@ def make_generators() -> list[Generator]:
                 tensor_parallel_size=1, dtype="float32", quantization=None, extra_args={}
             ),
             alive=True,
-            log_tail=lambda lines: "",
+            log_tail=lambda: "",
         )
         generator = Generator(server, 4)
         generator.client = Client()  # type: ignore[assignment]

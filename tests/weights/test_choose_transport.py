@@ -1,6 +1,6 @@
 """Transports by their names, and which way weights travel on which hardware.
 
-Covers lrl/weights/requirements.py.
+Covers lrl/weights/transport.py.
 """
 
 from types import SimpleNamespace

@@ -61,7 +61,7 @@ def far(url: str, settings: ServerSettings, location: Location) -> Generator:
             "trust": location.context(),
         },
         **{"token": TOKEN, "settings": settings, "alive": True},
-        log_tail=lambda lines: "",
+        log_tail=lambda: "",
     )
     return Generator(server, 4)
 

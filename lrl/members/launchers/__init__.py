@@ -17,13 +17,4 @@ if TYPE_CHECKING:
     from lrl.members.launchers.ray import Ray
     from lrl.members.launchers.slurm import Slurm
 
-_HOMES = {
-    "Given": "given",
-    "Job": "base",
-    "Launcher": "base",
-    "Local": "local",
-    "Ray": "ray",
-    "Slurm": "slurm",
-}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

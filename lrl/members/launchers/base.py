@@ -54,7 +54,6 @@ class ProcessJob(Job):
 
     @property
     def alive(self) -> bool:
-        """See `Job.alive`."""
         return self._process.poll() is None
 
     def stop(self) -> None:
@@ -66,7 +65,6 @@ class ProcessJob(Job):
                 return
 
     def tail(self) -> str:
-        """See `Job.tail`."""
         if self.log_path is None:
             status = self._process.poll()
             return "Its own words are above " + (

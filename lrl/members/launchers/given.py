@@ -18,7 +18,6 @@ class Given(Launcher):
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> Job:
-        """See `Launcher.start`."""
         return _SomebodyElsesJob()
 
 
@@ -29,5 +28,4 @@ class _SomebodyElsesJob(Job):
         """It ends with the run by itself."""
 
     def tail(self) -> str:
-        """See `Job.tail`."""
         return ""

@@ -33,12 +33,10 @@ class Local(Launcher):
         )
 
     def devices(self, index: int) -> Sequence[int]:
-        """See `Launcher.devices`."""
         return self.placements[index]
 
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> Job:
-        """See `Launcher.start`."""
         program = str(Path(sys.executable).with_name("lrl"))
         return ProcessJob(bound_to_this_process([program, *words]), environment)

@@ -94,12 +94,10 @@ class Ray(Launcher):
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> Job:
-        """See `Launcher.start`."""
         variables = {key: value for key, value in environment.items() if key.startswith(TRAVEL)}
         return self._connected().start(name, words, variables)
 
     def close(self) -> None:
-        """See `Launcher.close`."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()
@@ -249,7 +247,6 @@ class _Task(Job):
 
     @property
     def alive(self) -> bool:
-        """See `Job.alive`."""
         return not self._ended.is_set()
 
     def end(self, output: str) -> None:
@@ -258,12 +255,10 @@ class _Task(Job):
         self._ended.set()
 
     def stop(self) -> None:
-        """See `Job.stop`."""
         if self.alive:
             with contextlib.suppress(OSError):  # the driver has ended, and Ray ends its tasks
                 self._driver.order(stop=self._name)
             self._ended.wait(STOP_S)
 
     def tail(self) -> str:
-        """See `Job.tail`."""
         return self._output or self._driver.waits

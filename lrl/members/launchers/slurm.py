@@ -29,7 +29,6 @@ class Slurm(Launcher):
         self.options = options or []
 
     def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
-        """See `Launcher.prepare`."""
         super().prepare(gpus, host, setting)
         if shutil.which("srun") is None:
             raise ConfigError(
@@ -40,7 +39,6 @@ class Slurm(Launcher):
     def start(
         self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> Job:
-        """See `Launcher.start`."""
         options = [
             "--nodes=1",
             "--ntasks=1",

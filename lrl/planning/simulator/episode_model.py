@@ -75,7 +75,6 @@ class DrawnEpisodes(EpisodeShapes):
             )
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
-        """See `EpisodeShapes.of`."""
         # Another prompt's draw: long turns are not many turns.
         (turns,) = self.turns.of(APART + prompt, number, 1)
         later = lengths.of(prompt, APART + number, turns - 1)
@@ -97,7 +96,6 @@ class ReplayedEpisodes(EpisodeShapes):
         self.tool_ms = tool_ms
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
-        """See `EpisodeShapes.of`."""
         return self.episodes[number % len(self.episodes)]
 
 

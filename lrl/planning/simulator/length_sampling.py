@@ -91,7 +91,6 @@ class Lognormal(LengthSampler):
         self.longest = longest
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `LengthSampler.tokens`."""
         return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
 
 
@@ -116,7 +115,6 @@ class ObservedLengths(LengthSampler):
             )
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `LengthSampler.tokens`."""
         ranks = (torch.special.ndtr(torch.from_numpy(normal)).numpy() * len(self._sorted)).astype(
             np.int64
         )
@@ -139,7 +137,6 @@ class ReplayedLengths(ObservedLengths):
         self._groups = groups
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """See `LengthSampler.of`."""
         if index < len(self._groups) and len(self._groups[index]) == responses:
             return list(self._groups[index])
         return super().of(prompt, index, responses)

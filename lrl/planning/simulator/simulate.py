@@ -86,7 +86,8 @@ class Simulation:
     attention_tokens: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens"):
+        counts = ("steps", "rollouts_per_group", "ranks", "max_num_seqs", "prompt_tokens")
+        for name in (*counts, "micro_batch_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         if not self.generators:

@@ -22,17 +22,4 @@ if TYPE_CHECKING:
     from lrl.routing.dispatch.skewness_aware import SkewnessAware
     from lrl.routing.dispatch.tail_batching import TailBatching
 
-_HOMES = {
-    "DispatchPolicy": "base",
-    "ExpectedLengths": "base",
-    "GeneratorLoad": "base",
-    "Home": "base",
-    "LeastLoaded": "greedy",
-    "LeastTokens": "greedy",
-    "Request": "base",
-    "RoundRobin": "greedy",
-    "SkewnessAware": "skewness_aware",
-    "TailBatching": "tail_batching",
-}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

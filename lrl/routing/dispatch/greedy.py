@@ -16,7 +16,6 @@ class LeastLoaded(DispatchPolicy):
     """The generator with the fewest responses in flight, if it has room; the oldest group first."""
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        """See `DispatchPolicy.pick`."""
         best = min(range(len(generators)), key=lambda position: generators[position].in_flight)
         return best if has_room(generators[best], request) else None
 
@@ -29,7 +28,6 @@ class RoundRobin(DispatchPolicy):
         self._turn = 0
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        """See `DispatchPolicy.pick`."""
         for turn in range(self._turn, self._turn + len(generators)):
             position = turn % len(generators)
             if has_room(generators[position], request):
@@ -49,11 +47,9 @@ class LeastTokens(DispatchPolicy):
     needs_lengths = True
 
     def order(self, request: Request) -> tuple[float, ...]:
-        """See `DispatchPolicy.order`."""
         return longest_first(request)
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        """See `DispatchPolicy.pick`."""
         free = [
             position
             for position, generator in enumerate(generators)

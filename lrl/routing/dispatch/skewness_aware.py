@@ -71,23 +71,19 @@ class SkewnessAware(DispatchPolicy):
         self._newest_due = -1
 
     def order(self, request: Request) -> tuple[float, ...]:
-        """See `DispatchPolicy.order`."""
         return longest_first(request)
 
     def add(self, request: Request) -> None:
-        """See `DispatchPolicy.add`."""
         self.estimate(request)
         self._newest_due = max(self._newest_due, request.due)
         queue = self._long if request.tokens > self._shortest_long else self._rest
         queue.push(self.order(request), request)
 
     def discard(self, request: Request) -> None:
-        """See `DispatchPolicy.discard`."""
         self._long.discard(request)
         self._rest.discard(request)
 
     def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-        """See `DispatchPolicy.send`."""
         if generators and self._divided_for != (self._newest_due, len(generators)):
             self._divide(generators)
         firsts = [first for queue in (self._long, self._rest) if (first := queue.first) is not None]
@@ -99,7 +95,6 @@ class SkewnessAware(DispatchPolicy):
         return None
 
     def pick(self, request: Request, generators: Sequence[GeneratorLoad]) -> int | None:
-        """See `DispatchPolicy.pick`."""
         is_long = request in self._long
         others = (self._rest if is_long else self._long).first
         helps = others is None or others.due != request.due

@@ -46,18 +46,15 @@ class TailBatching(LeastTokens):
         self._ranked: list[float] = []  # the same, sorted
 
     def add(self, request: Request) -> None:
-        """See `DispatchPolicy.add`."""
         self.estimate(request)
         queue = self._deferred if self._is_long(request.tokens) else self._queue
         queue.push(self.order(request), request)
 
     def discard(self, request: Request) -> None:
-        """See `DispatchPolicy.discard`."""
         self._deferred.discard(request)
         super().discard(request)
 
     def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
-        """See `DispatchPolicy.send`."""
         if generators and self._round_is_due(generators):
             for request in self._deferred:
                 self._queue.push(self.order(request), request)

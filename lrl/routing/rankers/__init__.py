@@ -14,10 +14,4 @@ if TYPE_CHECKING:
     from lrl.routing.rankers.language_model import LanguageModelRanker
     from lrl.routing.rankers.ngrams import NgramRanker
 
-_HOMES = {
-    "LanguageModelRanker": "language_model",
-    "NgramRanker": "ngrams",
-    "Ranker": "base",
-}
-__all__ = [*_HOMES]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.decode_curve import FIGURE_6, curve
 from lrl.planning.costs import GeneratorCosts, TrainerCosts
-from lrl.planning.planner import memory
+from lrl.planning.planner import memory, roofline
 from lrl.planning.planner.devices import parse_cluster
 from lrl.planning.planner.roofline import RooflineGenerator, RooflineTrainer
 from tests.planning.shapes import LLAMA_8B, shape
@@ -30,13 +30,13 @@ def test_decoding_follows_the_measured_curve_within_ten_percent() -> None:
 def test_one_response_reads_the_weights_once() -> None:
     costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
     reading = 2 * costs.shape.read_parameters(1) / (0.8 * 3.35e12)
-    assert costs.decode_s(1, 0) == pytest.approx(reading + costs.constants.step_overhead_s)
+    assert costs.decode_s(1, 0) == pytest.approx(reading + roofline.STEP_OVERHEAD_S)
 
 
 def test_many_responses_take_their_flops() -> None:
     costs = RooflineGenerator(shape=shape(LLAMA_8B), cluster=parse_cluster("1xH100"))
     computing = 4096 * 2 * costs.shape.read_parameters(1) / (0.55 * 989.4e12)
-    assert costs.decode_s(4096, 0) == pytest.approx(computing + costs.constants.step_overhead_s)
+    assert costs.decode_s(4096, 0) == pytest.approx(computing + roofline.STEP_OVERHEAD_S)
 
 
 @settings(deadline=None)
@@ -66,7 +66,7 @@ def test_a_generator_across_nodes_pays_for_the_network() -> None:
     )
     more = within.decode_s(1, 0) - one_node.decode_s(1, 0)
     # Two all-reduces in each of 32 layers.
-    assert more > 2 * 32 * within.constants.network_latency_s
+    assert more > 2 * 32 * roofline.NETWORK_LATENCY_S
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])

@@ -252,6 +252,7 @@ def test_waits_are_split_by_the_tokens_still_to_come() -> None:
     [
         ({"steps": 0}, "steps is 0; it must be at least 1"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
         ({"ranks": 0}, "ranks is 0; it must be at least 1"),
         ({"generators": []}, "generators is empty"),
         ({"placement": "shared"}, "max_lag is 1 with placement shared"),

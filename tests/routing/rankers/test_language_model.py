@@ -157,7 +157,6 @@ def without_its_process_the_n_grams_continue_and_one_warning_is_logged(
     assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Path) -> None:
     script = tmp_path / "trainer.py"
     script.write_text(

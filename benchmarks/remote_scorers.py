@@ -105,7 +105,7 @@ def served(pool: RewardPool, core: int) -> Iterator[None]:
     registry, loop = Registry(spec), LoopThread()
     terms = {Kind.SCORER: pool.remote.terms}
     server = RegistryServer(registry, Endpoint(), token, terms=terms)
-    loop.submit(poll_forever(WorkerAdmission(Kind.SCORER, pool.remote, registry, token)))
+    loop.submit(poll_forever(WorkerAdmission(Kind.SCORER, pool.remote, registry, token).poll))
     lrl = str(Path(sys.executable).with_name("lrl"))
     words = [
         "taskset",

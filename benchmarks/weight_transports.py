@@ -327,7 +327,7 @@ def receivers(
                     "location": location,
                 },
                 **{"trust": None, "token": token, "settings": settings, "alive": True},
-                log_tail=lambda lines: "",
+                log_tail=lambda: "",
             )
             made.append(Generator(server, 1))
             ends.callback(lambda client: loop.wait(client.close(), 5.0, "closing"), made[-1].client)

@@ -67,8 +67,8 @@ def filled(program, words):
 def named():
     """The living processes of the programs of this file."""
     found = []
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] == MARK and process.status() != psutil.STATUS_ZOMBIE:
+    for process in psutil.process_iter(["name", "status"]):  # one that ends meanwhile is left out
+        if process.info["name"] == MARK and process.info["status"] != psutil.STATUS_ZOMBIE:
             found.append(process)
     return found
 

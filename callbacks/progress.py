@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from logging import getLogger
 from math import isfinite
@@ -15,7 +16,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lrl.callbacks.base import find
-from lrl.callbacks.throughput import Throughput
+from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.system.config_errors import at_least
 
 FORMAT = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
@@ -26,7 +27,7 @@ LOGGERS = ("", "lightning.pytorch", "lightning.fabric")
 
 class Progress(ProgressBar):
     """One bar over all optimizer steps (Lightning's own counts an epoch's batches), with the times
-    of `Throughput`.
+    of `Throughput`: means over the last `every_n_steps` steps.
 
     Args:
         every_n_steps: Optimizer steps between two lines, where there is no terminal for a bar.
@@ -41,6 +42,9 @@ class Progress(ProgressBar):
         self._enabled = True
         self._first_step = self._last_shown = 0
         self._started = 0.0
+        self._recent: deque[tuple[StepTimes, float]] = deque(maxlen=every_n_steps)
+        """Times and generated tokens of the last steps. One step alone says little: often many
+        groups end in one, and none in the next."""
 
     def disable(self) -> None:
         """Shows nothing (ranks other than 0)."""
@@ -54,6 +58,7 @@ class Progress(ProgressBar):
         """Opens the bar at the step the run begins with."""
         self._first_step = self._last_shown = trainer.global_step
         self._started = time.monotonic()
+        self._recent.clear()
         if self._enabled and sys.stderr.isatty():
             look: dict[str, Any] = {"desc": "step", "bar_format": FORMAT, "dynamic_ncols": True}
             self._bar = tqdm(total=total_steps(trainer), initial=trainer.global_step, **look)
@@ -65,8 +70,14 @@ class Progress(ProgressBar):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Moves the bar by one step, or writes a line."""
+        throughput = find(trainer, Throughput)
+        if throughput is not None and throughput.times.step:
+            tokens = throughput.generated_tokens_per_s * throughput.times.step
+            self._recent.append((throughput.times, tokens))
         if self._bar is not None:
-            self._bar.set_postfix_str(fitting(self._bar, facts(trainer)), refresh=False)
+            self._bar.set_postfix_str(
+                fitting(self._bar, facts(trainer, self._recent)), refresh=False
+            )
             self._bar.update(1)
         elif (
             trainer.global_step == self._first_step + 1
@@ -102,24 +113,25 @@ class Progress(ProgressBar):
         if total is not None and step > self._first_step:
             seconds = (time.monotonic() - self._started) / (step - self._first_step)
             left = f", {tqdm.format_interval(seconds * (total - step))} left"
-        rank_zero_info(
-            f"step {step}{f'/{total}' if total else ''}: {', '.join(facts(trainer))}{left}"
-        )
+        shown = ", ".join(facts(trainer, self._recent))
+        rank_zero_info(f"step {step}{f'/{total}' if total else ''}: {shown}{left}")
 
 
-def facts(trainer: L.Trainer) -> Iterator[str]:
-    """Yields the texts about the step that has just ended, the most important first."""
+def facts(trainer: L.Trainer, recent: Sequence[tuple[StepTimes, float]]) -> Iterator[str]:
+    """Yields the texts about the step that has just ended, and about the times and generated tokens
+    of `recent` steps, the most important first."""
     for name, tag, form in (("reward", "reward/mean", ".3f"), ("lag", "policy/lag_mean", ".1f")):
         value = float(trainer.callback_metrics.get(tag, float("nan")))
         if isfinite(value):
             yield f"{name} {value:{form}}"
-    throughput = find(trainer, Throughput)
-    if throughput is None or not throughput.times.step:
+    if not recent:
         return
-    times = throughput.times
+    times = StepTimes()
+    for one, _ in recent:
+        times.add(one)
     yield f"waited {(times.wait + times.sync) / times.step:.0%}"
-    yield f"{throughput.generated_tokens_per_s:,.0f} tok/s"
-    yield f"{times.step:.1f} s/step"
+    yield f"{sum(tokens for _, tokens in recent) / times.step:,.0f} tok/s"
+    yield f"{times.step / len(recent):.1f} s/step"
     yield f"waits: rollouts {times.wait / times.step:.0%}, sync {times.sync / times.step:.0%}"
 
 

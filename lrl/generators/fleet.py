@@ -160,7 +160,7 @@ class Fleet:
         return self.loop.wait(work, deadline_s, purpose)
 
     async def _begin(self) -> None:
-        await asyncio.gather(*(_warm_up(generator) for generator in self.generators))
+        await asyncio.gather(*(_first_answer(one.server, one.generator) for one in self._slots))
         for pool in self.pools:
             pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
@@ -279,6 +279,14 @@ class _ServerSlot(Slot):
 
     def end(self) -> None:
         self.server.stop()
+
+
+async def _first_answer(server: Server, generator: Generator) -> None:
+    # What it answers only points at its log: vLLM's engine computes here for the first time.
+    try:
+        await _warm_up(generator)
+    except GeneratorError as error:
+        raise server.error("has started, and its first request failed") from error
 
 
 async def _warm_up(generator: Generator) -> None:

@@ -69,7 +69,7 @@ class ServerHandle(Protocol):
         """Whether its process runs."""
 
     def log_tail(self) -> str:
-        """The last 20 lines of its log."""
+        """The end of its log, with the cause."""
 
 
 class State(Enum):

@@ -198,9 +198,9 @@ class Server:
     def ready(self) -> bool:
         """Whether the generator answers; see `wait_ready` for the errors."""
         if self._supervisor is None:
-            raise self._error("does not run")
+            raise self.error("does not run")
         if not self.alive:
-            raise self._error(f"ended with exit status {self._supervisor.returncode}")
+            raise self.error(f"ended with exit status {self._supervisor.returncode}")
         connection = connect(self.url, self.trust, timeout_s=2.0)
         with (
             contextlib.closing(connection),
@@ -211,7 +211,7 @@ class Server:
                 return True
         if time.monotonic() > self._deadline:
             self.stop()
-            raise self._error(
+            raise self.error(
                 f"did not answer within start_timeout_s={self.settings.start_timeout_s:g}; stopped"
             )
         return False
@@ -239,8 +239,8 @@ class Server:
             supervisor.clear(self._scratch, self.own_files)
 
     def log_tail(self) -> str:
-        """Returns the last 20 lines of the log since the last start; empty before the first."""
-        return "\n".join(self._log().splitlines()[-20:])
+        """See `end_of`; of the log since the last start, empty before the first."""
+        return end_of(self._log())
 
     def _log(self) -> str:
         if not self.log_path.exists():
@@ -319,7 +319,8 @@ class Server:
             "CUDA_VISIBLE_DEVICES": self._visible,
         }
 
-    def _error(self, event: str) -> ServerError:
+    def error(self, event: str) -> ServerError:
+        """Returns the error of what has happened to it, with the cause that its log names."""
         if found := cause(self._log()):
             return ServerError(
                 f"{self.name.capitalize()} {event}:\n{found}\nIts whole log is {self.log_path}."
@@ -341,6 +342,17 @@ def _visible_devices(devices: list[int]) -> str:
             "devices."
         )
     return ",".join(names[index] for index in devices)
+
+
+def end_of(log: str) -> str:
+    """Returns the last 20 lines of a log, and above them the `cause` of its end, if that stands
+    further up: a server writes more than 20 lines about an engine that has died."""
+    last = log.splitlines()[-20:]
+    found = cause(log)
+    shown = [LOG_PREFIX.sub("", line) for line in last]
+    if found and not any(line and found.startswith(line) for line in shown):
+        last = [found, "...", *last]
+    return "\n".join(last)
 
 
 def cause(log: str) -> str:

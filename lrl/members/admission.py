@@ -12,6 +12,7 @@ from pathlib import Path
 from lrl.errors import GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
+from lrl.generators.server import end_of
 from lrl.generators.settings import ServerSettings
 from lrl.members.member import Kind, Status
 from lrl.members.registry import Registry
@@ -48,9 +49,8 @@ class JoinedServer:
         """Whether its process had a lease at the last poll of the registry."""
 
     def log_tail(self) -> str:
-        """Returns the last 20 lines of its log; empty if the run's folder has none."""
-        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-        return "\n".join(text.splitlines()[-20:])
+        """See `end_of`; empty if the run's folder has no log of it."""
+        return end_of(self.log_path.read_text(errors="replace") if self.log_path.exists() else "")
 
 
 class GeneratorAdmission:

@@ -62,6 +62,9 @@ class ModelServer:
     def log_tail(self) -> str:
         return "CUDA out of memory"
 
+    def error(self, event: str) -> ServerError:
+        return ServerError(f"{self.name.capitalize()} {event}:\nCUDA out of memory")
+
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelServer]]]:
@@ -74,6 +77,13 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, list[ModelSe
     yield made, servers
     made.stop()
     assert not any(server.alive for server in servers)
+
+
+def test_the_error_of_a_first_request_is_what_the_servers_log_says() -> None:
+    made = Fleet([ModelServer(0)], capacity=4, heartbeat_s=0.02, outage_timeout_s=0.05)  # type: ignore[list-item]
+    with pytest.raises(ServerError, match="Generator 0 has started, and its first request failed:"):
+        made.start()  # nothing answers at its address
+    made.stop()
 
 
 def test_an_ended_process_is_evicted_and_its_replacement_waits_for_a_sync(

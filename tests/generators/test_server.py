@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lrl.errors import ServerError
-from lrl.generators.server import FILES_VARIABLE, Server, cause
+from lrl.generators.server import FILES_VARIABLE, Server, cause, end_of
 from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import LOOPBACK
 
@@ -372,6 +372,17 @@ KILLED = """\
 (APIServer pid=77) INFO 11-23 02:33:01 [utils.py:9] loading weights
 2026-11-23 02:33:51,540 supervisor: EXITED after signal 9; ending []
 """
+
+
+def test_the_end_of_a_log_has_the_cause_once_however_much_follows_it() -> None:
+    died = "(EngineCore pid=7) ERROR 11-28 00:21:34 [core.py:1512] RuntimeError: head_dim=16"
+    ends = (
+        "(APIServer pid=6) ERROR 11-28 00:21:34 [a.py:9] EngineDeadError: See stack trace (above)"
+    )
+    follows = ["(APIServer pid=6) WARNING 11-28 00:21:34 [launcher.py:298] ", *["INFO: bye"] * 29]
+    long = end_of("\n".join([died, ends, *follows])).splitlines()
+    assert long == ["RuntimeError: head_dim=16", "...", *["INFO: bye"] * 20]
+    assert end_of(f"{died}\n{ends}") == f"{died}\n{ends}"
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ ADVICE = {
         "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step."
     ),
     "rollouts/truncated": (
-        "Raise data.max_response_tokens, or reward brevity (lrl.rewards.LengthPenalty)."
+        "Raise data.max_response_tokens, or reward brevity; of episodes, see episodes/*_limit."
     ),
     "rollouts/discarded": (
         "Responses without a reward: see rewards/* and the first failures in the log."

@@ -69,7 +69,8 @@ class RolloutDataModule(L.LightningDataModule):
             of rows.
         rewards: One or several rewards: `lrl.rewards.Reward`s, Python callables, or their names
             (`module:function`, `file.py:function`). With an environment its own are added.
-        groups_per_step: Prompts of one optimizer step.
+        groups_per_step: Prompts of one optimizer step; the last step of an epoch has those that
+            are left.
         rollouts_per_group: Responses to each prompt; one needs a critic (`model.critic`).
         max_lag: Most versions between the one that wrote a token and the one that trains it; 0 is
             on-policy.

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lrl.system.aliases import objective
+
 
 def lazy_names(room: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the `__all__`, the `__getattr__` and the `__dir__` (PEP 562) of a package, for the
@@ -23,7 +25,11 @@ def lazy_names(room: str) -> tuple[list[str], Callable[[str], Any], Callable[[],
 
     def of_module(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+            message = f"module {room!r} has no attribute {name!r}"
+            if known := objective(name):
+                # With the room as `obj` Python would ask: did you mean GSPO?
+                raise AttributeError(f"{message}. {known}", name=name, obj=None)
+            raise AttributeError(message)
         home = homes[name]
         return (
             import_module(f"{room}.{name}") if home == room else getattr(import_module(home), name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -18,5 +20,14 @@ def test_every_name_of_a_room_is_listed_and_can_be_imported(room: str) -> None:
 
 
 def test_a_name_that_a_room_does_not_have_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match=r"module 'lrl\.objectives' has no attribute 'GRPO'"):
-        import_module("lrl.objectives").GRPO  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'lrl\.objectives' has no attribute 'PPOO'$"):
+        import_module("lrl.objectives").PPOO  # noqa: B018
+
+
+def test_an_objective_of_another_library_is_answered_in_a_script_too() -> None:
+    script = "import lrl; lrl.objectives.GRPO()"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    last = ran.stderr.splitlines()[-1]
+    assert last.endswith(
+        "It is PPO with the group's advantages: --model.objective PPO --data.advantages GRPO."
+    )

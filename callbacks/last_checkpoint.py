@@ -63,6 +63,8 @@ class LastCheckpoint(L.Callback):
         """Saves new whole steps, and logs the checkpoint to resume."""
         if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
+        if self._first_step is None and isinstance(exception, ConfigError):
+            return  # nobody has to hear of steps in a run that is refused
         try:
             rank_zero_info(self._save(trainer))
         except (RankLostError, NotListeningError) as error:

@@ -113,9 +113,13 @@ class RunFolderLock:
                 error.strerror,
             )
 
+    def keep(self) -> None:
+        """Has the folder stay, also if nothing more is written: the run has begun."""
+        self._made = []
+
     def discard(self) -> None:
-        """Removes the folder, if this run has made it and has written nothing but `BEGINNINGS`, and
-        its parents, if this run has made them and nothing else is there."""
+        """Removes the folder, if this run has made it, has not begun, and has written nothing but
+        `BEGINNINGS`; and its parents, if this run has made them and nothing else is there."""
         if not self._made:
             return
         folder, *parents = self._made

@@ -223,6 +223,7 @@ class GeneratorDevices(GracefulShutdown):
         server = members.open(
             self._terms(trainer, settings, len(servers)), self.token, self.join_port
         )
+        self.claim.keep()
         self.start_on_other_nodes(server)
         if self.generator_launcher is None:
             usual = (
@@ -401,10 +402,9 @@ class GeneratorDevices(GracefulShutdown):
     def teardown(self) -> None:
         """Stops the generators, then tears down the base strategy."""
         gc.unfreeze()
-        started = self.fleet is not None
         self.stop_generators()
         super().teardown()
-        if not started and self.attached_trainer is not None and self.attached_trainer.interrupted:
+        if self.attached_trainer is not None and self.attached_trainer.interrupted:
             self.claim.discard()
         self.claim.release()
 

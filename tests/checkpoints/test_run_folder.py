@@ -114,6 +114,10 @@ def test_only_a_folder_that_this_run_has_made_and_filled_with_nothing_is_discard
     log.unlink()
     claim.discard()
     assert not new.exists()
+    claim.acquire(new)
+    claim.keep()
+    claim.discard()
+    assert new.exists(), "the run has begun"
 
 
 def test_a_discarded_folder_leaves_no_empty_parent_and_those_of_others_stay(

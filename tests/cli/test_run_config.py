@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lrl.cli.main import main
 from lrl.cli.run_config import flat
+from lrl.system.endpoint import LOOPBACK
 from tests.preflight import broken_inputs
 from tests.tiny_policies import tiny_llama
 
@@ -43,14 +45,18 @@ class Tracker(Logger):
     def log_metrics(self, *_: Any) -> None: ...
 
 
+def write_run(folder: Path) -> None:
+    """Writes a policy, data and a config."""
+    tiny_llama(folder / "models/whole")
+    (folder / "data").mkdir()
+    (folder / "data/rows.jsonl").write_text(broken_inputs.as_lines(broken_inputs.ROWS))
+    (folder / "run.yaml").write_text(yaml.safe_dump(broken_inputs.run(folder)))
+
+
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     """The trainer of a run with three loggers and an evaluation."""
-    tiny_llama(tmp_path / "models/whole")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/rows.jsonl").write_text(broken_inputs.as_lines(broken_inputs.ROWS))
-    config = broken_inputs.run(tmp_path)
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    write_run(tmp_path)
     found: list[L.Trainer] = []
 
     def start(strategy: Any, trainer: L.Trainer) -> None:
@@ -81,6 +87,23 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     with pytest.raises(Reached):
         main(["fit", "--config", "run.yaml", *words])
     return found[0]
+
+
+def test_a_run_whose_port_is_in_use_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path)
+    monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.logger.class_path", "TensorBoardLogger"]
+    words += ["--trainer.logger.init_args.save_dir", "board"]
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["fit", "--config", "run.yaml", *words, "--trainer.strategy.join_port", port])
+    said = capfd.readouterr().err
+    assert f"join_port is {port}, which cannot be had" in said
+    assert "No step was trained" not in said, "nobody has to hear that of a run that is refused"
+    assert not (tmp_path / "board").exists()
 
 
 def test_every_logger_gets_the_resolved_config_by_the_names_that_a_user_types(

@@ -48,7 +48,7 @@ class EnvironmentServer:
 
         Raises:
             ValueError: The environment cannot be loaded on this machine.
-            RuntimeError: A process has ended while it started.
+            ConfigError: A process has ended while it started.
             TimeoutError: It was not ready in time.
         """
         check_lrl()

@@ -162,7 +162,7 @@ class EnvironmentPool:
 
         Raises:
             ConfigError: The environment cannot be loaded, or the episode has failed.
-            RuntimeError: The process has ended while it started.
+            ConfigError: The process has ended while it started.
             TimeoutError: The process did not start in time.
         """
         check_lrl()

@@ -17,7 +17,7 @@ from lrl.environments import worker
 from lrl.environments.play import Reply
 from lrl.environments.worker import LONGEST_LINE, Progress, WorkerSpec
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
-from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
+from lrl.system.foreign_code import GUARD, OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
 from lrl.system.shadowed_modules import check_start
 
@@ -106,9 +106,8 @@ class EnvironmentProcess:
         return not self._lost
 
     async def wait_ready(self) -> None:
-        """Waits until it can play; raises ConfigError if it cannot load the environment,
-        RuntimeError if it ends meanwhile, and TimeoutError after the spec's
-        `start_timeout_s`."""
+        """Waits until it can play; raises ConfigError if it cannot load the environment or ends
+        meanwhile, and TimeoutError after the spec's `start_timeout_s`."""
         try:
             async with asyncio.timeout(self._spec.start_timeout_s):
                 await self._ready
@@ -120,10 +119,9 @@ class EnvironmentProcess:
             ) from None
         except EnvironmentLost as error:
             check_start()
-            raise RuntimeError(
+            raise ConfigError(
                 "The process of the environment has ended while it started; its own message is "
-                "above. It imports the script that is run: what starts the training must stand "
-                'under `if __name__ == "__main__":`.'
+                f"above. It imports the script that is run. {GUARD}"
             ) from error
 
     async def ask(self, number: int, **message: Any) -> Reply:

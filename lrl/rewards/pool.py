@@ -133,7 +133,7 @@ class RewardPool:
                 column `answer`, else of `solution`, else `0`. None for no trial.
 
         Raises:
-            RuntimeError: The workers died while they started.
+            ConfigError: The workers died while they started.
             TimeoutError: No worker was ready within `start_timeout_s`.
             ValueError: A reward cannot be loaded in a worker, or the response got no reward, also
                 when tried again. (With `max_failures` 1 the latter is only logged.)

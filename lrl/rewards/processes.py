@@ -26,7 +26,7 @@ from lrl.errors import ConfigError
 from lrl.rewards import worker
 from lrl.rewards.job import Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
-from lrl.system.foreign_code import OUT_OF_MEMORY, cause_of_death
+from lrl.system.foreign_code import GUARD, OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
 from lrl.system.shadowed_modules import check_lrl, check_start
 
@@ -93,9 +93,9 @@ class Processes:
         except (BrokenProcessPool, BrokenPipeError) as error:
             self.close()
             check_start()
-            raise RuntimeError(
-                "The reward workers died while they started; their own message is above. They import the script that "
-                'was run: what starts the training must stand under `if __name__ == "__main__":`.'
+            raise ConfigError(
+                "The reward workers died while they started; their own message is above. They "
+                f"import the script that was run. {GUARD}"
             ) from error
         except TimeoutError as error:
             self.close()

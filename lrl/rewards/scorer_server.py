@@ -45,7 +45,7 @@ class ScorerServer:
 
         Raises:
             ValueError: The rewards cannot be loaded, or fail at the trial, on this machine.
-            RuntimeError: The workers died while they started.
+            ConfigError: The workers died while they started.
             TimeoutError: No worker was ready in time.
         """
         self.processes.start()

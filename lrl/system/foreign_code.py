@@ -28,6 +28,7 @@ _NOT_THE_USERS = (
     *(sysconfig.get_path(kind) + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
 """Where the files of lrl and of libraries are."""
+GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.'
 
 
 def bind(trainer: int) -> None:
@@ -107,6 +108,10 @@ def pickled(thing: Any, what: str, worker: str, remedy: str) -> bytes:
     try:
         found = pickle.dumps(thing)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "__mp_main__" in str(error):  # the script's name in a worker, which only imports it
+            raise ConfigError(
+                f"A worker imports this script, and it begins to train. {GUARD}"
+            ) from None
         raise ConfigError(
             f"{what}, which cannot be sent to {worker}: {error}. Define it at the top level of a "
             "module (no lambda, no function in a function), without open files or connections."

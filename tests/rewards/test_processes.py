@@ -119,16 +119,25 @@ STALLED = (
 )
 
 
+OWN = "def own(prompt, response, **columns):\n    return 1.0\n"
+
+
 @pytest.mark.parametrize(
-    "stalled", ["", STALLED.format(cls="ProcessPool"), STALLED.format(cls="PoolManager")]
+    ("before", "reward"),
+    [
+        ("", "GSM8K()"),
+        (STALLED.format(cls="ProcessPool"), "GSM8K()"),
+        (STALLED.format(cls="PoolManager"), "GSM8K()"),
+        (OWN, "own"),
+    ],
 )
-def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, stalled):
+def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, before, reward):
     # A machine may stall between the start of the workers and their first job: they are dead when
     # pebble gets it.
     script = tmp_path / "trainer.py"
     script.write_text(
-        stalled
-        + "from lrl.rewards import GSM8K, RewardPool\npool = RewardPool([GSM8K()])\npool.start()\n"
+        f"{before}from lrl.rewards import GSM8K, RewardPool\n"
+        f"pool = RewardPool([{reward}])\npool.start()\n"
     )
     run = subprocess.run(
         [sys.executable, str(script)],
@@ -139,8 +148,8 @@ def test_a_script_without_a_main_guard_gets_an_error_that_names_it(tmp_path, sta
     )
     assert run.returncode == 1
     # Behind it Python may count the semaphores of a worker that was ended while it started.
-    errors = [line for line in run.stderr.splitlines() if line.startswith("RuntimeError:")]
-    assert errors[-1].endswith('must stand under `if __name__ == "__main__":`.')
+    errors = [line for line in run.stderr.splitlines() if line.startswith("lrl: error: ")]
+    assert errors and all(line.endswith('under `if __name__ == "__main__":`.') for line in errors)
 
 
 @pytest.mark.parametrize("when", ["before it is handed in", "while it is handed over"])

@@ -72,8 +72,9 @@ class Summary(OnRankZero):
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")
-            prompts = trainer.datamodule.prompts  # type: ignore[attr-defined]
-            lines.append(f"chat with it   {chat_command(export.path(trainer), prompts)}")
+            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            name = "chat with it" if data.environment is None else "its first turn"
+            lines.append(f"{name:14} {chat_command(export.path(trainer), data.prompts)}")
         console = Console()
         console.print(self._table(trainer, evaluations, in_ascii=console.options.ascii_only))
         for line in lines:

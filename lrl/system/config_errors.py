@@ -101,7 +101,7 @@ def at_least(least: float, where: str, **values: float | None) -> None:
     None passes."""
     for name, value in values.items():
         if value is not None and not _holds(operator.ge, value, least):
-            fault(f"{where}.{name} is {value!r}; it must be at least {least}.")
+            fault(f"{where}.{name} is {value!r}; it must be {_number(value)}at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
@@ -109,7 +109,11 @@ def above(least: float, where: str, **values: float | None) -> None:
     None passes."""
     for name, value in values.items():
         if value is not None and not _holds(operator.gt, value, least):
-            fault(f"{where}.{name} is {value!r}; it must be above {least}.")
+            fault(f"{where}.{name} is {value!r}; it must be {_number(value)}above {least}.")
+
+
+def _number(value: object) -> str:
+    return "" if isinstance(value, int | float) else "a number, "
 
 
 def _holds(compare: Callable[[Any, Any], bool], value: object, least: float) -> bool:

@@ -188,6 +188,21 @@ def test_a_response_ends_where_a_generator_would_end_it(
     assert capsys.readouterr().out == "8\n", "the tokenizer's end ends it, too"
 
 
+def test_a_response_without_an_end_is_no_longer_than_the_policy_was_made_for(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight[EOS, 1] = 0.0
+        model.lm_head.weight[EIGHT, 1] = 1.0
+    model.config.max_position_embeddings = 24
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    assert chat.main([str(tmp_path), "1+7="]) == 0
+    prompt = len(make_tokenizer()("1+7=")["input_ids"])
+    assert capsys.readouterr().out == "8" * (24 - prompt) + "\n"
+
+
 @pytest.mark.parametrize("text", ["1+7=", "<|start|>1+7="])
 def test_a_prompt_begins_once_and_does_not_end(text: str) -> None:
     tokenizer = with_special_tokens("<|start|> $A <|end|>")

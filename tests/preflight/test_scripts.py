@@ -24,8 +24,8 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
         ({"objective": lrl.objectives.PPO}, "give PPO()."),
         ({"lora": 8}, "model.lora is 8; give an object of the class LoRA."),
         ({"reference": True}, "model.reference is True; give an object of the class Reference."),
-        ({"lr": "1e-5"}, "model.lr is '1e-5'; it must be at least 0."),
-        ({"max_grad_norm": "1"}, "model.max_grad_norm is '1'; it must be above 0."),
+        ({"lr": "1e-5"}, "model.lr is '1e-5'; it must be a number, at least 0."),
+        ({"max_grad_norm": "1"}, "model.max_grad_norm is '1'; it must be a number, above 0."),
     ],
 )
 def test_a_policys_setting_of_another_kind_is_named(
@@ -48,7 +48,7 @@ def test_a_policys_setting_of_another_kind_is_named(
             {"dispatch": "LeastTokens"},
             "data.dispatch is 'LeastTokens'; give an object of the class DispatchPolicy.",
         ),
-        ({"max_lag": "1"}, "data.max_lag is '1'; it must be at least 0."),
+        ({"max_lag": "1"}, "data.max_lag is '1'; it must be a number, at least 0."),
     ],
 )
 def test_a_data_modules_setting_of_another_kind_is_named(

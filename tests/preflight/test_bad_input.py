@@ -330,7 +330,7 @@ def test_a_run_that_is_refused_leaves_no_folder(
     monkeypatch.setattr(RewardPool, "start", refuse)  # after Lightning has opened the loggers
     status, output = run(*FIT, *logged)
     assert status == 2 and "none of them can be loaded" in output
-    assert not list((tmp_path / "mine").iterdir())
+    assert not (tmp_path / "mine").exists()
 
 
 def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> None:

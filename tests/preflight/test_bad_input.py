@@ -21,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
@@ -549,23 +548,6 @@ def test_a_number_format_in_which_the_cpu_is_slow_gives_a_warning(
         run(*FIT, "--model.dtype", "float32", "--trainer.strategy.server.dtype", "bfloat16")
     assert ("strategy.server.dtype is bfloat16" in caplog.text) != fast
     assert "model.dtype is" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("dtype", "has_amx"), [("bfloat16", True), ("bfloat16", False), ("float32", True)]
-)
-def test_a_number_format_in_which_vllm_fails_on_this_cpu_gives_a_warning(
-    dtype: str,
-    has_amx: bool,
-    run: Run,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*FIT, "--model.dtype", "float32", "--trainer.strategy.server.dtype", dtype)
-    warned = "Set strategy.server.dtype to float32" in caplog.text
-    assert warned == (has_amx and dtype == "bfloat16")
 
 
 def test_the_command_itself_ends_with_status_2_and_no_traceback(

@@ -3,13 +3,16 @@ and objectives; and the recipe `agent`, where the calculator is the tool of an a
 `lrl.environments.Tools` with the same prompt.
 
     python -m benchmarks.word_problems --device gpu                  all runs at once on one GPU
-    python -m benchmarks.word_problems --only calculator-0           one of them, on two CPU cores
+    python -m benchmarks.word_problems --only recipe-0               the recipe, on two CPU cores
+    python -m benchmarks.word_problems --only recipe-0-bfloat16      the same in bfloat16
+    python -m benchmarks.word_problems --only calculator-0           with the calculator
     python -m benchmarks.word_problems --only agent-0                the recipe `agent`
     python -m benchmarks.word_problems --only tools-0                lrl's tools in its place
     python -m benchmarks.word_problems --device gpu --plot-only      draw all that is there
 
-On a GPU the recipe's settings stay, but for the devices, bf16-mixed in the trainer and bfloat16 in
-the generator. Runs that share a GPU say how accurate a policy gets, not how long a step takes alone.
+All runs but `recipe-...` are without the recipe's penalty of length. On a GPU the settings stay, but
+for the devices, bf16-mixed in the trainer and bfloat16 in the generator. Runs that share a GPU say
+how accurate a policy gets, not how long a step takes alone.
 The agent needs `pip install "pydantic-ai-slim[openai]"` beside lrl.
 """
 
@@ -62,6 +65,10 @@ class Variation:
     """Whether it is the tool of `lrl.environments.Tools`, behind the agent's prompt."""
     lr: float | None = None
     """None for the recipe's."""
+    length_penalty: bool = False
+    """Whether the recipe's rewards stay; the recipe got its penalty after the other runs."""
+    bfloat16: bool = False
+    """Whether trainer and generator compute in it on a CPU, too."""
 
     @property
     def name(self) -> str:
@@ -69,16 +76,19 @@ class Variation:
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
         kind = "calculator" if self.calculator else "plain"
+        if self.length_penalty:
+            kind = "recipe"
         if self.called:
             kind = "agent" if self.agent else "tools"
         rate = "" if self.lr is None else f"-lr{self.lr:g}"
         short = "-short" if self.short else ""
-        return f"{kind}-{self.seed}{lag}{other}{rate}{short}"
+        half = "-bfloat16" if self.bfloat16 else ""
+        return f"{kind}-{self.seed}{lag}{other}{rate}{short}{half}"
 
     @property
     def short(self) -> bool:
         """Whether it is a run of the lag sweep."""
-        return self.steps == SHORT_STEPS and not self.called
+        return self.calculator and self.steps == SHORT_STEPS and not self.called
 
     @property
     def called(self) -> bool:
@@ -106,6 +116,8 @@ VARIATIONS = {
         *(Variation(True, seed) for seed in range(3)),
         *(Variation(True, max_lag=lag) for lag in (0, 4)),
         *LAG_SWEEP,
+        *(Variation(False, seed, length_penalty=True, bfloat16=True) for seed in range(3)),
+        Variation(False, length_penalty=True),
         Variation(False, steps=60),
         Variation(False, seed=1, steps=10),
         *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
@@ -119,6 +131,8 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     data: dict[str, Any] = {"max_lag": one.max_lag}
     if one.calculator and not one.called:
         data |= {"environment": CALCULATOR, "max_response_tokens": 64}
+    if not one.called and not one.length_penalty:
+        data["rewards"] = [{"class_path": "lrl.rewards.GSM8K"}]
     trainer: dict[str, Any] = {
         "max_steps": one.steps,
         "logger": {"init_args": {"save_dir": str(args.folder), "name": "", "version": one.name}},
@@ -132,6 +146,11 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
         data |= SHORT
     if one.short or one.tools:
         trainer["callbacks"] = callbacks(one)
+    if one.bfloat16:
+        trainer |= {
+            "precision": "bf16-mixed",
+            "strategy": {"init_args": {"server": {"dtype": "bfloat16"}}},
+        }
     if args.device == "gpu":
         server = {
             "gpu_memory_utilization": 0.06,
@@ -242,6 +261,7 @@ def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[
             statistics.fmean(value for _, value in scalars["policy/lag_mean"])
         ),
         "step_s": records.rounded(statistics.median(value for _, value in scalars["time/step"])),
+        "steps_s": records.rounded(sum(value for _, value in scalars["time/step"])),
         "mismatch_kl": records.rounded(
             statistics.median(value for _, value in scalars["policy/mismatch_kl"])
         ),

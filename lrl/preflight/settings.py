@@ -46,7 +46,7 @@ def check_settings(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) 
     strategy.check()
     check_quantization(strategy, policy)
     check_speculation(strategy)
-    check_number_formats(strategy, policy)
+    check_number_formats(trainer, policy)
     check_context(strategy, data)
     check_tool_parser(strategy, data)
     check_placement(strategy, data)
@@ -205,11 +205,15 @@ def check_tool_parser(strategy: GeneratorDevices, data: RolloutDataModule) -> No
         fault(f"{setting} is {parser!r}, which vLLM does not have. Choose from {', '.join(known)}.")
 
 
-def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
+def check_number_formats(trainer: L.Trainer, policy: Policy) -> None:
     """Warns of a number format in which the CPU of a run without GPUs is slow."""
+    strategy = trainer.strategy
+    assert isinstance(strategy, GeneratorDevices), "the caller has checked it"
     if strategy.root_device.type != "cpu":
         return
     formats = {"model.dtype": policy.dtype_name}
+    if trainer.precision == "bf16-mixed":
+        formats["trainer.precision"] = "bfloat16"
     server = strategy.server_settings
     # A launcher's generators compute elsewhere, and a quantised one has to be in 16 bits.
     if (
@@ -221,9 +225,9 @@ def check_number_formats(strategy: GeneratorDevices, policy: Policy) -> None:
     for setting, dtype in formats.items():
         if not computes_in(dtype):
             log.warning(
-                "%s is %s, and this CPU has no instructions for it: a product of matrices can "
-                "take thirty times as long as in float32. Set it to float32.",
-                *(setting, dtype),
+                "%s computes in %s, and this CPU has no instructions for it: a product of matrices "
+                "can take thirty times as long as in float32. Set it to %s.",
+                *(setting, dtype, "32-true" if setting == "trainer.precision" else "float32"),
             )
 
 

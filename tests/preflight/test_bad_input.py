@@ -544,10 +544,13 @@ def test_a_number_format_in_which_the_cpu_is_slow_gives_a_warning(
     fast: bool, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "computes_in", lambda dtype: fast or dtype == "float32")
+    halves = {"--trainer.strategy.server.dtype": "bfloat16", "--trainer.precision": "bf16-mixed"}
+    words = [word for pair in halves.items() for word in pair]
     with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*FIT, "--model.dtype", "float32", "--trainer.strategy.server.dtype", "bfloat16")
-    assert ("strategy.server.dtype is bfloat16" in caplog.text) != fast
-    assert "model.dtype is" not in caplog.text
+        run(*FIT, "--model.dtype", "float32", *words)
+    assert ("strategy.server.dtype computes in bfloat16" in caplog.text) != fast
+    assert ("trainer.precision computes in bfloat16" in caplog.text) != fast
+    assert "model.dtype computes" not in caplog.text
 
 
 def test_the_command_itself_ends_with_status_2_and_no_traceback(

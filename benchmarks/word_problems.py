@@ -48,6 +48,7 @@ SHORT_STEPS = 20
 """Of a run of the lag sweep, with half of the recipe's problems a step: so ten of them are made on
 two CPU cores in two hours."""
 SHORT = {"groups_per_step": 4, "max_skipped_per_step": 8}
+RECIPE_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,11 @@ VARIATIONS = {
         *(Variation(True, seed) for seed in range(3)),
         *(Variation(True, max_lag=lag) for lag in (0, 4)),
         *LAG_SWEEP,
-        *(Variation(False, seed, length_penalty=True, bfloat16=True) for seed in range(3)),
-        Variation(False, length_penalty=True),
+        *(
+            Variation(False, seed, steps=RECIPE_STEPS, length_penalty=True, bfloat16=True)
+            for seed in range(3)
+        ),
+        Variation(False, steps=RECIPE_STEPS, length_penalty=True),
         Variation(False, steps=60),
         Variation(False, seed=1, steps=10),
         *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
@@ -144,7 +148,7 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
         }
     if one.short:
         data |= SHORT
-    if one.short or one.tools:
+    if not one.length_penalty and not one.agent:
         trainer["callbacks"] = callbacks(one)
     if one.bfloat16:
         trainer |= {
@@ -186,8 +190,8 @@ def callbacks(one: Variation) -> list[dict[str, Any]]:
         if not callback["class_path"].endswith(".Evaluation"):
             continue
         settings = callback["init_args"]
-        if one.short:  # on two cores an evaluation takes as long as five steps
-            settings["every_n_steps"] = SHORT_STEPS
+        # On two cores an evaluation takes as long as five steps.
+        settings["every_n_steps"] = SHORT_STEPS if one.short else 10
         if one.tools:
             settings["prompts"]["init_args"]["source"] = "benchmarks.tool_problems:held_out"
     return found

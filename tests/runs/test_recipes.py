@@ -245,7 +245,9 @@ ONE_SERVER = ("--trainer.strategy.generator_devices", "1")
 RECIPES = {
     "gsm8k": OnCpu("chatml", {"gsm8k", "math500"}, 900, settings=OF_GPUS),
     "math": OnCpu("chatml", MATH, 450, settings=OF_GPUS),
-    "word_problems": OnCpu("chatml", {"held_out"}, 90, settings=SAVED),
+    "word_problems": OnCpu(
+        "chatml", {"held_out"}, 90, settings=(*SAVED, "--data.max_response_tokens", "32")
+    ),
     "cluster/llama_8b_one_node": OnCpu(
         "llama",
         MATH,
@@ -428,6 +430,7 @@ def test_word_problems_are_evaluated_kind_by_kind(
 ) -> None:
     printed = validate(
         *("--config", "word_problems", "--model.model", policy_folder),
+        *("--data.rewards", "lrl.rewards.GSM8K"),  # its penalty is for longer responses than SMALL's
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert "held_out: 240 problems x 1 responses, greedy, version 0" in printed

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from benchmarks import word_problems
 from lrl.cli.main import main
+from lrl.cli.recipes import recipes
 from lrl.environments import Tools
 from lrl.quickstart.calculator import calculate
 from lrl.quickstart.smollm2 import TOOLS_TEMPLATE
@@ -55,6 +57,30 @@ def test_the_recipe_takes_every_run(
     assert made["data"]["init_args"]["max_lag"] == 4
     assert made["model"]["init_args"]["objective"]["class_path"] == f"lrl.objectives.{objective}"
     assert made["trainer"]["accelerator"] == device
+    assert rewards_of(made) == ["lrl.rewards.GSM8K"], "it was recorded without a penalty of length"
+
+
+def test_the_recipe_itself_keeps_its_rewards_in_bfloat16(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", "some/model", "--folder", str(tmp_path)]
+    one = word_problems.VARIATIONS["recipe-2-bfloat16"]
+    config = tmp_path / "over.yaml"
+    over = word_problems.over(one, word_problems.make_parser().parse_args(words))
+    config.write_text(yaml.safe_dump(over))
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "word_problems", "--config", str(config), "--print_config"])
+    made = yaml.safe_load(capsys.readouterr().out)
+    assert rewards_of(made) == ["lrl.rewards.GSM8K", "lrl.rewards.LengthPenalty"]
+    assert made["trainer"]["precision"] == "bf16-mixed"
+    assert made["trainer"]["strategy"]["init_args"]["server"]["dtype"] == "bfloat16"
+    recipe = yaml.safe_load(recipes()["word_problems"].read_text())
+    assert made["trainer"]["max_steps"] == recipe["trainer"]["max_steps"]
+    assert made["seed_everything"] == 2
+
+
+def rewards_of(made: dict[str, Any]) -> list[str]:
+    return [one["class_path"] for one in made["data"]["init_args"]["rewards"]]
 
 
 def test_lrls_tools_show_the_policy_what_the_agent_shows_it(

@@ -430,7 +430,8 @@ def test_word_problems_are_evaluated_kind_by_kind(
 ) -> None:
     printed = validate(
         *("--config", "word_problems", "--model.model", policy_folder),
-        *("--data.rewards", "lrl.rewards.GSM8K"),  # its penalty is for longer responses than SMALL's
+        # The penalty is for longer responses than SMALL's.
+        *("--data.rewards", "lrl.rewards.GSM8K"),
         *(*SMALL, "--trainer.logger.save_dir", tmp_path),
     )
     assert "held_out: 240 problems x 1 responses, greedy, version 0" in printed

@@ -337,6 +337,8 @@ def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
 def label(one: dict[str, Any]) -> str:
     """Returns the name of a run in the drawing."""
     with_it = "calculator in the text" if one["calculator"] else "no calculator"
+    if one.get("length_penalty"):
+        with_it = "the recipe in bfloat16" if one["bfloat16"] else "the recipe"
     if one.get("agent"):
         with_it = "calculator of an agent"
     if one.get("tools"):

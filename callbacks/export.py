@@ -17,12 +17,15 @@ from safetensors import SafetensorError
 from lrl.callbacks.base import OnRankZero, find_all
 from lrl.callbacks.evaluation import Evaluation
 from lrl.checkpoints.run_folder import run_folder
+from lrl.errors import ExportError
 from lrl.rollouts import prompt_form
 from lrl.system import hub
 from lrl.system.config_errors import above, fault
 
 log = logging.getLogger(__name__)
 
+UNWRITABLE = (OSError, SafetensorError)
+"""What a folder that cannot be written raises."""
 LEAST_UPLOAD_S = 60.0
 SLOWEST_UPLOAD = 1e6
 """Bytes a second that an upload without a timeout of its own may be slow."""
@@ -85,19 +88,34 @@ class Export(OnRankZero):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Writes the policy and its tokenizer, into the system's temporary folder if this one
-        cannot be written."""
+        cannot be written.
+
+        Raises:
+            ExportError: Neither can.
+        """
         path = self.path(trainer)
         try:
             path.mkdir(parents=True, exist_ok=True)  # transformers only logs that it is no folder
             self._export(trainer, pl_module, path)
-        except (OSError, SafetensorError) as error:
-            self.folder = tempfile.mkdtemp(prefix="lrl-policy-")
-            log.warning(
-                "The policy cannot be written to %s: %s. It goes to %s.", path, error, self.folder
-            )
-            self._export(trainer, pl_module, Path(self.folder))
+        except UNWRITABLE as error:
+            self._export_elsewhere(trainer, pl_module, path, error)
         if self.push_to_hub is not None:
             self._upload(self.push_to_hub, self.path(trainer), trainer.global_step)
+
+    def _export_elsewhere(
+        self, trainer: L.Trainer, pl_module: Any, path: Path, reason: Exception
+    ) -> None:
+        log.warning("The policy cannot be written to %s: %s.", path, reason)
+        try:
+            self.folder = tempfile.mkdtemp(prefix="lrl-policy-")
+            self._export(trainer, pl_module, Path(self.folder))
+        except UNWRITABLE as error:
+            raise ExportError(
+                f"The policy cannot be written to {path} ({reason}), nor to the temporary folder "
+                f"({error}). Free some space, and write it from a checkpoint of the run: lrl "
+                "export CHECKPOINT FOLDER"
+            ) from error
+        log.warning("It goes to %s.", self.folder)
 
     def _export(self, trainer: L.Trainer, pl_module: Any, folder: Path) -> None:
         from lrl.callbacks import model_card  # here: only the end of a run needs it

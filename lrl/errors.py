@@ -30,6 +30,7 @@
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
     ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
+    ├── ExportError (OSError)                  the trained policy cannot be written anywhere
     └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
 
 In brackets is the built-in error that it is, too. An error whose `shown_alone` is true needs no
@@ -206,6 +207,12 @@ class EnvironmentLost(LrlError, RuntimeError):
 class UntrustedFile(LrlError, PermissionError):
     """A file that another user owns or can access, or with wrong content; the message names the
     remedy."""
+
+
+class ExportError(LrlError, OSError):
+    """A trained policy that no folder could take; the message has the folders and the remedy."""
+
+    shown_alone = True
 
 
 class RayRunError(LrlError, RuntimeError):

@@ -228,7 +228,12 @@ def number_formats(torch: ModuleType | Exception, gpus: int) -> Check:
     from lrl.system.cpu_formats import computes_in
 
     if computes_in("bfloat16"):
-        return Check(name, "ok", "the CPU computes in float32 and bfloat16")
+        return Check(
+            name,
+            "ok",
+            "the CPU computes in bfloat16, too, which is faster for a real model "
+            "(docs/real_model.md)",
+        )
     return Check(
         name,
         "warning",

@@ -10,6 +10,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lrl.callbacks import Export
+from lrl.errors import ExportError
 from lrl.system.best_effort import best_effort
 from tests.checkpoints.test_checkpoint_file import full_disk
 from tests.run_without_generators import fit, trainer
@@ -74,17 +75,19 @@ def test_an_export_to_an_unwritable_folder_goes_to_the_temporary_folder(
     assert f"cannot be written to {tmp_path / 'policy'}" in caplog.text
 
 
-def test_an_export_onto_a_full_disk_is_reported(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_export_that_fits_nowhere_ends_in_one_error_with_the_remedy(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
     running = trainer(tmp_path, Export(str(tmp_path / "policy")), max_steps=1)
     fit(policy, running)
-    caplog.clear()
-    with full_disk(100_000), pytest.raises(Exception, match="File too large"):
+    with full_disk(100_000), pytest.raises(ExportError, match="File too large") as ended:
         Export(str(tmp_path / "again")).on_train_end(running, running.lightning_module)
-    assert f"cannot be written to {tmp_path / 'again'}" in caplog.text
+    assert ended.value.shown_alone
+    assert f"cannot be written to {tmp_path / 'again'}" in str(ended.value)
+    assert "nor to the temporary folder" in str(ended.value)
+    assert "lrl export CHECKPOINT FOLDER" in str(ended.value)
 
 
 def test_a_best_effort_block_suppresses_os_errors_only(caplog: pytest.LogCaptureFixture) -> None:

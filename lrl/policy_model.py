@@ -41,7 +41,7 @@ from lrl.training.model import (
 )
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.training.reference import Reference
-from lrl.training.rounding import Rounded, rounding_errors
+from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.shared_passes import shared_passes
 from lrl.training.tree_cost import attention_tokens_of
@@ -229,18 +229,22 @@ class PolicyModel(L.LightningModule):
     @collective
     @torch.no_grad()
     def prompt_logprobs(
-        self, token_ids: list[int], rounded_as: Rounded | None = None
+        self,
+        token_ids: list[int],
+        rounded_as: Rounded | None = None,
+        weights_as: Rounded | None = None,
     ) -> list[float]:
         """Returns log-probs in nats of `token_ids[1:]`, each given the tokens before it, at
         temperature 1.
 
         They are computed in `compute_dtype`, also within a step that Lightning runs under autocast.
         With `rounded_as` they have errors as large as the rounding of that number format makes
-        them.
+        them. With `weights_as` the weights are rounded to that format.
         """
         micro = text_as_micro_batch(token_ids, self.device_of_use)
         errors = nullcontext() if rounded_as is None else rounding_errors(self.network, rounded_as)
-        with torch.autocast(self.device_of_use.type, enabled=False), errors:
+        weights = nullcontext() if weights_as is None else rounded_weights(self.network, weights_as)
+        with torch.autocast(self.device_of_use.type, enabled=False), errors, weights:
             return self(micro)[micro.mask].tolist()
 
     @property

@@ -1,4 +1,4 @@
-"""Measures the effect of a number format's rounding on a model's log-probs.
+"""What a number format's rounding does to a model: to its log-probs, and to its weights.
 
 Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the
 model: by 0.0006 nats a token for a tiny random one, by 0.05 for one that was trained. So a limit
@@ -6,6 +6,12 @@ that holds for every model sees little in most of them. Here the output of every
 is changed by a relative error of the size of the format's rounding. The log-probs then move by as
 much as in that format, without computing in it, whatever the dtype of the weights: by 0.8 to 1.3
 times as much as vLLM's on eight policies (`benchmarks/agreement.py`).
+
+A generator in 16 bits also holds rounded weights. A pretrained model's are numbers of bfloat16, and
+in float32 it takes 60 steps of 1e-6 until a weight of 0.02 is nearer to the next one: until then the
+generator stays where it was. That is no fault of a sync, so a probe computes with rounded weights
+(`rounded_weights`). Without that the generators of a random policy were evicted at the seventh step,
+and all that took their place.
 """
 
 from collections.abc import Iterator
@@ -47,6 +53,45 @@ def rounding_errors(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
         for module in dict.fromkeys(parts + (layers[0] if layers else [])):
             hooks.callback(module.register_forward_hook(add).remove)
         yield
+
+
+@contextmanager
+def rounded_weights(network: PreTrainedModel, dtype: Rounded) -> Iterator[None]:
+    """Lets a model compute with its weights as a generator in that format holds them.
+
+    Each module has rounded ones while it computes, so there is no second copy of the model.
+    """
+    head = network.get_output_embeddings()
+    whole: dict[nn.Module, dict[str, nn.Parameter]] = {}
+    rounded: dict[nn.Module, dict[str, nn.Parameter]] = {}
+
+    def round_(module: nn.Module, *_: Any) -> None:
+        whole[module] = dict(module.named_parameters(recurse=False))
+        rounded[module] = {name: _rounded(weight, dtype) for name, weight in whole[module].items()}
+        module._parameters.update(rounded[module])
+
+    def put_back(module: nn.Module, *_: Any) -> None:
+        for name, weight in whole.pop(module).items():
+            # What shards a model may have put its own back before.
+            if module._parameters[name] is rounded[module][name]:
+                module._parameters[name] = weight
+        del rounded[module]
+
+    with ExitStack() as hooks:
+        hooks.callback(lambda: [put_back(module) for module in list(whole)])
+        for module in network.modules():
+            if module is not head and next(module.parameters(recurse=False), None) is not None:
+                hooks.callback(module.register_forward_pre_hook(round_).remove)
+                hooks.callback(module.register_forward_hook(put_back).remove)
+        # lrl reads the head's weight behind the decoder (`lrl.training.model.head_logprobs`).
+        behind = decoder_of(network).register_forward_hook(lambda *_: round_(head))
+        hooks.callback(behind.remove)
+        yield
+
+
+def _rounded(weight: nn.Parameter, dtype: Rounded) -> nn.Parameter:
+    half = weight.detach().to(getattr(torch, dtype))
+    return nn.Parameter(half.to(weight.dtype), requires_grad=False)
 
 
 def _with_error(output: Any, unit: float) -> Any:

@@ -58,14 +58,21 @@ class Text:
         prompt_logprobs: The policy.
         tokens: The text.
         formats: Number formats whose rounding is measured on it.
+        held: Number formats in which generators hold the weights, if those are less exact than
+            the policy's.
     """
 
     def __init__(
-        self, prompt_logprobs: PromptLogprobs, tokens: list[int], formats: Collection[Rounded] = ()
+        self,
+        prompt_logprobs: PromptLogprobs,
+        tokens: list[int],
+        formats: Collection[Rounded] = (),
+        held: Collection[Rounded] = (),
     ) -> None:
         self.tokens = tokens
         self.expected = prompt_logprobs(tokens)
         """Log-probs of all tokens but the first, in nats."""
+        self._held = {dtype: prompt_logprobs(tokens, None, dtype) for dtype in sorted(held)}
         self._rounded = {dtype: prompt_logprobs(tokens, dtype) for dtype in sorted(formats)}
 
     def spread(self, dtype: str, part: slice = slice(None)) -> float | None:
@@ -76,11 +83,19 @@ class Text:
             return None
         return mean_difference(self.expected[part], self._rounded[known][part])
 
-    def fault(self, found: Sequence[float], dtype: str, allowed: float | None) -> str | None:
+    def of(self, held: str) -> list[float]:
+        """Returns the policy's log-probs with weights in the format that a generator holds."""
+        known = rounds_as(held)
+        return self.expected if known is None else self._held.get(known, self.expected)
+
+    def fault(
+        self, found: Sequence[float], held: str, dtype: str, allowed: float | None
+    ) -> str | None:
         """Compares each part with a generator's log-probs.
 
         Args:
             found: Its log-probs.
+            held: Its number format.
             dtype: The less exact of the two number formats.
             allowed: Largest mean difference in nats per token; None takes
                 `rounding_tolerance`.
@@ -88,8 +103,9 @@ class Text:
         Returns:
             What speaks against the generator, or None.
         """
-        for part in parts(len(self.expected)):
-            difference = mean_difference(self.expected[part], found[part])
+        expected = self.of(held)
+        for part in parts(len(expected)):
+            difference = mean_difference(expected[part], found[part])
             limit = (
                 rounding_tolerance(dtype, self.spread(dtype, part)) if allowed is None else allowed
             )
@@ -100,6 +116,14 @@ class Text:
                     "is allowed"
                 )
         return None
+
+
+def held_formats(policy_dtype: str, first: FirstProof | None) -> set[Rounded]:
+    """Returns the formats of 16 bits in which generators hold a policy of 32."""
+    if first is None or policy_dtype != "float32":
+        return set()
+    own = (rounds_as(format_of(generator.server.settings)) for generator in first.generators)
+    return {known for known in own if known is not None}
 
 
 class Probes:
@@ -141,11 +165,12 @@ class Probes:
                 text alone, and with the limit for any model.
         """
         formats = self._measured(policy_dtype, first)
-        texts = [Text(prompt_logprobs, tokens, formats or ())]
+        held = held_formats(policy_dtype, first)
+        texts = [Text(prompt_logprobs, tokens, formats or (), held)]
         if formats is not None and first is not None:
             self._first = texts[0]
             if len(first.long) > len(tokens):
-                texts.append(Text(prompt_logprobs, first.long, formats))
+                texts.append(Text(prompt_logprobs, first.long, formats, held))
         self.difference = 0.0
         self._made += 1
         salt = f"probe-{self._made}"  # never reuses the keys and values of an earlier probe
@@ -159,9 +184,10 @@ class Probes:
                     for text in asked
                 )
             )
-            self.difference = max(self.difference, mean_difference(texts[0].expected, found[0]))
-            dtype = less_exact(policy_dtype, format_of(generator.server.settings))
-            if (fault := self._fault(generator, dtype, asked, found)) is not None:
+            own = format_of(generator.server.settings)
+            self.difference = max(self.difference, mean_difference(texts[0].of(own), found[0]))
+            dtype = less_exact(policy_dtype, own)
+            if (fault := self._fault(generator, own, dtype, asked, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to "
                     f"version {version}: {fault} (WeightSync.probe_tolerance). The weights did not "
@@ -196,19 +222,24 @@ class Probes:
         return {known for dtype in compared if (known := rounds_as(dtype)) is not None}
 
     def _fault(
-        self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
+        self,
+        generator: Generator,
+        own: str,
+        dtype: str,
+        texts: Sequence[Text],
+        found: Sequence[list[float]],
     ) -> str | None:
         tolerance = self._tolerances.setdefault(
             generator, ProbeTolerance(dtype, texts[0].spread(dtype))
         )
         if self.tolerance is None:
-            fault = tolerance.fault(texts[0].expected, found[0])
+            fault = tolerance.fault(texts[0].of(own), found[0])
             if fault is not None:
                 return fault
             texts = texts[1:]
             found = found[1:]
         for text, logprobs in zip(texts, found, strict=True):
-            fault = text.fault(logprobs, dtype, self.tolerance)
+            fault = text.fault(logprobs, own, dtype, self.tolerance)
             if fault is not None:
                 return fault
         return None

@@ -110,6 +110,8 @@ def main(models: Path, folder: Path, tensor: int) -> None:
         if them.rank == 0:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
             found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
+            found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")
+            found["afterwards"] = policy.prompt_logprobs(TEXT)
             found["reference"] = reference_logprobs(policy)
             found["weights"] = {name: weight.clone() for name, weight in policy.sent_weights()}
             policy.export(folder / f"{model.name}-exported")

@@ -121,6 +121,10 @@ def test_a_sharded_policy_equals_the_policy_of_one_process(
     assert first["logprobs"] == pytest.approx(policy.prompt_logprobs(TEXT), abs=off)
     assert (first["logprobs"] != policy.prompt_logprobs(TEXT)) or not in_bfloat16
     assert first["rounded"] != first["logprobs"] == pytest.approx(first["rounded"], abs=1.0)
+    held = policy.prompt_logprobs(TEXT, None, "bfloat16")
+    assert first["held"] == pytest.approx(held, abs=off)
+    assert (first["held"] == first["logprobs"]) == in_bfloat16, "rounded once is rounded"
+    assert first["afterwards"] == first["logprobs"], "the weights are whole again"
     for found, expected in zip(first["reference"], reference_logprobs(policy), strict=True):
         assert found == pytest.approx(expected, abs=off)
     weights = dict(policy.sent_weights())

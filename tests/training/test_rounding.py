@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.tiny_families import save_tiny
 from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
-from lrl.training.rounding import rounding_errors
+from lrl.training.rounding import rounded_weights, rounding_errors
 
 TOKENS = [3 + (7 * place) % 59 for place in range(64)]
 
@@ -42,6 +42,25 @@ def by_errors(network: PreTrainedModel) -> float:
     without = logprobs(network)
     with rounding_errors(network, "bfloat16"):
         return off(logprobs(network), without)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "granite"])
+def test_weights_are_rounded_while_a_model_computes_and_whole_behind_it(
+    family: str, tmp_path: Path
+) -> None:
+    folder = str(save_tiny(family, tmp_path, 4.0))
+    network, held = (open_network(folder, "float32", None, False) for _ in range(2))
+    for weight in held.parameters():
+        weight.data = weight.data.bfloat16().float()
+    before, weights = logprobs(network), dict(network.named_parameters())
+    with rounded_weights(network, "bfloat16"):
+        assert torch.equal(logprobs(network), logprobs(held))
+    assert not torch.equal(logprobs(held), before)
+    assert torch.equal(logprobs(network), before)
+    assert all(weights[name] is weight for name, weight in network.named_parameters())
+    with pytest.raises(IndexError), rounded_weights(network, "bfloat16"):
+        network.model(input_ids=torch.tensor([[10**6]]))
+    assert torch.equal(logprobs(network), before), "also behind a pass that fails"
 
 
 def test_nothing_stays_behind(tmp_path: Path) -> None:

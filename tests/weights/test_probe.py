@@ -14,6 +14,7 @@ from benchmarks.tiny_families import save_tiny
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.policy import PolicyModule
+from lrl.training.model import text_as_micro_batch
 from lrl.weights.probe import FirstProof, Probes
 from lrl.weights.tolerance import (
     MAX_TOLERANCE_NATS,
@@ -132,12 +133,44 @@ def test_only_the_first_proof_of_a_generator_asks_for_a_long_text(tmp_path: Path
     assert (of_old.asked, of_new.asked) == ([64, 320, 64], [64, 320])
     computed: list[int] = []
 
-    def logprobs(tokens: list[int], rounded_as: Any = None) -> list[float]:
+    def logprobs(tokens: list[int], rounded_as: Any = None, weights_as: Any = None) -> list[float]:
         computed.append(len(tokens))
         return policy.prompt_logprobs(tokens)
 
     probes.make(logprobs, "float32", SHORT, 2, first)
     assert computed == [64], "nobody is new"
+
+
+def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path: Path) -> None:
+    """The weights are numbers of bfloat16 at first, as those of pretrained models are."""
+    policy = family("llama", tmp_path, max_position_embeddings=1024)
+    held = PolicyModule(str(tmp_path), dtype="bfloat16", attention="eager")
+    held.configure_model()
+    policy.network.load_state_dict(held.network.state_dict())
+    step = {name: 1e-5 * sign for name, sign in uphill(policy).items()}
+    (generator, _), (late, _) = (generator_of(held, "bfloat16") for _ in range(2))
+    probes, before = Probes(None, 60.0), policy.prompt_logprobs(SHORT)
+    for version in range(20):
+        prove(probes, policy, generator, version)
+        for name, weight in policy.network.named_parameters():
+            weight.data += step[name]
+        held.network.load_state_dict(policy.network.state_dict())
+    prove(probes, policy, late)
+    pairs = zip(policy.prompt_logprobs(SHORT), before, strict=True)
+    assert sum(abs(now - then) for now, then in pairs) / len(before) > 2 * limit_of(probes), (
+        "the policy has moved further than a generator may be off"
+    )
+
+
+def uphill(policy: PolicyModule) -> dict[str, torch.Tensor]:
+    """The sign of each weight's gradient of the text's log-prob: all weights go one way."""
+    loss = policy(text_as_micro_batch(SHORT, torch.device("cpu"))).sum()
+    loss.backward()
+    return {name: weight.grad.sign() for name, weight in policy.network.named_parameters()}
+
+
+def limit_of(probes: Probes) -> float:
+    return max(tolerance.limit for tolerance in probes._tolerances.values())
 
 
 def test_a_tolerance_that_is_set_is_the_only_limit(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class Probes:
             own = format_of(generator.server.settings)
             self.difference = max(self.difference, mean_difference(texts[0].of(own), found[0]))
             dtype = less_exact(policy_dtype, own)
-            if (fault := self._fault(generator, own, dtype, asked, found)) is not None:
+            if (fault := self._fault(generator, dtype, asked, found)) is not None:
                 raise GeneratorError(
                     f"{generator.name} does not compute what the policy computes after the sync to "
                     f"version {version}: {fault} (WeightSync.probe_tolerance). The weights did not "
@@ -222,13 +222,9 @@ class Probes:
         return {known for dtype in compared if (known := rounds_as(dtype)) is not None}
 
     def _fault(
-        self,
-        generator: Generator,
-        own: str,
-        dtype: str,
-        texts: Sequence[Text],
-        found: Sequence[list[float]],
+        self, generator: Generator, dtype: str, texts: Sequence[Text], found: Sequence[list[float]]
     ) -> str | None:
+        own = format_of(generator.server.settings)
         tolerance = self._tolerances.setdefault(
             generator, ProbeTolerance(dtype, texts[0].spread(dtype))
         )

@@ -34,7 +34,7 @@ from lrl.quickstart.warmup import make_model, make_tokenizer
 from lrl.system.event_loop import LoopThread
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
-from lrl.weights.tolerance import ProbeTolerance
+from lrl.weights.tolerance import ProbeTolerance, format_of, rounds_as
 from lrl.weights.tolerance import mean_difference as off
 
 POLICIES = ("random", "quickstart")
@@ -95,6 +95,7 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     optimizer = torch.optim.AdamW(
         module.network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0
     )
+    held = rounds_as(format_of(server.settings))
     loop, found = LoopThread(), Probed()
     generator = Generator(server, 1)
     sync = PoolSync(
@@ -108,7 +109,7 @@ def probe(policy: Path, lr: float, steps: int, server: Any) -> Probed:
     try:
         for version in range(steps + 1):
             with torch.no_grad():
-                expected = module.prompt_logprobs(tokens)
+                expected = module.prompt_logprobs(tokens, None, held)
             if failed := sync.sync_now(module.sent_weights, version, lambda: accept):
                 raise RuntimeError(str(failed))
             asking = generator.client.prompt_logprobs(

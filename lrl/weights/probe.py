@@ -88,6 +88,13 @@ class Text:
         known = rounds_as(held)
         return self.expected if known is None else self._held.get(known, self.expected)
 
+    @property
+    def rounded_away(self) -> float:
+        """What the formats of the generators leave out of the policy's weights, in nats a token."""
+        return max(
+            (mean_difference(self.expected, one) for one in self._held.values()), default=0.0
+        )
+
     def fault(
         self, found: Sequence[float], held: str, dtype: str, allowed: float | None
     ) -> str | None:
@@ -203,7 +210,11 @@ class Probes:
         if self.tolerance is not None:
             return self.tolerance
         dtype = less_exact(training_dtype, *self._formats)
-        return rounding_tolerance(dtype, None if self._first is None else self._first.spread(dtype))
+        spread = None if self._first is None else self._first.spread(dtype)
+        if self._first is not None and spread is not None:
+            # Tokens are sampled with the generators' weights and trained with the policy's.
+            spread += self._first.rounded_away
+        return rounding_tolerance(dtype, spread)
 
     def _measured(self, policy_dtype: str, first: FirstProof | None) -> set[Rounded] | None:
         """Returns the formats whose rounding the first proof of new generators needs; None if there

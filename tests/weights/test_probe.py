@@ -20,6 +20,7 @@ from lrl.weights.tolerance import (
     MAX_TOLERANCE_NATS,
     format_of,
     less_exact,
+    mean_difference,
     parts,
     rounding_tolerance,
 )
@@ -155,7 +156,10 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
         for name, weight in policy.network.named_parameters():
             weight.data += step[name]
         held.network.load_state_dict(policy.network.state_dict())
+    at_first = probes.sampled_tolerance("float32")
     prove(probes, policy, late)
+    apart = mean_difference(policy.prompt_logprobs(SHORT), held.prompt_logprobs(SHORT))
+    assert at_first < apart < probes.sampled_tolerance("float32"), "a resumed run goes on"
     pairs = zip(policy.prompt_logprobs(SHORT), before, strict=True)
     assert sum(abs(now - then) for now, then in pairs) / len(before) > 2 * limit_of(probes), (
         "the policy has moved further than a generator may be off"

@@ -159,7 +159,7 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
     at_first = probes.sampled_tolerance("float32")
     prove(probes, policy, late)
     apart = mean_difference(policy.prompt_logprobs(SHORT), held.prompt_logprobs(SHORT))
-    assert at_first < apart < probes.sampled_tolerance("float32"), "a resumed run goes on"
+    assert at_first < apart < probes.sampled_tolerance("float32"), "a resumed run is not ended"
     pairs = zip(policy.prompt_logprobs(SHORT), before, strict=True)
     assert sum(abs(now - then) for now, then in pairs) / len(before) > 2 * limit_of(probes), (
         "the policy has moved further than a generator may be off"

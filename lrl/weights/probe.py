@@ -58,8 +58,7 @@ class Text:
         prompt_logprobs: The policy.
         tokens: The text.
         formats: Number formats whose rounding is measured on it.
-        held: Number formats in which generators hold the weights, if those are less exact than
-            the policy's.
+        held: Number formats in which generators hold the weights; None for the policy's own.
     """
 
     def __init__(
@@ -67,13 +66,20 @@ class Text:
         prompt_logprobs: PromptLogprobs,
         tokens: list[int],
         formats: Collection[Rounded] = (),
-        held: Collection[Rounded] = (),
+        held: Collection[Rounded | None] = (None,),
     ) -> None:
         self.tokens = tokens
-        self.expected = prompt_logprobs(tokens)
-        """Log-probs of all tokens but the first, in nats."""
-        self._held = {dtype: prompt_logprobs(tokens, None, dtype) for dtype in sorted(held)}
+        self._held: dict[Rounded | None, list[float]] = {
+            dtype: prompt_logprobs(tokens, None, dtype) for dtype in held if dtype
+        }
+        if None in held:
+            self._held[None] = prompt_logprobs(tokens)
         self._rounded = {dtype: prompt_logprobs(tokens, dtype) for dtype in sorted(formats)}
+
+    @property
+    def expected(self) -> list[float]:
+        """Log-probs of all tokens but the first, in nats, with the policy's own weights."""
+        return self._held[None]
 
     def spread(self, dtype: str, part: slice = slice(None)) -> float | None:
         """Returns the effect of a format's rounding on these tokens, in nats a token; None if it
@@ -86,14 +92,12 @@ class Text:
     def of(self, held: str) -> list[float]:
         """Returns the policy's log-probs with weights in the format that a generator holds."""
         known = rounds_as(held)
-        return self.expected if known is None else self._held.get(known, self.expected)
+        return self._held[known if known in self._held else next(iter(self._held))]
 
     @property
     def rounded_away(self) -> float:
         """What the formats of the generators leave out of the policy's weights, in nats a token."""
-        return max(
-            (mean_difference(self.expected, one) for one in self._held.values()), default=0.0
-        )
+        return max(mean_difference(self.expected, one) for one in self._held.values())
 
     def fault(
         self, found: Sequence[float], held: str, dtype: str, allowed: float | None
@@ -125,12 +129,12 @@ class Text:
         return None
 
 
-def held_formats(policy_dtype: str, first: FirstProof | None) -> set[Rounded]:
-    """Returns the formats of 16 bits in which generators hold a policy of 32."""
-    if first is None or policy_dtype != "float32":
-        return set()
-    own = (rounds_as(format_of(generator.server.settings)) for generator in first.generators)
-    return {known for known in own if known is not None}
+def held_formats(policy_dtype: str, first: FirstProof | None) -> set[Rounded | None]:
+    """Returns the formats of 16 bits in which generators hold a policy of 32, and None if any holds
+    the policy's own weights."""
+    if first is None or policy_dtype != "float32" or not first.generators:
+        return {None}
+    return {rounds_as(format_of(generator.server.settings)) for generator in first.generators}
 
 
 class Probes:
@@ -173,6 +177,8 @@ class Probes:
         """
         formats = self._measured(policy_dtype, first)
         held = held_formats(policy_dtype, first)
+        if formats is not None:
+            held.add(None)  # what rounding does is measured on the policy's own weights
         texts = [Text(prompt_logprobs, tokens, formats or (), held)]
         if formats is not None and first is not None:
             self._first = texts[0]

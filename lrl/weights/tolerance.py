@@ -9,7 +9,7 @@ difference, which is that of a token that the model takes for all but impossible
 `benchmarks/agreement.py` measures both.
 
 At each later proof (`ProbeTolerance`) it depends on the generator. Two programs differ by rounding:
-by 3e-6 nats a token at most in float32, and in bfloat16 by 0.005 for one policy and by 0.03 for the
+by 3e-6 nats a token at most in float32, and in bfloat16 by 0.004 for one policy and by 0.02 for the
 same one after its training. Weights that are one step old differ by 0.0005 at lr 1e-6 and by 0.04
 at lr 1e-4: no fixed limit sees them. So a generator's own noise is the measure. It is known
 wherever a probe shows that the generator holds the policy's weights: at its first proof, and again
@@ -17,7 +17,7 @@ whenever the policy has moved so far that the limit would have caught a generato
 behind. So it never takes the distance of old weights for noise.
 
 Weights that did not arrive at all are seen sooner: in 720 real updates in bfloat16, of lr 1e-6 to
-1e-4, at least 37 of 46 tokens got another log-prob, and without an update none did, also in a busy
+1e-4, at least 42 of 46 tokens got another log-prob, and without an update none did, also in a busy
 batch. `benchmarks/probe_noise.py` measures all of this.
 """
 

@@ -96,7 +96,7 @@ class Text:
 
     @property
     def rounded_away(self) -> float:
-        """What the formats of the generators leave out of the policy's weights, in nats a token."""
+        """Largest effect of rounding the policy's weights for a generator, in nats a token."""
         return max(mean_difference(self.expected, one) for one in self._held.values())
 
     def fault(

@@ -6,21 +6,20 @@ Prints what lrl relies on and the release does not have; the exit status is 1 if
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from tests.vllm_contract.check import FOLDER, broken, imports_of_vllm
 from tests.vllm_contract.sources import snapshot
 
 
-def main(wheels: list[str]) -> int:
+def main() -> int:
     """Writes the snapshots."""
-    if not wheels:
-        print(__doc__)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm_contract", description=__doc__)
+    parser.add_argument("wheels", metavar="WHEEL", nargs="+", type=Path, help="of vLLM")
     faults = 0
-    for wheel in map(Path, wheels):
+    for wheel in parser.parse_args().wheels:
         version = wheel.name.split("-")[1]
         found = snapshot(wheel, version, imports_of_vllm())
         (FOLDER / f"{version}.json").write_text(json.dumps(found, indent=1) + "\n")
@@ -31,4 +30,4 @@ def main(wheels: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""What is trained on the stand-in device: a tiny policy with every objective, kind of critic and
+reference, and way of opening it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from safetensors.torch import load_file
+
+import lrl
+from benchmarks.forced_lengths import equal
+from benchmarks.random_policy import llama, made_up_rows, make_policy
+from benchmarks.ready_responses import ReadyResponses
+from lrl import objectives
+from lrl.training.model import open_tokenizer
+from lrl.weights.wire import Wire
+
+STEPS, GROUPS, RESPONSES, TOKENS, MICRO_BATCH_TOKENS = 2, 2, 4, 24, 128
+SHAPE = llama("tiny")
+READ_TOKENS = range(1, 40)
+"""The text whose log-probs are read after the steps."""
+
+Settings = Mapping[str, Any]
+
+
+def cases(folder: str) -> dict[str, Callable[[], Settings]]:
+    """Returns the settings of each case: arguments of `lrl.PolicyModule`, `precision` of the
+    trainer (32-true), `share_prefixes` of the data.
+
+    Args:
+        folder: Of the policy.
+    """
+    return {
+        "AIPO": lambda: {"objective": objectives.AIPO()},
+        "bf16-mixed": lambda: {"precision": "bf16-mixed"},
+        "bfloat16": lambda: {"dtype": "bfloat16"},
+        "PPO, checkpointing, head in chunks, not clipped": lambda: {
+            "objective": objectives.PPO(),
+            "gradient_checkpointing": True,
+            "head_chunk_tokens": 16,
+            "max_grad_norm": None,
+        },
+        "CISPO, eager, by a number, abort on mismatch": lambda: {
+            "objective": objectives.CISPO(),
+            "attention": "eager",
+            "normalise_by": 64,
+            "abort_on_mismatch": 100.0,
+        },
+        "GSPO, copies, by sequence": lambda: {
+            "objective": objectives.GSPO(),
+            "share_prefixes": False,
+            "normalise_by": "sequence",
+        },
+        "TIS, lora on bfloat16": lambda: {
+            "objective": objectives.TIS(),
+            "lora": lrl.LoRA(rank=4),
+            "dtype": "bfloat16",
+        },
+        "DecoupledPPO, lora, its base as reference": lambda: {
+            "objective": objectives.DecoupledPPO(),
+            "lora": lrl.LoRA(rank=4),
+            "reference": lrl.Reference(coefficient=0.1),
+        },
+        "REINFORCE, reference in the reward, refreshed": lambda: {
+            "objective": objectives.REINFORCE(),
+            "reference": lrl.Reference(
+                coefficient=0.1, estimator="k1", penalty_in="reward", refresh_every_n_steps=1
+            ),
+        },
+        "TBA, reference": lambda: {"objective": objectives.TBA(), "reference": lrl.Reference()},
+        "IcePop, teacher": lambda: {
+            "objective": objectives.IcePop(),
+            "reference": lrl.Teacher(model=folder),
+        },
+        "TOPR, critic": lambda: {
+            "objective": objectives.TOPR(),
+            "critic": lrl.Critic(trunk_gradient=0.5),
+        },
+        "critic with a model": lambda: {"critic": lrl.Critic(model=folder, clip=0.2)},
+        "critic, lora": lambda: {"critic": lrl.Critic(), "lora": lrl.LoRA(rank=4)},
+        "turn critic": lambda: {"critic": lrl.TurnCritic()},
+        "turn critic with a model": lambda: {"critic": lrl.TurnCritic(model=folder)},
+    }
+
+
+def make_folder(folder: Path) -> None:
+    """Writes the tiny policy."""
+    make_policy(SHAPE, [row["question"] for row in made_up_rows()], folder, "cpu")
+
+
+class StepEnds(L.Callback):
+    """Calls `begin` before each step, and `end` behind it with its number of micro-batches."""
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[int], None]) -> None:
+        self.begin = begin
+        self.end = end
+        self._micro_batches = 0
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Begins a step."""
+        self._micro_batches = 0
+        self.begin()
+
+    def on_before_backward(self, *_: Any) -> None:
+        """Counts a micro-batch."""
+        self._micro_batches += 1
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Ends a step."""
+        self.end(self._micro_batches)
+
+
+def train(
+    folder: str,
+    device: torch.device,
+    work: Path,
+    *callbacks: L.Callback,
+    kind: type[lrl.PolicyModule] = lrl.PolicyModule,
+    precision: Any = "32-true",
+    share_prefixes: bool = True,
+    **policy: Any,
+) -> tuple[L.Trainer, lrl.PolicyModule]:
+    """Trains two steps of made-up responses, the same on every device.
+
+    Args:
+        folder: Of the policy.
+        device: Where it trains.
+        work: Of what the trainer writes.
+        *callbacks: Of the trainer.
+        kind: The module.
+        precision: Of the trainer.
+        share_prefixes: See `lrl.RolloutDataModule`.
+        **policy: Other settings of the module.
+    """
+    torch.manual_seed(0)
+    prompts = lrl.Prompts(list(made_up_rows(8)), prompt_column="question", shuffle=False)
+    prompts.load(open_tokenizer(folder), 512)
+    data = ReadyResponses(
+        prompts,
+        SHAPE.vocab_size,
+        equal(TOKENS),
+        groups=GROUPS,
+        responses=RESPONSES,
+        micro_batch_tokens=MICRO_BATCH_TOKENS,
+        share_prefixes=share_prefixes,
+    )
+    trainer = L.Trainer(
+        accelerator="cpu" if device.type == "cpu" else "gpu",
+        devices=1,
+        precision=precision,
+        callbacks=list(callbacks),
+        max_steps=STEPS,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        default_root_dir=work,
+    )
+    module = kind(folder, **policy)
+    trainer.fit(module, data)
+    return trainer, module
+
+
+def numbers(trainer: L.Trainer, policy: lrl.PolicyModule, work: Path) -> dict[str, float]:
+    """Returns the metrics of the last step, and what is read of the trained policy: probes, and sums
+    over the weights of a sync, an export and a checkpoint."""
+    ids = list(READ_TOKENS)
+    export = work / "export"
+    policy.export(export)
+    weights = {
+        "sent": [tensor for _, tensor in Wire(policy.sent_weights, torch.bfloat16)],
+        "exported": load_file(export / "model.safetensors").values(),
+        "checkpoint": policy.state_dict().values(),
+    }
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    sums = {
+        name: sum(tensor.float().abs().sum().item() for tensor in tensors)
+        for name, tensors in weights.items()
+    }
+    probes = {
+        "probe": sum(policy.prompt_logprobs(ids)),
+        "probe with the rounding of bfloat16": sum(policy.prompt_logprobs(ids, "bfloat16")),
+        "probe of bfloat16 weights": sum(policy.prompt_logprobs(ids, None, "bfloat16")),
+    }
+    return metrics | sums | probes

@@ -1,0 +1,101 @@
+"""Plays each case on the CPU and on a GPU, and each fault on the GPU."""
+
+import json
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.standin_cuda.cases import Settings, StepEnds, cases, make_folder, numbers, train
+from tests.standin_cuda.device import standin_cuda
+from tests.standin_cuda.faults import FAULTS
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class RealLog:
+    """The waits of a real GPU in the form of the stand-in's log, as torch warns of them."""
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.kernels: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self.waits.clear()
+
+    def __call__(self, message: Any, _: Any, file: str, line: int, *__: Any) -> None:
+        """Takes the place of `warnings.showwarning`."""
+        if "synchronizing CUDA operation" in str(message):
+            self.waits[f"wait {Path(file).name}:{line}"] += 1
+
+
+@contextmanager
+def real_cuda() -> Iterator[RealLog]:
+    """Lets torch warn of each wait in the block, a blocking copy to the GPU included."""
+    found, shown = RealLog(), warnings.showwarning
+    torch.cuda.set_sync_debug_mode("warn")
+    warnings.simplefilter("always")
+    warnings.showwarning = found  # type: ignore[assignment]
+    try:
+        yield found
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        warnings.showwarning = shown
+        warnings.simplefilter("ignore")
+
+
+def play(rows: Sequence[str], device: str, work: Path, out: Path | None) -> None:
+    """Plays rows, or all; prints a line of JSON for each, or appends it to `out`.
+
+    A case has the numbers of both devices, and of its second step the micro-batches, waits, copies
+    and kernels; a fault has its error. A case that raises has one as well.
+    """
+    warnings.simplefilter("ignore")
+    for name in ("lightning", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    gpu = standin_cuda if device == "standin" else real_cuda
+    folder = str(work / "policy")
+    make_folder(Path(folder))
+    settings = cases(folder)
+    with nullcontext(sys.stdout) if out is None else out.open("a") as lines:
+        for name in rows or [*settings, *FAULTS]:
+            try:
+                with gpu() as log:
+                    found = (
+                        _fault(name, folder, work)
+                        if name in FAULTS
+                        else _case(settings[name], folder, work, log)
+                    )
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps({"row": name, **found}), file=lines, flush=True)
+
+
+def _case(settings: Callable[[], Settings], folder: str, work: Path, log: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"cpu": numbers(*train(folder, CPU, work, **settings()), work)}
+
+    def keep(micro_batches: int) -> None:
+        found["micro_batches"] = micro_batches
+        found["waits"] = dict(log.waits)
+        found["copies"] = dict(log.copies)
+        found["kernels"] = log.kernels.total()
+
+    steps = StepEnds(log.clear, keep)
+    found["gpu"] = numbers(*train(folder, GPU, work, steps, **settings()), work)
+    return found
+
+
+def _fault(name: str, folder: str, work: Path) -> dict[str, Any]:
+    fault: AbstractContextManager[Any] = FAULTS[name]()
+    with fault as module:
+        train(folder, GPU, work, kind=module)
+    return {}

@@ -21,7 +21,7 @@ from lrl.generators.server import Server
 
 
 class LentServer(Server):
-    """A server on the CPU that a run starts if it is not running, and never stops."""
+    """A server that a run starts if it is not running, and never stops."""
 
     def start(self) -> None:
         """Starts the server unless it is running already."""
@@ -50,10 +50,8 @@ class Borrowing(lrl.AsyncSingleDevice):
         self, server: LentServer, capacity: int, others: Sequence[LentServer] = (), **how: Any
     ) -> None:
         settings = replace(server.settings, max_num_seqs=capacity)
-        devices = 1 + len(others)
-        super().__init__(
-            generator_devices=devices, weight_transfer=server.backend, server=settings, **how
-        )
+        devices = {"generator_devices": 1 + len(others)}
+        super().__init__(weight_transfer=server.backend, server=settings, **(devices | how))
         self.lent = [server, *others]
         # The server's supervisor removes the weights' file if this process is killed.
         self.run_id = server.run_id
@@ -65,7 +63,11 @@ class Borrowing(lrl.AsyncSingleDevice):
 
 @contextmanager
 def lent_servers(
-    count: int, model: Path, settings: lrl.ServerSettings, folder: Path
+    count: int,
+    model: Path,
+    settings: lrl.ServerSettings,
+    folder: Path,
+    devices: Sequence[int] = (),
 ) -> Iterator[list[LentServer]]:
     """Lends servers to one run at a time; they start with their first run and end with this
     context.
@@ -75,11 +77,12 @@ def lent_servers(
         model: A policy of the runs' architecture.
         settings: As for a run of its own.
         folder: Of their logs.
+        devices: CUDA indices of each; none is the CPU.
     """
     run_id = secrets.token_hex(4)
     with ExitStack() as ends:
         servers = [
-            LentServer(str(model), settings, "shared_memory", [], folder, n, run_id)
+            LentServer(str(model), settings, "shared_memory", list(devices), folder, n, run_id)
             for n in range(count)
         ]
         for server in servers:
@@ -88,7 +91,9 @@ def lent_servers(
 
 
 @contextmanager
-def lent_server(model: Path, settings: lrl.ServerSettings, folder: Path) -> Iterator[LentServer]:
+def lent_server(
+    model: Path, settings: lrl.ServerSettings, folder: Path, devices: Sequence[int] = ()
+) -> Iterator[LentServer]:
     """Lends one server; see `lent_servers`."""
-    with lent_servers(1, model, settings, folder) as servers:
+    with lent_servers(1, model, settings, folder, devices) as servers:
         yield servers[0]

@@ -205,10 +205,10 @@ def run(one: Variation, args: argparse.Namespace) -> None:
     """
     config, log = (args.folder / f"{one.name}.{kind}" for kind in ("yaml", "log"))
     config.write_text(yaml.safe_dump(over(one, args)))
-    lrl = Path(sys.executable).with_name("lrl")
+    program = [sys.executable, "-m", "lrl.cli.main"]
     with log.open("w") as output:
         subprocess.run(
-            [lrl, "fit", "--config", one.recipe, "--config", config],
+            [*program, "fit", "--config", one.recipe, "--config", config],
             check=True,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -105,8 +105,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ]
     make_policy(llama(args.size), questions, policy, MACHINES[args.device].device)
     over.write_text(yaml.safe_dump(config(args, policy)))
-    program = str(Path(sys.executable).with_name("lrl"))
-    subprocess.run([program, "fit", "--config", "gsm8k", "--config", str(over)], check=True)
+    program = [sys.executable, "-m", "lrl.cli.main"]
+    subprocess.run([*program, "fit", "--config", "gsm8k", "--config", str(over)], check=True)
     board = EventAccumulator(str(args.folder / "run")).Reload()
     steps = sorted({event.step for event in board.Scalars("time/step")})[MEASURED]
     values = {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ class Machine:
     """The ways of weights on it, the usual one first."""
     matrix_size: int
     """Rows and columns of a matrix that fills the device."""
+    dtype: str
+    """Of weights that it computes with fast."""
 
     @property
     def name(self) -> str:
@@ -70,20 +73,22 @@ class Machine:
         """Waits until the device has done all that it was given."""
         raise NotImplementedError
 
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Returns the seconds of some work, to the end of its last kernel."""
+        self.wait()
+        started = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - started
+
     def matrix_flops_per_s(self) -> float:
         """Returns the rate of a product of two square bfloat16 matrices of random numbers."""
         left = torch.randn(
             self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device
         )
         right = torch.randn_like(left)
-        for _ in range(WARM_UP):
-            torch.mm(left, right)
-        self.wait()
-        started = time.perf_counter()
-        for _ in range(REPEATS):
-            torch.mm(left, right)
-        self.wait()
-        return REPEATS * 2.0 * self.matrix_size**3 / (time.perf_counter() - started)
+        products = [self.seconds(lambda: torch.mm(left, right)) for _ in range(WARM_UP + REPEATS)]
+        return 2.0 * self.matrix_size**3 / statistics.median(products[WARM_UP:])
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
         raise NotImplementedError
@@ -96,6 +101,7 @@ class Gpu(Machine):
     device = "cuda"
     transports = ("ipc", "nccl")
     matrix_size = 8192
+    dtype = "bfloat16"
 
     @property
     def name(self) -> str:
@@ -147,6 +153,7 @@ class Cpu(Machine):
     device = "cpu"
     transports = ("shared_memory",)
     matrix_size = 512
+    dtype = "float32"
 
     @property
     def name(self) -> str:

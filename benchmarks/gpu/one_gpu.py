@@ -102,20 +102,21 @@ class Recorder(L.Callback):
 def make_run(
     folder: Path,
     rows: list[dict[str, Any]],
-    transport: str,
     steps: int,
     machine: Machine,
-    server: lrl.ServerSettings,
+    strategy: lrl.AsyncSingleDevice,
+    groups: int = GROUPS_PER_STEP,
+    tokens: int = MAX_RESPONSE_TOKENS,
+    **of_policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
-    """Returns trainer, policy, data and recorder of a run, ready for `fit`."""
+    """Returns trainer, policy, data and recorder of a run, ready for `fit`; `of_policy` are further
+    settings of the policy."""
     throughput = Throughput()
     recorder = Recorder(throughput, machine)
     trainer = L.Trainer(
         accelerator=machine.accelerator,
         devices=1,
-        strategy=lrl.AsyncSingleDevice(
-            generator_devices=0, weight_transfer=transport, server=server
-        ),
+        strategy=strategy,
         callbacks=[WeightSync(), throughput, recorder],
         max_steps=steps,
         max_epochs=-1,
@@ -126,17 +127,17 @@ def make_run(
     )
     policy = lrl.PolicyModule(
         str(folder),
-        dtype="bfloat16",
         gradient_checkpointing=True,
         head_chunk_tokens=HEAD_CHUNK_TOKENS,
+        **({"dtype": machine.dtype} | of_policy),
     )
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts(rows, prompt_column="question", too_long="skip"),
         rewards=[hashed],
-        groups_per_step=GROUPS_PER_STEP,
+        groups_per_step=groups,
         rollouts_per_group=ROLLOUTS_PER_GROUP,
         max_prompt_tokens=MAX_PROMPT_TOKENS,
-        max_response_tokens=MAX_RESPONSE_TOKENS,
+        max_response_tokens=tokens,
         micro_batch_tokens=MICRO_BATCH_TOKENS,
     )
     return trainer, policy, data, recorder
@@ -186,8 +187,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     server = lrl.ServerSettings(
         max_num_seqs=CONCURRENT_RESPONSES, quantization=args.quantization, **memory
     )
+    strategy = lrl.AsyncSingleDevice(
+        generator_devices=0, weight_transfer=args.transport, server=server
+    )
     trainer, policy, data, recorder = make_run(
-        folder, rows, args.transport, args.steps, machine, server
+        folder, rows, args.steps, machine, strategy, groups=args.groups, tokens=args.tokens
     )
     trainer.fit(policy, data)
     return {
@@ -195,6 +199,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "command": args.command,
         "machine": machine.name,
         "size": args.size,
+        "responses": args.groups * ROLLOUTS_PER_GROUP,
+        "response_tokens": args.tokens,
         "quantization": args.quantization,
         "transport": args.transport,
         "measured_steps": len(recorder.steps[MEASURED]),
@@ -209,6 +215,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "planned_gib": (plan.trainer + plan.generator) / GIB,
         "server_memory": memory,
     }
+
+
+def add_step_size(parser: argparse.ArgumentParser) -> None:
+    """Adds the size of a step."""
+    parser.add_argument(
+        "--groups", type=int, default=GROUPS_PER_STEP, help="prompts a step (%(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=MAX_RESPONSE_TOKENS, help="of a response (%(default)s)"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -233,6 +249,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=12,
         help="optimizer steps; the first two and the last do not count (%(default)s)",
     )
+    add_step_size(parser)
     parser.add_argument(
         "--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows"
     )

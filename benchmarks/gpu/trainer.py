@@ -16,19 +16,22 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig
 
 import lrl
 from benchmarks import arguments
 from benchmarks.forced_lengths import equal
-from benchmarks.gpu import report
+from benchmarks.gpu import attention, report, step_profile
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
+from benchmarks.gpu.step_profile import StepProfile
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, num_parameters
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.records import origin
@@ -38,6 +41,17 @@ MAX_PROMPT_TOKENS = 512
 WARM_UP_STEPS = 2
 """The first step makes AdamW's state, and both compile or choose kernels."""
 LEAST_STEPS = WARM_UP_STEPS + 1
+
+
+class FusedAdamW(lrl.PolicyModule):
+    """The policy with AdamW in one kernel."""
+
+    def configure_optimizers(self) -> Any:
+        """See `lrl.PolicyModule`."""
+        found = super().configure_optimizers()
+        for group in found["optimizer"].param_groups:
+            group["fused"] = True
+        return found
 
 
 class StepSeconds(L.Callback):
@@ -100,20 +114,24 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         micro_batch_tokens=args.micro_batch_tokens,
         share_prefixes=not args.copies,
     )
-    policy = lrl.PolicyModule(
+    kind = FusedAdamW if args.fused else lrl.PolicyModule
+    policy = kind(
         str(folder),
         dtype=args.dtype,
         attention=args.attention,
         gradient_checkpointing=args.checkpointing,
     )
     steps = StepSeconds(machine)
+    callbacks: list[L.Callback] = [steps]
+    if args.profile:
+        callbacks.append(StepProfile(args.steps - 1))
     peak = machine.matrix_flops_per_s()
     machine.begin()
     trainer = L.Trainer(
         accelerator=machine.accelerator,
         devices=1,
         precision="bf16-mixed" if args.dtype == "float32" else "32-true",
-        callbacks=[steps],
+        callbacks=callbacks,
         max_steps=args.steps,
         max_epochs=-1,
         logger=False,
@@ -122,8 +140,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         enable_progress_bar=False,
         default_root_dir=args.folder,
     )
-    trainer.fit(policy, data)
-    step_s = statistics.median(steps.seconds[WARM_UP_STEPS:])
+    backend = sdpa_kernel(getattr(SDPBackend, args.sdpa)) if args.sdpa else nullcontext()
+    with backend:
+        trainer.fit(policy, data)
+    profiled = callbacks[-1].found if isinstance(callbacks[-1], StepProfile) else {}
+    measured = steps.seconds[WARM_UP_STEPS : -1 if profiled else None]
+    step_s = statistics.median(measured)
     response_tokens = args.groups * args.responses * args.tokens
     last = range((args.steps - 1) * args.groups, args.steps * args.groups)
     prompt_tokens = args.responses * sum(len(prompts[index].token_ids) for index in last)
@@ -135,12 +157,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "machine": machine.name,
         "size": args.size,
         "dtype": args.dtype,
-        "attention": policy.network.config._attn_implementation,
+        "attention": args.sdpa or policy.network.config._attn_implementation,
+        "fused": args.fused,
         "checkpointing": args.checkpointing,
         "micro_batch_tokens": args.micro_batch_tokens,
         "responses": args.groups * args.responses,
         "response_tokens": args.tokens,
-        "measured_steps": len(steps.seconds) - WARM_UP_STEPS,
+        "measured_steps": len(measured),
         "step_s": step_s,
         "tokens_per_s": tokens / step_s,
         "response_tokens_per_s": response_tokens / step_s,
@@ -150,6 +173,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "peak_gib": machine.peak / GIB,
         "responses_share_rows": policy.responses_share.rows,
         "responses_share_prompts": policy.responses_share.prefixes and not args.copies,
+        **({"profile": profiled} if profiled else {}),
     }
 
 
@@ -168,7 +192,9 @@ def table(result: dict[str, Any]) -> str:
         "of the peak": f"{result['share_of_peak']:.0%}",
         "peak GiB": f"{result['peak_gib']:.1f}",
     }
-    return report.table(columns, result)
+    step = report.table(columns, result)
+    profiled = result.get("profile")
+    return step if profiled is None else f"{step}\n\n{step_profile.table(profiled)}"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -189,7 +215,18 @@ def make_parser() -> argparse.ArgumentParser:
         default="float32",
         help="of the weights; float32 is trained in bf16-mixed (%(default)s)",
     )
-    parser.add_argument("--attention", help="as model.attention; left out: transformers' choice")
+    parser.add_argument(
+        "--attention",
+        help=f"as model.attention, or {attention.VARLEN}: torch's attention over sequences of different "
+        "lengths; left out: transformers' choice",
+    )
+    parser.add_argument(
+        "--sdpa", choices=("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"), help="sdpa's backend"
+    )
+    parser.add_argument("--fused", action="store_true", help="AdamW in one kernel")
+    parser.add_argument(
+        "--profile", action="store_true", help="also the kernels of the last step, by time"
+    )
     parser.add_argument(
         "--checkpointing", action="store_true", help="as model.gradient_checkpointing"
     )

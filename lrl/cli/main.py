@@ -146,3 +146,7 @@ def run_lightning(words: Sequence[str]) -> int:
     except LrlCLI.expected_errors as error:
         return bad_input(str(error))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Several runs on one start of vLLM, which takes longer than any of them: the whole policy through
+shared memory, adapters on float32 and bfloat16 weights, and vLLM's sleep.
+
+    python -m benchmarks.gpu.one_server --size 1.5b
+    python -m benchmarks.gpu.one_server --size tiny --device cpu --steps 4     a rehearsal
+
+Each run is a `Trainer.fit` as in `benchmarks.gpu.one_gpu`. Asleep at level 1 a generator keeps its
+weights in the CPU's memory and forgets keys and values; at level 2 it forgets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import lrl
+from benchmarks import arguments, records
+from benchmarks.gpu.machine import MACHINES, Machine
+from benchmarks.gpu.memory_plan import CONCURRENT_RESPONSES, GIB, plan_memory
+from benchmarks.gpu.one_gpu import LEAST_STEPS, MEASURED, add_step_size, make_run, medians
+from benchmarks.lent_server import Borrowing, LentServer, lent_server
+from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
+from lrl.system.auth import bearer
+
+RUNS: dict[str, dict[str, Any]] = {
+    "whole policy": {},
+    "adapters on bfloat16": {"lora": lrl.LoRA(rank=16), "dtype": "bfloat16"},
+    "adapters on float32": {"lora": lrl.LoRA(rank=16), "dtype": "float32"},
+}
+SLEEP_DEADLINE_S = 60.0
+
+
+def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Makes the runs; yields a result as each ends."""
+    config, machine = llama(args.size), MACHINES[args.device]()
+    rows = list(made_up_rows())
+    folder = args.folder / f"policy-{args.size}"
+    make_policy(config, [row["question"] for row in rows], folder, machine.device)
+    on_gpu = args.device == "gpu"
+    server = lrl.ServerSettings(
+        max_num_seqs=CONCURRENT_RESPONSES,
+        dtype=machine.dtype,
+        max_model_len=1024,
+        extra_args={"enable-sleep-mode": True} if on_gpu else {},
+        **machine.server_memory(plan_memory(config)),
+    )
+    devices = [0] if on_gpu else []
+    with lent_server(folder, server, args.folder, devices) as lent:
+        for name, of_policy in RUNS.items():
+            yield {"row": name, **run(args, folder, rows, machine, lent, of_policy)}
+        for level in (1, 2) if on_gpu else ():
+            yield {"row": f"sleep, level {level}", **sleep(lent, machine, level)}
+
+
+def run(
+    args: argparse.Namespace,
+    folder: Path,
+    rows: list[dict[str, Any]],
+    machine: Machine,
+    lent: LentServer,
+    of_policy: dict[str, Any],
+) -> dict[str, Any]:
+    """Makes one run on the lent server; returns its result."""
+    machine.begin()
+    strategy = Borrowing(lent, CONCURRENT_RESPONSES, generator_devices=0)
+    size = {"groups": args.groups, "tokens": args.tokens}
+    trainer, policy, data, recorder = make_run(
+        folder, rows, args.steps, machine, strategy, **size, **of_policy
+    )
+    trainer.fit(policy, data)
+    return {
+        "measured_steps": len(recorder.steps[MEASURED]),
+        **medians(recorder.steps),
+        "mismatch_kl": float(trainer.callback_metrics["policy/mismatch_kl"]),
+        "trainer_peak_gib": machine.peak / GIB,
+        "device_peak_gib": recorder.device_bytes / GIB,
+    }
+
+
+def sleep(lent: LentServer, machine: Machine, level: int) -> dict[str, Any]:
+    """Sends the generator to sleep and wakes it; returns seconds and the memory that was free
+    meanwhile."""
+    awake = machine.used
+    asleep_s = post(lent, f"/sleep?level={level}")
+    freed = awake - machine.used
+    awake_s = post(lent, "/wake_up")
+    return {"to_sleep_s": asleep_s, "to_wake_s": awake_s, "freed_gib": freed / GIB}
+
+
+def post(lent: LentServer, route: str) -> float:
+    """Returns the seconds of a request to the generator."""
+    headers = {"Authorization": bearer(lent.token)}
+    request = urllib.request.Request(f"{lent.url}{route}", headers=headers, method="POST")
+    started = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=SLEEP_DEADLINE_S) as answer:
+        answer.read()
+    return time.perf_counter() - started
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures; appends each result to `--out` as a line of JSON as soon as it is known."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.one_server",
+        description="Several runs on one start of vLLM, on the trainer's GPU.",
+    )
+    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="(%(default)s)")
+    parser.add_argument("--device", choices=list(MACHINES), default="gpu")
+    parser.add_argument("--steps", type=int, default=6, help="of each run (%(default)s)")
+    add_step_size(parser)
+    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"))
+    parser.add_argument("--out", type=Path, default=Path("runs/one_gpu/one_server.jsonl"))
+    args = arguments.parse(parser, argv)
+    if args.steps < LEAST_STEPS:
+        parser.error(f"--steps {args.steps}: give at least {LEAST_STEPS}.")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for found in measure(args):
+        records.append(args.out, found | {"size": args.size, "command": args.command})
+        print(found, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

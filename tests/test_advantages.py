@@ -4,6 +4,7 @@ import random
 from statistics import pstdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,11 +20,13 @@ from lrl.advantages import (
     GroupMean,
     ReinforcePlusPlus,
     RewardToGo,
+    rewards_of,
 )
 from lrl.types import ENVIRONMENT, Rollout, TurnValues
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
+OF_GROUPS = [*RELATIVE, RewardToGo()]
 
 
 def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> Rollout:
@@ -60,9 +63,48 @@ def test_a_reward_added_to_all_responses_changes_nothing(
     torch.testing.assert_close(found, baseline(torch.tensor(values)), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
-def test_equal_rewards_are_no_advantage(baseline: Advantages) -> None:
-    assert baseline(torch.tensor([0.7, 0.7, 0.7])).abs().max() < 1e-5
+@pytest.mark.parametrize("baseline", OF_GROUPS, ids=lambda baseline: type(baseline).__name__)
+@pytest.mark.parametrize("reward", [0.1, 27.3, -1 / 3, 1000.1, 1e15 / 7, 1e-300])
+@pytest.mark.parametrize("n", [2, 3, 7, 64])
+def test_equal_rewards_are_no_advantage(baseline: Advantages, reward: float, n: int) -> None:
+    for advantages in baseline.of([rollout(reward)] * n):
+        assert not advantages.any()
+
+
+def test_rewards_that_never_differ_are_no_advantage_over_the_steps_before() -> None:
+    baseline = ReinforcePlusPlus()
+    for _ in range(5):
+        baseline.end_step(rewards_of([rollout(1000.1)] * 3))
+    assert [one.item() for one in baseline.of([rollout(1000.1)])] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e8, 1e8 + 1, 1e8 + 2, 1e8 + 5],  # float32 takes the first three for one number
+        [1e15, 1e15 + 1, -1e15],
+        [27.3, 27.3, 27.3 + 1e-6],
+        [1e-30, 3e-30, 0.0],
+        [0.1] * 5 + [0.3],
+    ],
+)
+def test_advantages_are_those_of_the_formula_in_float64(values: list[float]) -> None:
+    exact = np.array(values, dtype=np.float64)
+    n, from_mean = len(exact), exact - exact[0] - (exact - exact[0]).mean()
+    of_others = np.array([exact[i] - np.delete(exact, i).mean() for i in range(n)])
+    warm = ReinforcePlusPlus(decay=0.0)
+    warm.end_step(rewards_of(map(rollout, values)))
+    formulas = {
+        GroupMean(): from_mean,
+        RewardToGo(): from_mean,
+        GRPO(): from_mean / (from_mean.std(ddof=1) + 1e-4),
+        RLOO(): of_others,
+        ReinforcePlusPlus(): from_mean / (from_mean.std() + 1e-4),
+        warm: from_mean / (from_mean.std() + 1e-4),
+    }
+    for baseline, expected in formulas.items():
+        found = [one.flatten()[0].item() for one in baseline.of(list(map(rollout, values)))]
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
 
 
 def test_the_spread_of_a_group_is_kept() -> None:

@@ -49,6 +49,17 @@ class Advantages(ABC):
             For each response float32 [], one number for all its tokens, or float32 [tokens].
         """
 
+    @property
+    def of_group_alone(self) -> bool:
+        """Whether `of` reads a scored group and nothing else: no critic's values, and nothing that
+        `end_step` has learnt."""
+        return not self.needs_critic and type(self).end_step is Advantages.end_step
+
+    def teaches_nothing(self, rollouts: Sequence[Rollout]) -> bool:
+        """Whether a group with these responses is trained and all of its advantages are 0."""
+        scored = [rollout for rollout in rollouts if rollout.reward is not None]
+        return len(scored) >= self.min_rollouts and not any(one.any() for one in self.of(scored))
+
     def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most have no state)
         """Receives all rewards of a step, float64 [n] in any order, when its optimizer step is
         done."""
@@ -345,12 +356,12 @@ def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
     """Returns the reward of each action of a scored rollout; they add up to its reward less its KL
     penalty.
 
-    An environment's reward for a turn comes with the turn's last action, the rest with the last
-    action of all.
+    An environment's reward for a turn, weighted as in that reward, comes with the turn's last
+    action, the rest with the last action of all.
     """
     assert rollout.reward is not None
-    given = dict(zip([turn.stop for turn in rollout.turns], rollout.turn_rewards, strict=False))
-    rewards = [given.get(action.stop, 0.0) for action in actions]
+    given = dict(zip(rollout.turn_ends, rollout.turn_rewards, strict=False))
+    rewards = [rollout.turn_weight * given.get(action.stop, 0.0) for action in actions]
     if rewards:
         rewards[-1] += rollout.reward - rollout.kl_penalty - sum(rewards)
     return rewards

@@ -16,10 +16,13 @@ from lrl.advantages import (
     RLOO,
     Advantages,
     ArCHer,
+    Baseline,
     DrGRPO,
     GroupMean,
     ReinforcePlusPlus,
     RewardToGo,
+    of_tokens,
+    rewards_by_action,
     rewards_of,
 )
 from lrl.types import ENVIRONMENT, Rollout, TurnValues
@@ -27,6 +30,22 @@ from lrl.types import ENVIRONMENT, Rollout, TurnValues
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
 OF_GROUPS = [*RELATIVE, RewardToGo()]
+
+
+class Half(Baseline):
+    """Reward less one half, so a response needs no other."""
+
+    min_rollouts = 1
+
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        return rewards - 0.5
+
+
+class Remembering(GroupMean):
+    """A user's baseline that learns from whole steps."""
+
+    def end_step(self, rewards: torch.Tensor) -> None:
+        self.seen = rewards
 
 
 def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> Rollout:
@@ -186,9 +205,55 @@ def test_the_reward_of_a_turn_comes_at_its_end(over: Any) -> None:
     one.values = [0.0] * 5
     one.versions[2] = ENVIRONMENT
     one.turn_ends = [2, 5]
-    one.turn_rewards = [0.75, 0.5]  # weighted, so the reward is not their sum
+    one.turn_rewards = [0.75, 0.5]  # another reward is -0.25, so the whole is not their sum
     (found,) = GAE(over=over).of([one])
     assert found.tolist() == pytest.approx([1.0, 1.0, 0.0, 0.25, 0.25])
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.0, -2.0, 0.1])
+def test_the_weight_of_the_environments_rewards_is_that_of_each_turn(weight: float) -> None:
+    one = episode(1.0, 0.0, 0.25)
+    one.reward = weight * 1.25 + 3.0  # with a reward of 3 for the whole episode
+    one.turn_weight = weight
+    expected = [weight, 0.0, weight * 0.25 + 3.0]
+    assert rewards_by_action(one, one.turns) == pytest.approx(expected)
+    of_last_tokens = [0.0, weight, 0.0, 0.0, 0.0, weight * 0.25 + 3.0]
+    assert rewards_by_action(one, of_tokens(one)) == pytest.approx(of_last_tokens)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "rewards", "nothing"),
+    [
+        (GroupMean(), [0.5, 0.5], True),
+        (GroupMean(), [0.0, 0.5], False),
+        (GroupMean(), [0.1, None, 0.1, 0.1], True),
+        (GroupMean(), [0.5, None], False),
+        (Half(), [0.5, None], True),
+        (Half(), [1.0, 1.0], False),
+        (Half(), [None, None], False),
+    ],
+)
+def test_a_group_teaches_nothing_if_each_advantage_is_zero(
+    advantages: Advantages, rewards: list[float | None], nothing: bool
+) -> None:
+    assert advantages.teaches_nothing(list(map(rollout, rewards))) == nothing
+
+
+def test_episodes_of_equal_rewards_teach_where_their_turns_differ() -> None:
+    early, late = episode(1.0, 0.0), episode(0.0, 1.0)
+    assert GroupMean().teaches_nothing([early, late])
+    assert not RewardToGo().teaches_nothing([early, late])
+    assert RewardToGo().teaches_nothing([early, early])
+    early.turn_weight = late.turn_weight = 0.0
+    assert RewardToGo().teaches_nothing([early, late])
+
+
+@pytest.mark.parametrize("advantages", [ReinforcePlusPlus(), GAE(), ArCHer(), Remembering()])
+def test_what_a_group_teaches_is_not_known_at_once_beside_a_critic_or_a_memory(
+    advantages: Advantages,
+) -> None:
+    assert not advantages.of_group_alone
+    assert all(baseline.of_group_alone for baseline in (GroupMean(), GRPO(), RLOO(), RewardToGo()))
 
 
 def episode(*turn_rewards: float) -> Rollout:

@@ -127,15 +127,10 @@ def test_a_teacher_that_would_teach_nothing_is_refused(coefficient: float) -> No
         Teacher("any", coefficient)
 
 
-def test_equal_rewards_are_not_skipped_and_whole_responses_not_needed() -> None:
-    def check(objective: Any, skipped: int) -> None:
-        check_teaching(objective, SimpleNamespace(max_skipped_per_step=skipped))  # type: ignore[arg-type]
-
-    check(AIPO(), 0)
-    with pytest.raises(ConfigError, match="data.max_skipped_per_step is 2.*leave it out"):
-        check(AIPO(), 2)
+def test_an_objective_of_whole_responses_is_refused_beside_a_teacher() -> None:
+    check_teaching(AIPO())
     with pytest.raises(ConfigError, match="model.objective TBA .*rewards each token"):
-        check(TBA(), 0)
+        check_teaching(TBA())
 
 
 def test_a_teacher_needs_the_policys_tokenizer(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Timer
 from lrl.advantages import Advantages, GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
 from lrl.members.run_file import fault_without_token
-from lrl.objectives import Objective, Tokens
+from lrl.objectives import Tokens
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import any_noted, fault, noting
@@ -276,8 +276,11 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
             f"and data.advantages is {type(advantages).__name__}: use lrl.GroupMean."
         )
-    if policy.reference is not None and policy.reference.rewards_tokens:
-        check_teaching(objective)
+    if objective.needs_group_mean and policy.reference and policy.reference.rewards_tokens:
+        fault(
+            f"model.objective {type(objective).__name__} works on the rewards of whole responses, "
+            "and model.reference Teacher rewards each token: take another objective, such as AIPO."
+        )
     check_skipping(policy, data)
     if objective.whole_responses and data.stragglers == "mask":
         fault(
@@ -312,15 +315,6 @@ def check_values(critic: Critic, advantages: Advantages) -> None:
 
 def _critic_for(turns: bool) -> str:
     return "lrl.TurnCritic" if turns else "lrl.Critic"
-
-
-def check_teaching(objective: Objective) -> None:
-    """Checks that the objective learns from more than the rewards."""
-    if objective.needs_group_mean:
-        fault(
-            f"model.objective {type(objective).__name__} works on the rewards of whole responses, "
-            "and model.reference Teacher rewards each token: take another objective, such as AIPO."
-        )
 
 
 def check_skipping(policy: Policy, data: RolloutDataModule) -> None:

@@ -199,7 +199,9 @@ def _weighted_sum(rewards: list[Reward], found: list[_Found]) -> Outcome:
         total += reward.weight * sum(one.parts.values())
         parts |= one.parts
     if not abs(total) <= LARGEST_REWARD:
-        return f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
+        return (
+            f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
+        )
     return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
 
 

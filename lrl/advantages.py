@@ -4,7 +4,8 @@ A baseline sees one group at a time, so groups are packed and trained in the ord
 finish. Responses without a reward are left out: an error is not a reward, and must not move the
 baseline either.
 
-Notation: r_i is the reward of response i of n, mean and std are over the group.
+Notation: r_i is the reward of response i of n, mean and std are over the group. Both are computed
+exactly, so equal rewards have advantages of exactly 0; the rest is float64 until `of` returns.
 
 With a critic an advantage is relative to the critic's values of the same response: `GAE` with
 `lrl.Critic`, `ArCHer` with `lrl.TurnCritic`.
@@ -12,9 +13,9 @@ With a critic an advantage is relative to the critic's values of the same respon
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, zip_longest
-from statistics import fmean
+from statistics import mean, pvariance, stdev
 from typing import Any, Literal, get_args
 
 import torch
@@ -48,8 +49,19 @@ class Advantages(ABC):
             For each response float32 [], one number for all its tokens, or float32 [tokens].
         """
 
+    @property
+    def of_group_alone(self) -> bool:
+        """Whether `of` reads a scored group and nothing else: no critic's values, and nothing that
+        `end_step` has learnt."""
+        return not self.needs_critic and type(self).end_step is Advantages.end_step
+
+    def teaches_nothing(self, rollouts: Sequence[Rollout]) -> bool:
+        """Whether a group with these responses is trained and all of its advantages are 0."""
+        scored = [rollout for rollout in rollouts if rollout.reward is not None]
+        return len(scored) >= self.min_rollouts and not any(one.any() for one in self.of(scored))
+
     def end_step(self, rewards: Tensor) -> None:  # noqa: B027 (most have no state)
-        """Receives all rewards of a step, float32 [n] in any order, when its optimizer step is
+        """Receives all rewards of a step, float64 [n] in any order, when its optimizer step is
         done."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -69,22 +81,22 @@ class Baseline(Advantages):
         """Returns the advantage of every response.
 
         Args:
-            rewards: float32 [n], the scored responses of one group, n >= `min_rollouts`.
+            rewards: float64 [n], the scored responses of one group, n >= `min_rollouts`.
 
         Returns:
-            float32 [n].
+            float64 [n].
         """
 
     def of(self, rollouts: Sequence[Rollout]) -> Sequence[Tensor]:
-        return list(self(rewards_of(rollouts)))
+        return list(self(rewards_of(rollouts)).float())
 
 
-def rewards_of(rollouts: Sequence[Rollout]) -> Tensor:
-    """Returns float32 [n]: the rewards of scored responses less their KL penalty."""
+def rewards_of(rollouts: Iterable[Rollout]) -> Tensor:
+    """Returns float64 [n]: the rewards of scored responses less their KL penalty."""
     rewards = [
         rollout.reward - rollout.kl_penalty for rollout in rollouts if rollout.reward is not None
     ]
-    return torch.tensor(rewards, dtype=torch.float32)
+    return torch.tensor(rewards, dtype=torch.float64)
 
 
 class GroupMean(Baseline):
@@ -95,7 +107,7 @@ class GroupMean(Baseline):
     """
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        return rewards - rewards.mean()
+        return rewards - mean(rewards.tolist())
 
 
 class DrGRPO(GroupMean):
@@ -121,7 +133,8 @@ class GRPO(Baseline):
         self.epsilon = epsilon
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        return (rewards - rewards.mean()) / (rewards.std() + self.epsilon)
+        numbers = rewards.tolist()
+        return (rewards - mean(numbers)) / (stdev(numbers) + self.epsilon)
 
 
 class RLOO(Baseline):
@@ -133,7 +146,7 @@ class RLOO(Baseline):
 
     def __call__(self, rewards: Tensor) -> Tensor:
         n = len(rewards)
-        return rewards - (rewards.sum() - rewards) / (n - 1)
+        return (rewards - mean(rewards.tolist())) * n / (n - 1)
 
 
 class ReinforcePlusPlus(Baseline):
@@ -163,36 +176,39 @@ class ReinforcePlusPlus(Baseline):
             )
         self.decay = decay
         self.epsilon = epsilon
-        self._moments: tuple[float, float] | None = None  # running means of r and of r^2
+        self._moments: tuple[float, float] | None = None  # running mean and variance of r
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        if self._moments is None:
-            return (rewards - rewards.mean()) / (rewards.std(correction=0) + self.epsilon)
-        mean, square = self._moments
-        return (rewards - mean) / (math.sqrt(max(square - mean**2, 0.0)) + self.epsilon)
+        middle, variance = self._moments or _moments(rewards)
+        return (rewards - middle) / (math.sqrt(variance) + self.epsilon)
 
     def end_step(self, rewards: Tensor) -> None:
         """Updates the running moments with a step's rewards."""
         if not len(rewards):
             return
-        # To float32's precision, sums in float64 do not depend on the order.
-        exact = rewards.double()
-        mean, square = exact.mean().item(), exact.square().mean().item()
-        old_mean, old_square = self._moments or (mean, square)
+        middle, variance = _moments(rewards)
+        before, variance_before = self._moments or (middle, variance)
         share = 1 - self.decay
+        apart = middle - before
         self._moments = (
-            self.decay * old_mean + share * mean,
-            self.decay * old_square + share * square,
+            before + share * apart,
+            self.decay * variance_before + share * variance + self.decay * share * apart**2,
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the running moments."""
-        return {"moments": list(self._moments) if self._moments else None}
+        """Returns the running mean and variance."""
+        return {"mean_and_variance": list(self._moments) if self._moments else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the running moments."""
-        moments = state.get("moments")
+        """Restores the running mean and variance."""
+        moments = state.get("mean_and_variance")
         self._moments = (moments[0], moments[1]) if moments else None
+
+
+def _moments(rewards: Tensor) -> tuple[float, float]:
+    """Returns mean and variance, exact to a rounding, so in any order."""
+    numbers = rewards.tolist()
+    return mean(numbers), pvariance(numbers)
 
 
 class RewardToGo(Advantages):
@@ -222,10 +238,10 @@ class RewardToGo(Advantages):
         means = []
         for at_turn in zip_longest(*by_turn):
             reached = [one for one in at_turn if one is not None]
-            means.append(fmean(reached))
+            means.append(mean(reached))
         found = []
         for rollout, to_go in zip(rollouts, by_turn, strict=True):
-            advantages = [one - mean for one, mean in zip(to_go, means, strict=False)]
+            advantages = [one - middle for one, middle in zip(to_go, means, strict=False)]
             found.append(_spread(rollout, rollout.turns, advantages))
         return found
 
@@ -340,12 +356,12 @@ def rewards_by_action(rollout: Rollout, actions: Sequence[Turn]) -> list[float]:
     """Returns the reward of each action of a scored rollout; they add up to its reward less its KL
     penalty.
 
-    An environment's reward for a turn comes with the turn's last action, the rest with the last
-    action of all.
+    An environment's reward for a turn, weighted as in that reward, comes with the turn's last
+    action, the rest with the last action of all.
     """
     assert rollout.reward is not None
-    given = dict(zip([turn.stop for turn in rollout.turns], rollout.turn_rewards, strict=False))
-    rewards = [given.get(action.stop, 0.0) for action in actions]
+    given = dict(zip(rollout.turn_ends, rollout.turn_rewards, strict=False))
+    rewards = [rollout.turn_weight * given.get(action.stop, 0.0) for action in actions]
     if rewards:
         rewards[-1] += rollout.reward - rollout.kl_penalty - sum(rewards)
     return rewards

@@ -84,7 +84,7 @@ class RolloutDataModule(L.LightningDataModule):
         share_prefixes: Whether the responses to a prompt read it once in training, where the model
             can (`lrl.training.prefix_tree`); no result depends on it.
         advantages: The baseline; default `lrl.advantages.GroupMean`.
-        max_skipped_per_step: Most groups with equal rewards, per policy version, that are skipped
+        max_skipped_per_step: Most groups with advantages of 0, per policy version, that are skipped
             and replaced by fresh prompts; 0 trains them all. With skipping, the steps of an epoch
             consume more prompts than the data set has, and continue into the next shuffle.
         mask_truncated: Whether a response cut at `max_response_tokens` counts in the baseline
@@ -247,9 +247,9 @@ class RolloutDataModule(L.LightningDataModule):
             fault(
                 f"data.rollouts_per_group is {sampling.n}; data.advantages "
                 f"{type(self.advantages).__name__} needs at least {needs}. Raise it, or take "
-                "lrl.advantages.GAE with model.critic, which needs one."
+                "lrl.advantages.ReinforcePlusPlus, or GAE with model.critic: they need one."
             )
-        if self.max_skipped_per_step and (self.advantages.needs_critic or sampling.n == 1):
+        if self.max_skipped_per_step and not self.advantages.of_group_alone:
             fault(
                 f"data.max_skipped_per_step is {self.max_skipped_per_step}, and with data.advantages "
                 f"{type(self.advantages).__name__} responses of equal rewards have a gradient: "
@@ -393,7 +393,7 @@ class RolloutDataModule(L.LightningDataModule):
             decode=self.decode,
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
-            min_rollouts=self.advantages.min_rollouts,
+            teaches_nothing=self.advantages.teaches_nothing,
             look_ahead=None if lengths is None else lengths.look_ahead,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,

@@ -142,6 +142,8 @@ class Rollout:
     """For each whole turn, the index after its last token; empty without an environment."""
     turn_rewards: list[float] = field(default_factory=list)
     """The environment's reward for each of these turns."""
+    turn_weight: float = 1.0
+    """The share of `turn_rewards` in `reward`: the weight of `lrl.rewards.TurnRewards`."""
     open_turn: Rollout | None = None
     """The turn that is being written or waits for its reply; its tokens are not among those above.
     None before the first turn, at the end, and without an environment."""

@@ -4,6 +4,7 @@ import random
 from statistics import pstdev
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,15 +16,36 @@ from lrl.advantages import (
     RLOO,
     Advantages,
     ArCHer,
+    Baseline,
     DrGRPO,
     GroupMean,
     ReinforcePlusPlus,
     RewardToGo,
+    of_tokens,
+    rewards_by_action,
+    rewards_of,
 )
 from lrl.types import ENVIRONMENT, Rollout, TurnValues
 
 rewards = st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16)
 RELATIVE = [GroupMean(), DrGRPO(), GRPO(), RLOO(), ReinforcePlusPlus()]
+OF_GROUPS = [*RELATIVE, RewardToGo()]
+
+
+class Half(Baseline):
+    """Reward less one half, so a response needs no other."""
+
+    min_rollouts = 1
+
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        return rewards - 0.5
+
+
+class Remembering(GroupMean):
+    """A user's baseline that learns from whole steps."""
+
+    def end_step(self, rewards: torch.Tensor) -> None:
+        self.seen = rewards
 
 
 def rollout(reward: float | None, tokens: int = 2, kl_penalty: float = 0.0) -> Rollout:
@@ -60,9 +82,48 @@ def test_a_reward_added_to_all_responses_changes_nothing(
     torch.testing.assert_close(found, baseline(torch.tensor(values)), atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("baseline", RELATIVE, ids=lambda baseline: type(baseline).__name__)
-def test_equal_rewards_are_no_advantage(baseline: Advantages) -> None:
-    assert baseline(torch.tensor([0.7, 0.7, 0.7])).abs().max() < 1e-5
+@pytest.mark.parametrize("baseline", OF_GROUPS, ids=lambda baseline: type(baseline).__name__)
+@pytest.mark.parametrize("reward", [0.1, 27.3, -1 / 3, 1000.1, 1e15 / 7, 1e-300])
+@pytest.mark.parametrize("n", [2, 3, 7, 64])
+def test_equal_rewards_are_no_advantage(baseline: Advantages, reward: float, n: int) -> None:
+    for advantages in baseline.of([rollout(reward)] * n):
+        assert not advantages.any()
+
+
+def test_rewards_that_never_differ_are_no_advantage_over_the_steps_before() -> None:
+    baseline = ReinforcePlusPlus()
+    for _ in range(5):
+        baseline.end_step(rewards_of([rollout(1000.1)] * 3))
+    assert [one.item() for one in baseline.of([rollout(1000.1)])] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e8, 1e8 + 1, 1e8 + 2, 1e8 + 5],  # float32 takes the first three for one number
+        [1e15, 1e15 + 1, -1e15],
+        [27.3, 27.3, 27.3 + 1e-6],
+        [1e-30, 3e-30, 0.0],
+        [0.1] * 5 + [0.3],
+    ],
+)
+def test_advantages_are_those_of_the_formula_in_float64(values: list[float]) -> None:
+    exact = np.array(values, dtype=np.float64)
+    n, from_mean = len(exact), exact - exact[0] - (exact - exact[0]).mean()
+    of_others = np.array([exact[i] - np.delete(exact, i).mean() for i in range(n)])
+    warm = ReinforcePlusPlus(decay=0.0)
+    warm.end_step(rewards_of(map(rollout, values)))
+    formulas = {
+        GroupMean(): from_mean,
+        RewardToGo(): from_mean,
+        GRPO(): from_mean / (from_mean.std(ddof=1) + 1e-4),
+        RLOO(): of_others,
+        ReinforcePlusPlus(): from_mean / (from_mean.std() + 1e-4),
+        warm: from_mean / (from_mean.std() + 1e-4),
+    }
+    for baseline, expected in formulas.items():
+        found = [one.flatten()[0].item() for one in baseline.of(list(map(rollout, values)))]
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * np.abs(expected).max())
 
 
 def test_the_spread_of_a_group_is_kept() -> None:
@@ -144,9 +205,55 @@ def test_the_reward_of_a_turn_comes_at_its_end(over: Any) -> None:
     one.values = [0.0] * 5
     one.versions[2] = ENVIRONMENT
     one.turn_ends = [2, 5]
-    one.turn_rewards = [0.75, 0.5]  # weighted, so the reward is not their sum
+    one.turn_rewards = [0.75, 0.5]  # another reward is -0.25, so the whole is not their sum
     (found,) = GAE(over=over).of([one])
     assert found.tolist() == pytest.approx([1.0, 1.0, 0.0, 0.25, 0.25])
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.0, -2.0, 0.1])
+def test_the_weight_of_the_environments_rewards_is_that_of_each_turn(weight: float) -> None:
+    one = episode(1.0, 0.0, 0.25)
+    one.reward = weight * 1.25 + 3.0  # with a reward of 3 for the whole episode
+    one.turn_weight = weight
+    expected = [weight, 0.0, weight * 0.25 + 3.0]
+    assert rewards_by_action(one, one.turns) == pytest.approx(expected)
+    of_last_tokens = [0.0, weight, 0.0, 0.0, 0.0, weight * 0.25 + 3.0]
+    assert rewards_by_action(one, of_tokens(one)) == pytest.approx(of_last_tokens)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "rewards", "nothing"),
+    [
+        (GroupMean(), [0.5, 0.5], True),
+        (GroupMean(), [0.0, 0.5], False),
+        (GroupMean(), [0.1, None, 0.1, 0.1], True),
+        (GroupMean(), [0.5, None], False),
+        (Half(), [0.5, None], True),
+        (Half(), [1.0, 1.0], False),
+        (Half(), [None, None], False),
+    ],
+)
+def test_a_group_teaches_nothing_if_each_advantage_is_zero(
+    advantages: Advantages, rewards: list[float | None], nothing: bool
+) -> None:
+    assert advantages.teaches_nothing(list(map(rollout, rewards))) == nothing
+
+
+def test_episodes_of_equal_rewards_teach_where_their_turns_differ() -> None:
+    early, late = episode(1.0, 0.0), episode(0.0, 1.0)
+    assert GroupMean().teaches_nothing([early, late])
+    assert not RewardToGo().teaches_nothing([early, late])
+    assert RewardToGo().teaches_nothing([early, early])
+    early.turn_weight = late.turn_weight = 0.0
+    assert RewardToGo().teaches_nothing([early, late])
+
+
+@pytest.mark.parametrize("advantages", [ReinforcePlusPlus(), GAE(), ArCHer(), Remembering()])
+def test_what_a_group_teaches_is_not_known_at_once_beside_a_critic_or_a_memory(
+    advantages: Advantages,
+) -> None:
+    assert not advantages.of_group_alone
+    assert all(baseline.of_group_alone for baseline in (GroupMean(), GRPO(), RLOO(), RewardToGo()))
 
 
 def episode(*turn_rewards: float) -> Rollout:

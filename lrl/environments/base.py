@@ -60,7 +60,7 @@ class Policy(Protocol):
 
         Args:
             observation: It follows the turn before; at the first call, the prompt.
-            reward: The reward of the turn before.
+            reward: The reward of the turn before; 0 at the first call.
             tools: JSON schemas of what the policy may call in this episode, with the first
                 observation of an environment that `writes_prompt`.
             after: The turn that the observation follows, from 0, if it is not the one before: a

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import inspect
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from numbers import Real
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lrl.environments.base import BEGINNING, Environment, Observation, Written
 from lrl.errors import EpisodeError
+from lrl.rewards.base import LARGEST_REWARD
 
 
 class Reply(NamedTuple):
@@ -27,9 +27,12 @@ class Reply(NamedTuple):
 
 
 def check_opening(opening: Reply) -> None:
-    """Raises EpisodeError if an episode has ended before its first turn."""
+    """Raises EpisodeError if an episode has ended, or has a reward, before its first turn."""
     if opening.done:
         text = "the episode has ended before the policy's first turn"
+        raise EpisodeError("environment_error", text)
+    if opening.reward:
+        text = f"the first Policy.turn has the reward {opening.reward}, and no turn has earned it"
         raise EpisodeError("environment_error", text)
 
 
@@ -108,6 +111,8 @@ def _is_message(value: Any) -> bool:
 def finite(reward: Any) -> float:
     """Returns a reward; raises TypeError for what is none."""
     with suppress(OverflowError):  # a whole number beyond every float
-        if isinstance(reward, Real) and math.isfinite(number := float(reward)):
+        if isinstance(reward, Real) and abs(number := float(reward)) <= LARGEST_REWARD:
             return number
-    raise TypeError(f"the reward is {shortened(reward)}; give a finite number")
+    raise TypeError(
+        f"the reward is {shortened(reward)}; give a finite number, at most {LARGEST_REWARD:g} in size"
+    )

@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Timer
 
 from lrl.advantages import Advantages, GroupMean
 from lrl.generators.settings import QUANTIZATIONS, SPARE_SLOTS, dashed, speculates
 from lrl.members.run_file import fault_without_token
-from lrl.objectives import Objective
+from lrl.objectives import Tokens
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import any_noted, fault, noting
 from lrl.system.cpu_formats import computes_in
+from lrl.training.reference import Reference
 
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
@@ -274,8 +276,12 @@ def check_objective(policy: Policy, data: RolloutDataModule) -> None:
             f"model.objective {type(objective).__name__} works on rewards less the group's mean, "
             f"and data.advantages is {type(advantages).__name__}: use lrl.GroupMean."
         )
-    if policy.reference is not None and policy.reference.rewards_tokens:
-        check_teaching(objective, data)
+    if objective.needs_group_mean and policy.reference and policy.reference.rewards_tokens:
+        fault(
+            f"model.objective {type(objective).__name__} works on the rewards of whole responses, "
+            "and model.reference Teacher rewards each token: take another objective, such as AIPO."
+        )
+    check_skipping(policy, data)
     if objective.whole_responses and data.stragglers == "mask":
         fault(
             f"model.objective {type(objective).__name__} weighs whole responses, and "
@@ -311,17 +317,32 @@ def _critic_for(turns: bool) -> str:
     return "lrl.TurnCritic" if turns else "lrl.Critic"
 
 
-def check_teaching(objective: Objective, data: RolloutDataModule) -> None:
-    """Checks that nothing takes equal rewards, or the rewards alone, for all there is to learn."""
-    if objective.needs_group_mean:
+def check_skipping(policy: Policy, data: RolloutDataModule) -> None:
+    """Checks that responses with advantages of 0, which are skipped, have no gradient: tries it on
+    eight tokens of two groups."""
+    if not data.max_skipped_per_step:
+        return
+    reference = policy.reference or Reference()
+    numbers, places = torch.linspace(-2.0, -1.0, 8), torch.arange(8)
+    tokens = Tokens(
+        logprobs=numbers.clone().requires_grad_(),
+        behaviour_logprobs=numbers + 0.1,
+        advantages=torch.zeros(8),
+        lags=torch.zeros_like(places),
+        responses=places // 2,
+        groups=places // 4,
+        reference_logprobs=numbers.flip(0),
+    )
+    tokens = tokens._replace(advantages=reference.advantages(tokens))
+    losses = policy.objective.token_losses(tokens) + reference.token_losses(tokens)
+    (gradient,) = torch.autograd.grad(losses.sum(), tokens.logprobs)
+    if gradient.any() or (reference.penalty_in == "reward" and reference.coefficient):
+        beside = f"model.objective {type(policy.objective).__name__}"
+        if policy.reference is not None:
+            beside += f" and model.reference {type(reference).__name__}"
         fault(
-            f"model.objective {type(objective).__name__} works on the rewards of whole responses, "
-            "and model.reference Teacher rewards each token: take another objective, such as AIPO."
-        )
-    if data.max_skipped_per_step:
-        fault(
-            f"data.max_skipped_per_step is {data.max_skipped_per_step}, and with model.reference "
-            "Teacher responses of equal rewards have a gradient: leave it out."
+            f"data.max_skipped_per_step is {data.max_skipped_per_step}, and with {beside} "
+            "responses of equal rewards have a gradient: leave it out."
         )
 
 

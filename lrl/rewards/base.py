@@ -9,6 +9,11 @@ Score = float | dict[str, float]
 """Value of a reward for one response: a number, or named parts whose sum counts."""
 
 
+LARGEST_REWARD = 1e15
+"""Largest size of a reward: gradients are float32, and so is the sum of their squares, which
+overflows from about 1e18 on."""
+
+
 class GaveUp(float):
     """The reward 0 of a verifier that gave up on a response, which then counts as wrong.
 

@@ -41,7 +41,7 @@ KINDS = {
         "data.reward_workers."
     ),
     "memory": "Mend the reward, or raise data.reward_memory_gib.",
-    "nan": "Mend the reward: it must give a finite number.",
+    "nan": "Mend the reward: it must give a finite number, and no huge one.",
     "wrong_type": "Mend the reward: it must give a float, or a dict of floats.",
     "wrong_shape": (
         "Mend the reward: it must give one number, or a dict with the same parts for every "

@@ -26,6 +26,7 @@ from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
 from lrl.rewards.reference import trial_response
 from lrl.rewards.remote_pool import RemoteScorers, least_busy
+from lrl.rewards.turn_rewards import TurnRewards
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
@@ -100,6 +101,9 @@ class RewardPool:
         self._failure_stats = FailureStats(max_failures)
         self._parts: set[str] | None = None  # of the first response
         self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
+        self._turn_weight = sum(
+            reward.weight for reward in self.rewards if isinstance(reward, TurnRewards)
+        )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -202,6 +206,7 @@ class RewardPool:
             if isinstance(outcome, Scored):
                 rollout.reward = outcome.reward
                 rollout.reward_parts = outcome.parts
+                rollout.turn_weight = self._turn_weight
                 self._failure_stats.reward(rollout.reward)
                 if outcome.gave_up:
                     self._failure_stats.gave_up(prompt.id, rollout.text, outcome.gave_up)

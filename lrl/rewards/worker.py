@@ -18,7 +18,7 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from lrl.errors import CountedError
-from lrl.rewards.base import GaveUp, Reward
+from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward
 from lrl.rewards.job_state import JobState, Outcome, Scored
 from lrl.system.foreign_code import (
     LONGEST_MESSAGE,
@@ -198,8 +198,10 @@ def _weighted_sum(rewards: list[Reward], found: list[_Found]) -> Outcome:
     for reward, one in zip(rewards, found, strict=True):
         total += reward.weight * sum(one.parts.values())
         parts |= one.parts
-    if not math.isfinite(total):
-        return f"nan: the weighted sum of {parts} is {total}"
+    if not abs(total) <= LARGEST_REWARD:
+        return (
+            f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
+        )
     return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
 
 

@@ -12,8 +12,8 @@ torch.
 A checkpoint has the open groups, with the responses written so far (`Ledger`). A resumed run hands
 out the finished groups and continues the others, the oldest first.
 
-A group whose responses all have the same reward has advantages of 0 under a group baseline. It may
-be skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO,
+A group whose advantages are all 0, such as one of equal rewards under a group baseline, may be
+skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic sampling (DAPO,
 2503.14476, section 3.2).
 """
 
@@ -72,9 +72,9 @@ class Controller:
         sampling: Settings of a request; `n` is the size of a group.
         decode: Turns token ids into text.
         deadline_s: Most seconds for a response.
-        max_skipped: Most groups with equal rewards that are skipped under one version; the others
-            are trained.
-        min_rollouts: Scored responses below which a group's rewards do not count as equal.
+        max_skipped: Most groups that are skipped under one version, because they teach nothing; the
+            others are trained.
+        teaches_nothing: `Advantages.teaches_nothing`.
         look_ahead: Hears of each step's prompts before they start; None where nobody predicts
             lengths.
         environment: Settings of the environment on which the responses depend.
@@ -92,7 +92,7 @@ class Controller:
         decode: Callable[[list[int]], str],
         deadline_s: float,
         max_skipped: int = 0,
-        min_rollouts: int = 2,
+        teaches_nothing: Callable[[Sequence[Rollout]], bool] = lambda rollouts: False,
         look_ahead: Callable[[Sequence[Prompt]], None] | None = None,
         environment: Settings | None = None,
         judges_last_turn: bool = False,
@@ -106,7 +106,7 @@ class Controller:
         self.decode = decode
         self.deadline_s = deadline_s
         self.max_skipped = max_skipped
-        self.min_rollouts = min_rollouts
+        self.teaches_nothing = teaches_nothing
         self.look_ahead = look_ahead
         self.environment = environment or {}
         self.judges_last_turn = judges_last_turn
@@ -176,7 +176,7 @@ class Controller:
                 async with self._asking:
                     await self.ask_teacher(group)
             group.scoring_s = clock() - started
-            if has_equal_rewards(group, self.min_rollouts) and self._may_skip():
+            if self.max_skipped and self.teaches_nothing(group.rollouts) and self._may_skip():
                 self.ledger.skip(group)
                 self._admit()
             else:
@@ -208,13 +208,12 @@ class Controller:
         if self._skips_left:
             self._skips_left -= 1
             return True
-        if self.max_skipped and not self._warned:
+        if not self._warned:
             self._warned = True
             log.warning(
                 "All %d skips of version %d are used up (data.max_skipped_per_step), so groups "
-                "with equal rewards are trained; against the mean of their own group they teach "
-                "nothing. Raise it, or take prompts that are neither too easy nor too hard for "
-                "the policy. (Said once.)",
+                "that teach nothing are trained: their advantages are 0. Raise it, or take "
+                "prompts that are neither too easy nor too hard for the policy. (Said once.)",
                 self.max_skipped,
                 self._version,
             )
@@ -269,12 +268,6 @@ class Controller:
             "the end of the policy's responses": fingerprint(self.sampling.stop_tokens),
             **self.environment,
         }
-
-
-def has_equal_rewards(group: Group, min_rollouts: int) -> bool:
-    """Returns whether a group has at least `min_rollouts` scored responses, all with the same
-    reward."""
-    return len(group.rewards) >= min_rollouts and len(set(group.rewards)) == 1
 
 
 async def score(

@@ -72,7 +72,7 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         [version for rollout in rollouts for version in rollout.versions], dtype=torch.int32
     )
     versions, spans = torch.unique_consecutive(versions, return_counts=True)
-    fields = ("text", "reward", "reward_parts", "reward_failure", "values") if scored else ()
+    fields = ("text", "reward", "reward_parts", "reward_failure", "values", "turn_weight")
     return {
         "index": group.index,
         "admitted_by": group.admitted_by,
@@ -90,7 +90,9 @@ def save_group(group: Group, *, scored: bool) -> dict[str, Any]:
         "lengths": [len(rollout.token_ids) for rollout in rollouts],
         "finish_reasons": [rollout.finish_reason for rollout in rollouts],
         "episodes": [_episode(rollout) for rollout in group.rollouts],
-        "judgements": [{name: getattr(rollout, name) for name in fields} for rollout in rollouts],
+        "judgements": [
+            {name: getattr(rollout, name) for name in fields if scored} for rollout in rollouts
+        ],
     }
 
 

@@ -349,6 +349,20 @@ SETTINGS: dict[str, Case] = {
         ),
         ("RewardModel.model=", "is a LlamaForCausalLM", "sequence classification"),
     ),
+    "equal rewards skipped beside a memory of rewards": (
+        (
+            *("--data.advantages", "lrl.advantages.ReinforcePlusPlus"),
+            *("--data.max_skipped_per_step", "2"),
+        ),
+        ("data.max_skipped_per_step is 2", "ReinforcePlusPlus", "leave it out"),
+    ),
+    "equal rewards skipped beside a KL in the reward": (
+        (
+            *("--model.reference", "lrl.Reference", "--model.reference.coefficient", "0.1"),
+            *("--model.reference.penalty_in", "reward", "--data.max_skipped_per_step", "2"),
+        ),
+        ("data.max_skipped_per_step is 2", "model.reference Reference", "leave it out"),
+    ),
     "equal rewards skipped beside a teacher": (
         (
             *("--model.reference", "lrl.Teacher", "--model.reference.model", "{in}/models/qwen2"),

@@ -15,7 +15,26 @@ import pytest
 import lrl
 from lrl.errors import ConfigError
 from lrl.members.launchers import Given
-from lrl.preflight.settings import check_ranks, check_reward_launcher, warn_without_end
+from lrl.objectives import (
+    AIPO,
+    CISPO,
+    GSPO,
+    PPO,
+    REINFORCE,
+    TBA,
+    TIS,
+    TOPR,
+    DecoupledPPO,
+    IcePop,
+    Objective,
+    Tokens,
+)
+from lrl.preflight.settings import (
+    check_ranks,
+    check_reward_launcher,
+    check_skipping,
+    warn_without_end,
+)
 from lrl.rewards import GSM8K, RewardPool
 
 TOKEN = "a-token-that-is-long-enough"
@@ -55,6 +74,45 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         match="'of_the_script', which is defined in the script that runs.*on each of them",
     ):
         check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
+
+
+class Spread(Objective):
+    """A user's objective that also keeps the policy from being too sure."""
+
+    def token_losses(self, tokens: Tokens) -> Any:
+        return -tokens.advantages * tokens.logprobs + 0.01 * tokens.logprobs
+
+
+@pytest.mark.parametrize(
+    ("objective", "reference", "cause"),
+    [
+        *(
+            (objective, None, "")
+            for objective in (AIPO(), CISPO(), GSPO(), PPO(), REINFORCE(), TIS(), TOPR())
+        ),
+        (TIS(level="sequence"), None, ""),
+        (DecoupledPPO(), None, ""),
+        (IcePop(), None, ""),
+        (Spread(), None, "model.objective Spread"),
+        (AIPO(), lrl.Reference(), ""),
+        (AIPO(), lrl.Reference(0.0, penalty_in="reward"), ""),
+        (AIPO(), lrl.Reference(0.001), "model.reference Reference"),
+        (AIPO(), lrl.Reference(0.001, "k2"), "model.reference Reference"),
+        (AIPO(), lrl.Reference(0.001, "k1", "reward"), "model.reference Reference"),
+        (TBA(), lrl.Reference(), "model.objective TBA"),
+        (AIPO(), lrl.Teacher("any"), "model.reference Teacher"),
+    ],
+)
+def test_groups_of_equal_rewards_are_not_skipped_where_something_else_has_a_gradient(
+    objective: Objective, reference: Any, cause: str
+) -> None:
+    policy: Any = SimpleNamespace(objective=objective, reference=reference)
+    data: Any = SimpleNamespace(max_skipped_per_step=4)
+    refused = pytest.raises(ConfigError, match=f"max_skipped_per_step is 4.*{cause}.*leave it out")
+    with refused if cause else nullcontext():
+        check_skipping(policy, data)
+    data.max_skipped_per_step = 0
+    check_skipping(policy, data)
 
 
 @pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])

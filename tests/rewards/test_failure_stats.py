@@ -221,12 +221,15 @@ def test_async_rewards_fail_one_by_one_too():
     ]  # fmt: skip
 
 
-def test_a_sum_that_is_not_finite_is_no_reward():
-    pool = RewardPool([Function(odd_rewards.obey, weight=1e200)], workers=1)
+@pytest.mark.parametrize("weight", [1e-3, -1.0, 1e200])
+def test_a_sum_that_no_gradient_holds_is_no_reward(weight):
+    pool = RewardPool([Function(odd_rewards.obey, weight=weight)], workers=1)
     pool.start()
-    (rollout,) = scored(pool, "give 1e200")
+    *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
     pool.close()
-    assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
+    for rollout in rollouts:
+        assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
+    assert fine.reward == 0.0
 
 
 def line_of_raise():

@@ -1,5 +1,8 @@
 """Every response gets its own reward, whatever its neighbours do to their worker: real processes,
-real crashes."""
+real crashes.
+
+Covers lrl/rewards/turn_rewards.py.
+"""
 
 import asyncio
 import os
@@ -16,8 +19,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rew
 import odd_rewards  # noqa: E402
 from scenes import counted, rollouts_of, scored, start_afresh  # noqa: E402
 
-from lrl.rewards import ExactMatch, Function, RewardPool  # noqa: E402
-from lrl.types import Prompt  # noqa: E402
+from lrl.advantages import rewards_by_action  # noqa: E402
+from lrl.rewards import ExactMatch, Function, RewardPool, TurnRewards  # noqa: E402
+from lrl.types import ENVIRONMENT, Prompt, Rollout  # noqa: E402
 
 TIMEOUT_S = 3.0
 
@@ -42,6 +46,38 @@ def test_every_response_gets_its_own_reward(pool):
         -2.0,
     ]
     assert counted(pool) == {"scored": 3}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "of_turns"),
+    [
+        ([TurnRewards(weight=0.5)], [0.5, 0.0]),
+        ([TurnRewards(weight=0.0)], [0.0, 0.0]),
+        ([TurnRewards(weight=-1.0)], [-1.0, 0.0]),
+        ([TurnRewards(weight=0.5), TurnRewards(weight=0.25, name="again")], [0.75, 0.0]),
+        ([Function(odd_rewards.obey, weight=3.0)], [0.0, 3.0]),
+        ([Function(odd_rewards.obey, weight=3.0), TurnRewards(weight=0.5)], [0.5, 3.0]),
+    ],
+)
+def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
+    episode = Rollout(
+        token_ids=[1, 2, 3],
+        logprobs=[-1.0, 0.0, -1.0],
+        versions=[0, ENVIRONMENT, 0],
+        finish_reason="stop",
+        text="give 1",
+        turn_ends=[1, 3],
+        turn_rewards=[1.0, 0.0],
+    )
+    pool = RewardPool(rewards, workers=1, timeout_s=60)
+    pool.start()
+    try:
+        for _ in range(2):  # a resumed run scores a group again
+            asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="?"), [episode]))
+            assert rewards_by_action(episode, episode.turns) == of_turns
+    finally:
+        pool.close()
+    assert episode.reward == sum(of_turns) and episode.turn_rewards == [1.0, 0.0]
 
 
 def test_zero_wrong_timed_out_and_crashed_are_counted_apart(pool):

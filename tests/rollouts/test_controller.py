@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.advantages import GroupMean
 from lrl.planning.simulator.clock import Deadlock, run
-from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller, has_equal_rewards
+from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import Resumed
@@ -121,6 +122,7 @@ def make_controller(
         str,
         deadline_s=60.0,
         max_skipped=max_skipped,
+        teaches_nothing=GroupMean().teaches_nothing,
     )
 
 
@@ -331,26 +333,6 @@ def test_a_used_up_budget_of_skips_is_logged_once(caplog: pytest.LogCaptureFixtu
         "data.max_skipped_per_step" in record.getMessage()
         and "All 1 skips of version 0" in record.getMessage()
     )
-
-
-@pytest.mark.parametrize(
-    ("rewards", "min_rollouts", "equal"),
-    [
-        ([0.5, 0.5], 2, True),
-        ([0.0, 0.5], 2, False),
-        ([0.5, None, 0.5], 2, True),
-        ([0.5, None], 2, False),
-        ([0.5, None], 1, True),
-        ([None, None], 1, False),
-    ],
-)
-def test_equal_are_the_rewards_of_responses_that_have_one(
-    rewards: list[float | None], min_rollouts: int, equal: bool
-) -> None:
-    group = Group(index=0, prompt=Row()[0], rollouts=[Rollout() for _ in rewards])
-    for rollout, reward in zip(group.rollouts, rewards, strict=True):
-        rollout.reward = reward
-    assert has_equal_rewards(group, min_rollouts) == equal
 
 
 def interrupted_run(pacing: Pacing, seconds: float, fails: int | None = None) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lrl.environments import Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
+from lrl.environments.play import finite
 from lrl.environments.turns import Answer
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import score
@@ -215,6 +216,27 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
     assert [one.reward for one in rollouts] == [None, None, 1.0, None, None]
     assert {one.finish_reason for one in rollouts if one.failure} == {"failed"}
     assert len(slow.turns) == 2 and "the token 1001" in unreadable.failure
+
+
+class PaysAtOnce(Environment):
+    """It gives a reward before there is a turn."""
+
+    async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
+        await policy.turn("go", reward=columns.get("pay", 1.0))
+        return 0.5
+
+
+def test_a_reward_that_no_turn_has_earned_fails_the_episode_and_is_not_dropped() -> None:
+    rollout = one(Here(PaysAtOnce()), [[4, 2]])
+    assert rollout.failure.startswith("environment_error: the first Policy.turn has the reward 1.0")
+
+
+@pytest.mark.parametrize("reward", [1e300, -3e38, 1e16, 10**400])
+def test_a_turns_reward_that_no_gradient_holds_fails_the_episode(reward: float) -> None:
+    # The rewards of two turns may cancel in the sum that is checked as a reward.
+    with pytest.raises(TypeError, match=r"the reward is .*; give a finite number, at most 1e\+15"):
+        finite(reward)
+    assert finite(-1e15) == -1e15
 
 
 def half(rollout: Rollout) -> Group:

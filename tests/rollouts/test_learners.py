@@ -51,7 +51,7 @@ def taught() -> Learners:
 def known(found: Learners) -> set[str]:
     """Returns the names of the parts that know what another run has learnt."""
     ready = {
-        "advantages": bool(found.advantages.state_dict().get("moments")),
+        "advantages": bool(found.advantages.state_dict().get("mean_and_variance")),
         "replay": bool(found.replay),
         "length_predictor": found.length_predictor.quantile(1.0) > 1,  # type: ignore[union-attr]
     }

@@ -27,6 +27,7 @@ def responses(draw: st.DrawFn) -> Rollout:
         reward=reward,
         reward_parts={} if reward is None else {"right": reward},
         reward_failure="crash: exit code 139" if reward is None else None,
+        turn_weight=1.0 if reward is None else draw(st.floats(-2, 2)),
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lrl.advantages import GroupMean
 from lrl.planning.simulator.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
@@ -226,7 +227,15 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
     rewards = ModelRewards(draw, equal=0.5, every=1000)
     sampling = Sampling(n=2, max_tokens=99)
     controller = Controller(
-        Row(seed), pool, rewards, Ledger(pacing), sampling, str, 9.0, max_skipped
+        Row(seed),
+        pool,
+        rewards,
+        Ledger(pacing),
+        sampling,
+        str,
+        9.0,
+        max_skipped,
+        GroupMean().teaches_nothing,
     )
     trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
     indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]

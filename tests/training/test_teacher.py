@@ -15,7 +15,7 @@ from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
 from lrl.objectives import AIPO, REINFORCE, TBA, Tokens
 from lrl.preflight.policy import check_reference, check_teacher
-from lrl.preflight.settings import check_teaching
+from lrl.preflight.settings import check_objective
 from lrl.training.teacher import Teacher
 from lrl.types import Group
 from tests.test_policy import SIZES, FakeStep, Steps, make_group, opened, pack, save_model, trainer
@@ -127,15 +127,18 @@ def test_a_teacher_that_would_teach_nothing_is_refused(coefficient: float) -> No
         Teacher("any", coefficient)
 
 
-def test_equal_rewards_are_not_skipped_and_whole_responses_not_needed() -> None:
-    def check(objective: Any, skipped: int) -> None:
-        check_teaching(objective, SimpleNamespace(max_skipped_per_step=skipped))  # type: ignore[arg-type]
+def test_an_objective_of_whole_responses_is_refused_beside_a_teacher() -> None:
+    data: Any = SimpleNamespace(
+        advantages=GroupMean(), stragglers="wait", environment=None, max_skipped_per_step=0
+    )
 
-    check(AIPO(), 0)
-    with pytest.raises(ConfigError, match="data.max_skipped_per_step is 2.*leave it out"):
-        check(AIPO(), 2)
+    def check(objective: Any) -> None:
+        policy: Any = SimpleNamespace(objective=objective, reference=Teacher("any"), critic=None)
+        check_objective(policy, data)
+
+    check(AIPO())
     with pytest.raises(ConfigError, match="model.objective TBA .*rewards each token"):
-        check(TBA(), 0)
+        check(TBA())
 
 
 def test_a_teacher_needs_the_policys_tokenizer(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
-from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.pool import GeneratorPool
+from lrl.generators.server import FILES_VARIABLE
 from lrl.system.event_loop import LoopThread
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.probe import Probes

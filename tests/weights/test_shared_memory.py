@@ -187,7 +187,9 @@ def test_without_room_in_shared_memory_the_temporary_folder_is_used(
     assert load_file(staged_in(elsewhere))["head"].tolist() == [2.0] * 3
     assert str(elsewhere) in calls.made[-2][1]["file"]
     transport.stage(weights_of(3.0), False)
-    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3 and not list(elsewhere.iterdir())
+    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3 and not list(
+        elsewhere.iterdir()
+    )
 
 
 def test_one_flipped_bit_changes_the_checksum(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class SharedMemory(Transport):
             shutil.rmtree(file.parent)
             raise
         self.close()
-        self._file, self._checksum = file, found
+        self._file = file
+        self._checksum = found
 
     def send(self, calls: GeneratorGroupCalls) -> None:
         calls.start_weight_update()

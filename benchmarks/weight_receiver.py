@@ -30,7 +30,6 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights import communicator
-from lrl.weights.staged_file import SHARED_MEMORY
 from lrl.weights.staged_file import checksum as checksum_of
 
 COPY = "/copy"
@@ -119,7 +118,7 @@ class Receiver:
 
 def copy(host: str, port: int, size: int) -> None:
     """Reads `size` bytes from a plain connection into a file in shared memory, and removes it."""
-    path = Path(SHARED_MEMORY, f"{os.environ[FILES_VARIABLE]}copy")
+    path = Path(os.environ[FILES_VARIABLE], "copy")
     left = size
     buffer = memoryview(bytearray(2**20))
     with socket.create_connection((host, port)) as connection, path.open("wb") as file:

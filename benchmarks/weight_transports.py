@@ -29,6 +29,7 @@ import gc
 import logging
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -306,14 +307,14 @@ def receivers(
     with ExitStack() as ends:
         processes = []
         for number, (host, start) in enumerate(where):
-            prefix = f"lrl-{run_id}-generator-{number}-"
-            environment = {**os.environ, FILES_VARIABLE: prefix, TOKEN_VARIABLE: token}
+            files = tempfile.mkdtemp(prefix=f"lrl-{run_id}-generator-{number}-", dir=SHARED_MEMORY)
+            environment = {**os.environ, FILES_VARIABLE: files, TOKEN_VARIABLE: token}
             command = [*start, sys.executable, "-m", *program(host, number, run_id)]
             errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
             )
-            ends.callback(end, process, prefix)
+            ends.callback(end, process, files)
             processes.append(process)
         made = []  # after all have been started: a vLLM server needs half a minute
         for number, ((host, _), process) in enumerate(zip(where, processes, strict=True)):
@@ -334,12 +335,11 @@ def receivers(
         yield made
 
 
-def end(process: subprocess.Popen[str], prefix: str) -> None:
+def end(process: subprocess.Popen[str], files: str) -> None:
     """Ends a receiver and removes its files."""
     process.kill()
     process.wait(60)
-    for path in SHARED_MEMORY.glob(f"{prefix}*"):
-        path.unlink()
+    shutil.rmtree(files)
 
 
 def measure(args: argparse.Namespace, command: str) -> None:

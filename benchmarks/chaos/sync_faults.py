@@ -174,7 +174,7 @@ def mounted(folder: Path) -> bool:
 
 def _refuse(folder: Path, needed: int) -> None:
     """Replaces the check of free space, except for the fallback folder."""
-    if folder == staged_file.SHARED_MEMORY:
+    if folder.is_relative_to(staged_file.SHARED_MEMORY):
         raise OSError(f"{folder} has 0 bytes free")
 
 

@@ -1,4 +1,4 @@
-"""An agent that is a program: it runs in a session of its own, which ends with the episode."""
+"""An agent that is a program: all that it starts ends with it, and it with the episode."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from lrl.environments.agent_server import AgentAddress
+from lrl.system import reaper
 from lrl.system.parent_death import die_with
 
 LONGEST_OUTPUT = 2**20
@@ -28,18 +30,17 @@ async def run_command(
         row: Its standard input, as JSON; what JSON does not have is text.
 
     Raises:
-        RuntimeError: It ended with another status than 0.
-        OSError: It cannot be started.
+        RuntimeError: It cannot be started, or ended with another status than 0.
     """
     owner = os.getpid()
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *(sys.executable, "-I", "-S", reaper.__file__, *command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"OPENAI_BASE_URL": address.base_url, "OPENAI_API_KEY": address.api_key},
         start_new_session=True,
-        preexec_fn=lambda: die_with(owner),
+        preexec_fn=lambda: die_with(owner, signal.SIGTERM),
     )
     try:
         assert process.stdin is not None, "it is a pipe"
@@ -50,9 +51,8 @@ async def run_command(
         output, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
         status = await process.wait()
     finally:
-        # All that it has started: it leads a session.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
     if status:
         last = (errors.strip() or output.strip()).splitlines()[-1:]

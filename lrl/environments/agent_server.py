@@ -26,6 +26,7 @@ from lrl.environments.chat_request import RequestError
 from lrl.system.auth import is_allowed
 from lrl.system.endpoint import LOOPBACK
 from lrl.system.token_server import credentials_of
+from lrl.system.token_server import log as request_log
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class AgentServer:
 
     async def start(self) -> None:
         """Opens it at a free port."""
-        runner = web.AppRunner(self._app(), access_log=None)
+        runner = web.AppRunner(self._app(), logger=request_log, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, LOOPBACK, 0)
         await site.start()

@@ -24,6 +24,7 @@ from aiohttp import web
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import CHAT, AgentServer, error_response, has_key
 from lrl.environments.play import finite
+from lrl.system.token_server import log as request_log
 
 EPISODES = "/episodes"
 END = "/v1/end"
@@ -67,7 +68,9 @@ class ExternalServer(AgentServer):
 
     async def serve(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Serves until it is cancelled."""
-        runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            self._app(), logger=request_log, access_log=None, shutdown_timeout=1.0
+        )
         await runner.setup()
         try:
             await web.SockSite(runner, listener, ssl_context=tls).start()

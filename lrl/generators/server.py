@@ -12,6 +12,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.1
 
 FILES_VARIABLE = "LRL_GENERATOR_FILES"
-"""Names a server's `own_files` to it."""
+"""Names the folder to a server in which it keeps files in shared memory."""
 TRAINER_ONLY = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 """Variables of the trainer's process group, besides MASTER_* and TORCHELASTIC_*; vLLM would obey
 them."""
@@ -110,7 +111,7 @@ class Server:
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._deadline = 0.0
         self._log_start = 0
-        self._scratch = ""
+        self._scratch = self._files = ""
         self._starts = 0
         settings.endpoint.warn()
         self.trust = settings.endpoint.trust()
@@ -134,7 +135,7 @@ class Server:
 
     @property
     def own_files(self) -> str:
-        """Prefix of the names of this generator's own files in /dev/shm."""
+        """Prefix of the name of this generator's own folder in /dev/shm."""
         return f"lrl-{self.run_id}-generator-{self.number}-"
 
     @property
@@ -156,6 +157,7 @@ class Server:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         prefix = cpu_backend.command_prefix() if self._on_cpu else []
         self._scratch = supervisor.make_scratch()
+        self._files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
         program = [
             "-P",
             supervisor.__file__,
@@ -308,7 +310,7 @@ class Server:
             environment |= cpu_backend.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
-            FILES_VARIABLE: self.own_files,
+            FILES_VARIABLE: self._files,
             # The whole generator is on one machine; gloo would listen, open to all, on the address
             # of the host's name.
             "GLOO_SOCKET_IFNAME": "lo",

@@ -28,6 +28,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -131,12 +132,16 @@ def mapped(pids: Iterable[int]) -> set[int]:
 
 
 def remove_shared(prefixes: tuple[str, ...], inodes: set[int]) -> None:
-    """Removes the files in /dev/shm with one of `inodes` or with a name that begins with one of
-    `prefixes`."""
+    """Removes what this user has in /dev/shm: files with one of `inodes`, and files and folders
+    with a name that begins with one of `prefixes`."""
     for path in SHM.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another supervisor of the run was quicker
-            if path.stat().st_ino in inodes or path.name.startswith(prefixes):
-                path.unlink()
+            found = path.lstat()
+            is_folder = stat.S_ISDIR(found.st_mode)
+            if found.st_uid != os.geteuid():
+                continue
+            if found.st_ino in inodes or path.name.startswith(prefixes):
+                shutil.rmtree(path, ignore_errors=True) if is_folder else path.unlink()
 
 
 def make_scratch() -> str:

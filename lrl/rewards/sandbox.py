@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lrl.rewards import sandbox_runner
 from lrl.rewards.bubblewrap import ENVIRONMENT, bwrap_command
@@ -163,9 +163,7 @@ class Sandbox:
         runner = Path(sandbox_runner.__file__).read_text()
         command = [python.path, *_OPTIONS, "-c", runner, str(sheet), str(link)]
         files = [sheet, link]
-        user: dict[str, Any] = {}
-        if self._has_other_user():
-            user = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+        user = _NOBODY if self._has_other_user() else None
         owner = os.getpid()
         with ExitStack() as until_started:
             if self.is_isolated:
@@ -183,9 +181,19 @@ class Sandbox:
                 env={} if self.is_isolated else ENVIRONMENT | {"HOME": folder},
                 pass_fds=files,
                 start_new_session=True,
-                preexec_fn=lambda: die_with(owner),
-                **user,
+                preexec_fn=lambda: _prepare(owner, user),
             )
+
+
+def _prepare(owner: int, user: int | None) -> None:
+    """Binds this process to its owner, and makes it that user's."""
+    # Linux ends the sandbox before the trainer when the machine is out of memory.
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    die_with(owner)
 
 
 def _path_of_bwrap() -> str:

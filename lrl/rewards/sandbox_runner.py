@@ -28,14 +28,11 @@ def main() -> None:
     sheet = int(sys.argv[1])
     link = int(sys.argv[2])
     job = _read(sheet)
-    # Linux ends the sandbox before the trainer when the machine is out of memory.
-    with open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
+    _limit(job["limits"])
     os.write(link, b"up\n")
     while kind := os.read(link, 1):
         child = os.fork()
         if child == 0:
-            _limit(job["limits"])
             if kind == WITH_TESTS:
                 _run_with_tests(job["program"], sheet=sheet, link=link)
             else:

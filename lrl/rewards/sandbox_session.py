@@ -30,6 +30,10 @@ START_S = 30.0
 _POLL_S = 0.2
 _LONGEST_LINE = 4096
 _LONGEST_ERROR = 300
+_FOLDERS = ("tmp", "dev/shm")
+_MOST_FILES = 2**14
+"""Files that a program may make: an empty one takes a KiB of the kernel's memory, and no limit of
+Linux counts it."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """How bwrap ends if it is killed, and if the first process of the sandbox is, which nobody inside
 can do."""
@@ -101,6 +105,7 @@ class SandboxSession:
         self._is_isolated = is_isolated
         self._resources = resources
         self._selector = selectors.DefaultSelector()
+        self._root: Path | None = None
         self._read = {"output": bytearray(), "error": bytearray(), "link": bytearray()}
         self._is_up = False
         self._is_dead = False
@@ -173,6 +178,7 @@ class SandboxSession:
         self._steps = list(steps)
         self._ends_at_failure = ends_at_failure
         self._nonce = secrets.token_hex(16).encode()
+        self._proofs = {b"%s %d" % (self._nonce, number): number for number in range(len(steps))}
         self._passed: set[int] = set()
         self._is_ready = False
         self._ended: tuple[int, float] | None = None
@@ -241,7 +247,6 @@ class SandboxSession:
         return found
 
     def _take_line(self, line: bytes) -> None:
-        nonce, _, number = line.partition(b" ")
         if line == b"up":
             self._is_up = True
         elif line == b"begun" and not self._began:
@@ -249,8 +254,8 @@ class SandboxSession:
         elif line == b"ready" and not self._is_ready:
             self._is_ready = True
             self._give_tests()
-        elif nonce == self._nonce and number.isdigit():
-            self._passed.add(int(number))
+        elif line in self._proofs:
+            self._passed.add(self._proofs[line])
         elif ended := _ENDED.fullmatch(line):
             self._ended = (int(ended[1]), float(ended[2]))
 
@@ -281,6 +286,8 @@ class SandboxSession:
             return limit
         if not self._began:
             return ""
+        if self._files() > _MOST_FILES:
+            return f"the limit of {_MOST_FILES} files"
         timeout_s = self._limits.timeout_s
         if self._clock is None and time.monotonic() - self._began > _POLL_S:
             program = self._program()
@@ -300,6 +307,15 @@ class SandboxSession:
         written = len(self._read["output"]) + len(self._read["error"])
         most = self._limits.max_output_bytes
         return f"the limit of {most} bytes of output" if written > most else ""
+
+    def _files(self) -> int:
+        """Returns how many files all runs have made."""
+        if self._root is None and self._is_isolated and (runner := self._runner()) is not None:
+            self._root = Path(f"/proc/{runner.pid}/root")
+        with suppress(OSError):  # it has ended
+            places = [os.statvfs(self._root / name) for name in _FOLDERS] if self._root else []
+            return sum(place.f_files - place.f_ffree for place in places)
+        return 0
 
     def _limit_in(self, status: int, cpu_s: float) -> str:
         """Returns the limit that has ended a program with this exit status."""

@@ -7,7 +7,7 @@ no network namespace (VSOCK reaches the host of a virtual machine).
 
 import errno
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _X86_64 = 0xC000003E
 _AARCH64 = 0xC00000B7
@@ -75,7 +75,9 @@ _DENIED = {
 _CLONE = (56, 220)
 _CLONE3 = (435, 435)
 _PRCTL = (157, 167)
-_SOCKET = (41, 198)
+_PRLIMIT = (302, 261)
+_SOCKETS = ((41, 198), (53, 199))
+"""`socket` and `socketpair`: both load a part of the kernel for a family that is not there yet."""
 _NEW_NAMESPACES = 0x7E020000
 """The flags of `clone` that make a namespace."""
 _PR_SET_PDEATHSIG = 1
@@ -115,7 +117,10 @@ def seccomp_filter(machine: str) -> bytes:
     program += _if_equal(_CLONE[column], _namespaces_fail())
     # The sandbox ends with the process that has started it by this signal.
     program += _if_equal(_PRCTL[column], list(_death_signal_fails()))
-    program += _if_equal(_SOCKET[column], list(_other_families_fail()))
+    # The limits of the first process; 0 is the caller.
+    program += _if_equal(_PRLIMIT[column], list(_all_fail_but((0,), errno.EPERM)))
+    for call in _SOCKETS:
+        program += _if_equal(call[column], list(_all_fail_but(_FAMILIES, errno.EAFNOSUPPORT)))
     program.append(_return(_ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -157,8 +162,8 @@ def _death_signal_fails() -> Iterator[_Instruction]:
     yield _return(_ALLOW)
 
 
-def _other_families_fail() -> Iterator[_Instruction]:
+def _all_fail_but(allowed: Iterable[int], error: int) -> Iterator[_Instruction]:
     yield _load(_FIRST_ARGUMENT_AT)
-    for family in _FAMILIES:
-        yield from _if_equal(family, [_return(_ALLOW)])
-    yield _fail(errno.EAFNOSUPPORT)
+    for value in allowed:
+        yield from _if_equal(value, [_return(_ALLOW)])
+    yield _fail(error)

@@ -16,14 +16,14 @@ _bound = threading.Event()
 """Set after `die_with`."""
 
 
-def die_with(owner: int) -> None:
-    """Ends this process with the process `owner`, its parent.
+def die_with(owner: int, by: int = signal.SIGKILL) -> None:
+    """Ends this process with the process `owner`, its parent, by that signal.
 
     It ends with the *thread* that started it: start helpers on one that outlives them.
     """
     _bound.set()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, by) != 0:
         raise OSError(
             ctypes.get_errno(),
             "prctl(PR_SET_PDEATHSIG) failed; a helper process could outlive its run",

@@ -2,16 +2,28 @@
 the generators are."""
 
 import json
+import logging
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from lrl.system.auth import is_allowed
 from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import LoopThread
 
+log = logging.getLogger(__name__)
+"""Of all servers of lrl: nothing of malformed requests, which anybody can send, and whose errors
+show the headers."""
+log.addFilter(
+    lambda record: (
+        not isinstance(
+            record.exc_info and record.exc_info[1], HttpProcessingError | web.RequestPayloadError
+        )
+    )
+)
 START_S = 30.0
 REJECTION = json.dumps(
     {"error": "This server belongs to a run of lrl and answers only with the token of that run."}
@@ -49,7 +61,7 @@ class TokenServer:
         app.add_routes(routes)
         # What a client no longer waits for ends: its worker is then free for other work.
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+            app, logger=log, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
         )
         listener = endpoint.reserve_port(port)
         self.port: int = listener.getsockname()[1]

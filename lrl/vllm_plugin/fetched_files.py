@@ -2,9 +2,8 @@
 
 The files lie in shared memory, from which the workers load them. There is one at rest, the version
 that the generator holds: the next delta needs it, and other generators may fetch it from here. A
-file gets its name when its checksum is right, so a damaged one is never loaded. The names begin as
-the generator's supervisor expects (`Server.own_files`); all is in the names, because vLLM may run
-several API servers side by side.
+file gets its name when its checksum is right, so a damaged one is never loaded. All is in the
+names, because vLLM may run several API servers side by side.
 """
 
 import http.client
@@ -24,7 +23,7 @@ from lrl.system.auth import bearer
 from lrl.system.endpoint import Location, connect
 from lrl.weights.delta import apply_delta
 from lrl.weights.fetch_order import FILES, FetchOrder, FetchReport, RemoteFile
-from lrl.weights.staged_file import SHARED_MEMORY, require_room
+from lrl.weights.staged_file import open_new, require_room
 
 log = logging.getLogger(__name__)
 
@@ -43,21 +42,19 @@ class FetchedFiles:
     """The files of one generator.
 
     Args:
-        prefix: How their names begin.
+        folder: Where they lie, and nothing else; closed to other users.
         token: The run's token, for the sources.
-        folder: Where they lie.
     """
 
-    def __init__(self, prefix: str, token: str, folder: Path = SHARED_MEMORY) -> None:
+    def __init__(self, folder: Path, token: str) -> None:
         self._folder = folder
-        self._prefix = prefix
         self._token = token
         self._one_at_a_time = threading.Lock()
         self._newest: FetchOrder | None = None
 
     def find(self, name: str) -> Path | None:
         """Returns the path of a whole file or delta that is here; None if it is not."""
-        path = self._path(name)
+        path = self._folder / name
         return path if re.fullmatch(r"[\w-]+", name) and path.exists() else None
 
     def fetch(self, order: FetchOrder) -> FetchReport:
@@ -81,7 +78,7 @@ class FetchedFiles:
                 delta = self._download(order, order.delta, end, received)
                 if self._rebuild(base, delta, order.whole):
                     self._keep_only(order.whole.name, order.delta.name)
-                    return FetchReport(str(self._path(order.whole.name)), "delta", received)
+                    return FetchReport(str(self._folder / order.whole.name), "delta", received)
             self._keep_only()
             path = self._download(order, order.whole, end, received)
             return FetchReport(str(path), "whole", received)
@@ -92,10 +89,10 @@ class FetchedFiles:
         """Fetches one file from the first source that has it; adds the fetched bytes to
         `received`."""
         require_room(self._folder, file.size)
-        draft, path = self._draft(file.name), self._path(file.name)
+        draft, path = self._draft(file.name), self._folder / file.name
         attempts = [*range(len(order.sources)), *[len(order.sources) - 1] * ATTEMPTS][:ATTEMPTS]
         failures: list[str] = []
-        with _open_new(draft) as out:
+        with open_new(draft) as out:
             download = Download(file, out)
             for number, source in enumerate(attempts):
                 if number and source == attempts[number - 1]:
@@ -142,7 +139,7 @@ class FetchedFiles:
         require_room(self._folder, whole.size)
         draft = self._draft(whole.name)
         try:
-            with _open_new(draft) as out:
+            with open_new(draft) as out:
                 found = apply_delta(base, delta, out)
         except DamagedDelta as error:
             log.warning("The whole weights are fetched: %s", error)
@@ -152,21 +149,17 @@ class FetchedFiles:
                 "The whole weights are fetched: %s makes the checksum %d of %s.", delta, found, base
             )
             return False
-        draft.rename(self._path(whole.name))
+        draft.rename(self._folder / whole.name)
         return True
 
     def _keep_only(self, *names: str) -> None:
         """Removes all other files of this generator, drafts included."""
-        kept = {self._path(name) for name in names if name}
-        for path in self._folder.glob(f"{self._prefix}*"):
-            if path not in kept:
+        for path in self._folder.iterdir():
+            if path.name not in names:
                 path.unlink(missing_ok=True)
 
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{self._prefix}{name}"
-
     def _draft(self, name: str) -> Path:
-        return self._folder / f"{self._prefix}{name}.{os.getpid()}.draft"
+        return self._folder / f"{name}.{os.getpid()}.draft"
 
 
 class Download:
@@ -220,9 +213,3 @@ class Download:
         self._out.truncate()
         self.size = 0
         self._checksum.reset()
-
-
-def _open_new(path: Path) -> BinaryIO:
-    """Opens a file for writing that only this user reads."""
-    path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

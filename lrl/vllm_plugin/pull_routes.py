@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -41,7 +42,7 @@ class PullRoutes:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.files = FetchedFiles(os.environ[FILES_VARIABLE], os.environ[TOKEN_VARIABLE])
+        self.files = FetchedFiles(Path(os.environ[FILES_VARIABLE]), os.environ[TOKEN_VARIABLE])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers requests of the two routes, and forwards all others."""

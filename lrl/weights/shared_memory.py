@@ -1,11 +1,13 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
 The trainer writes one safetensors file while the generators still write responses; in the pause
-they only map and load it. A rename replaces the older file, so a worker never sees half of one, and
-a checksum makes a worker refuse a damaged file. The fallback is a file in the temporary folder. The
-name begins with the run's id, by which the supervisor finds the files of a killed run.
+they only map and load it. A checksum makes a worker refuse a damaged file. Each version has a
+folder of its own, under a name that nobody can guess and closed to other users, who could otherwise
+put a link or a file of theirs in its place. The fallback is the temporary folder. The name of the
+folder begins with the run's id, by which the supervisor finds those of a killed run.
 """
 
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -46,18 +48,22 @@ class SharedMemory(Transport):
         self._checksum = 0
 
     def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
-        self._name = f"lrl-{name}.safetensors"
+        self._name = f"lrl-{name}-"
         calls.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
-        """Writes the weights next to the older file, then renames."""
+        """Writes the weights next to the older file, then removes that one."""
         self._tensors = self._tensors or tensor_specs(weights, narrow=None)
-        folder = Path(tempfile.gettempdir()) if use_fallback else staged_file.SHARED_MEMORY
-        file = folder / self._name
-        self._checksum = stage_file(self._tensors, cast_for_transfer(weights, narrow=None), file)
-        if self._file not in (None, file):
-            self.close()
+        place = tempfile.gettempdir() if use_fallback else staged_file.SHARED_MEMORY
+        file = Path(tempfile.mkdtemp(prefix=self._name, dir=place), "weights.safetensors")
+        try:
+            found = stage_file(self._tensors, cast_for_transfer(weights, narrow=None), file)
+        except BaseException:
+            shutil.rmtree(file.parent)
+            raise
+        self.close()
         self._file = file
+        self._checksum = found
 
     def send(self, calls: GeneratorGroupCalls) -> None:
         calls.start_weight_update()
@@ -67,5 +73,5 @@ class SharedMemory(Transport):
     def close(self) -> None:
         """Removes the file."""
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            shutil.rmtree(self._file.parent, ignore_errors=True)
             self._file = None

@@ -13,7 +13,7 @@ import mmap
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 import torch
@@ -56,32 +56,24 @@ class UnnamedFile:
 def stage_file(
     specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], file: Path
 ) -> int:
-    """Writes weights as safetensors next to `file`, then renames; returns the checksum.
-
-    A rename replaces an older file at once, so a reader never sees half of one.
+    """Writes weights as safetensors into a new file; returns the checksum.
 
     Args:
         specs: What `tensors` will yield, in the order of the file.
         tensors: Names and tensors, in any order.
-        file: The target.
+        file: It must not exist yet.
 
     Raises:
         OSError: There is no room.
     """
     head = header(specs)
     require_room(file.parent, len(head) + sum(one.nbytes for one in specs))
-    draft = file.with_suffix(".draft")
     try:
-        _write(head, specs, tensors, draft)
-        found = checksum(draft)
-        draft.rename(file)
+        with open_new(file) as out:
+            _write(head, specs, tensors, out)
+        return checksum(file)
     except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise OSError(f"{draft} could not be written: {error}") from error
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    return found
+        raise OSError(f"{file} could not be written: {error}") from error
 
 
 def stage_unnamed(
@@ -98,23 +90,23 @@ def stage_unnamed(
     if needed > free:
         takes, has = in_gib(needed, free)
         raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
-    _write(head, specs, tensors, file.path)
+    with file.path.open("wb") as out:
+        _write(head, specs, tensors, out)
     return checksum(file.path)
 
 
 def _write(
-    head: bytes, specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], draft: Path
+    head: bytes, specs: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], out: BinaryIO
 ) -> None:
     offsets = {}
     offset = len(head)
     for one in specs:
         offsets[one.name] = offset
         offset += one.nbytes
-    with draft.open("wb") as out:
-        out.write(head)
-        for name, tensor in tensors:
-            out.seek(offsets.pop(name))
-            out.write(_bytes(tensor))
+    out.write(head)
+    for name, tensor in tensors:
+        out.seek(offsets.pop(name))
+        out.write(_bytes(tensor))
     if offsets:
         raise RuntimeError(
             f"The policy has no {min(offsets)} any more, which it had at the first sync."
@@ -149,6 +141,12 @@ def checksum(path: Path | str) -> int:
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
         return xxh3_64_intdigest(view)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Makes a file that only this user reads, and opens it for writing; raises FileExistsError for
+    one that is there, also for a link."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def require_room(folder: Path, needed: int) -> None:

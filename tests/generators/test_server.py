@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from lrl.errors import ServerError
-from lrl.generators.server import FILES_VARIABLE, Server, cause, end_of
+from lrl.generators.server import Server, cause, end_of
 from lrl.generators.settings import ServerSettings
 from lrl.system.endpoint import LOOPBACK
 
@@ -327,7 +327,6 @@ def test_a_servers_own_files_are_the_runs_and_no_other_servers(tmp_path: Path) -
         Server("m", ServerSettings(), "pull", [], tmp_path, number, "ab12") for number in (1, 10)
     )
     assert one.own_files.startswith("lrl-ab12-") and not ten.own_files.startswith(one.own_files)
-    assert one.environment()[FILES_VARIABLE] == one.own_files
 
 
 NO_MEMORY = """\

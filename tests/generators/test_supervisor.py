@@ -4,6 +4,7 @@ starts quickly."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,8 +70,8 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The path of the run's own file in /dev/shm."""
-        return supervisor.SHM / f"lrl-{self.id}-weights"
+        """The path of the run's own folder in /dev/shm."""
+        return supervisor.SHM / f"lrl-{self.id}-0-weights"
 
     @property
     def own(self) -> str:
@@ -118,11 +119,12 @@ class Run:
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path, uuid.uuid4().hex[:8])
-    run.weights.write_bytes(b"weights")
+    run.weights.mkdir(mode=0o700)
+    (run.weights / "weights.safetensors").write_bytes(b"weights")
     run.scratch.mkdir()
     yield run
     run.shared.unlink(missing_ok=True)
-    run.weights.unlink(missing_ok=True)
+    shutil.rmtree(run.weights, ignore_errors=True)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -198,12 +200,31 @@ def test_nothing_of_the_tree_is_left_by_a_killed_supervisor_whose_remains_are_cl
 ) -> None:
     process, own = run.start(), supervisor.SHM / f"{run.own}weights"
     tree = run.tree()
-    own.write_bytes(b"fetched")
+    own.mkdir()
+    (own / "w").write_bytes(b"fetched")
     process.kill()
     process.wait()
     supervisor.clear(str(run.scratch), run.own)
     assert all(map(gone, tree)) and not run.scratch.exists() and not own.exists()
     assert run.weights.exists(), "the trainer lives and may still need its files"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_another_user_has_put_there_stays_and_keeps_nothing_of_the_run(
+    kind: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "SHM", tmp_path)
+    planted, link, own = (tmp_path / f"lrl-run-{name}" for name in ("a", "b", "c"))
+    planted.touch() if kind == "file" else planted.mkdir()
+    os.chown(planted, 65534, 65534)
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    link.symlink_to(treasure)
+    own.mkdir(mode=0o700)
+    supervisor.remove_shared(("lrl-run-",), set())
+    assert planted.exists() and treasure.is_dir()
+    assert not own.exists() and not link.is_symlink()
 
 
 def test_the_path_of_the_temporary_folder_is_short_enough_for_sockets(

@@ -2,7 +2,7 @@
 deaths.
 
 Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/members/joining_workers.py,
-lrl/system/remote_workers.py, token_server.py.
+lrl/system/remote_workers.py.
 """
 
 from __future__ import annotations

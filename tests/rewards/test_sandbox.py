@@ -1,7 +1,4 @@
-"""A sandbox that does not work is refused or an error, and never a 0.
-
-Covers lrl/rewards/bubblewrap.py.
-"""
+"""A sandbox that does not work is refused or an error, and never a 0."""
 
 import os
 import shutil

@@ -45,11 +45,11 @@ def order(content: bytes, *sources: Location, deadline_s: float = DEADLINE_S) ->
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FetchedFiles:
     monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
     (tmp_path / "shm").mkdir()
-    return FetchedFiles("lrl-run-generator-0-", TOKEN, tmp_path / "shm")
+    return FetchedFiles(tmp_path / "shm", TOKEN)
 
 
 def names(files: FetchedFiles) -> set[str]:
-    return {path.name.removeprefix("lrl-run-generator-0-") for path in files._folder.iterdir()}
+    return {path.name for path in files._folder.iterdir()}
 
 
 class Trainer:
@@ -226,7 +226,7 @@ def test_only_what_is_staged_is_served(name: str, trainer: Trainer, files: Fetch
     headers = {"Authorization": f"Bearer {TOKEN}"}
     assert call(trainer.location.url, "GET", FILES + name, headers)[0] == 404
     assert files.find(name) is None
-    (files._folder / "lrl-run-generator-0-w.7.draft").touch()
+    (files._folder / "w.7.draft").touch()
     assert files.find("w.7.draft") is None  # nor what is not whole
 
 

@@ -25,7 +25,6 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
-from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights.fetch_order import FETCH
 from lrl.weights.staged_file import checksum
@@ -77,11 +76,10 @@ class FetchingGenerator(Generator):
         self.vllm = ModelOfVllm()
         self.folder = folder / f"machine-{number}"
         self.folder.mkdir()
-        environment = {FILES_VARIABLE: f"lrl-run-generator-{number}-", TOKEN_VARIABLE: TOKEN}
+        environment = {FILES_VARIABLE: str(self.folder), TOKEN_VARIABLE: TOKEN}
         with mock.patch.dict(os.environ, environment):
             self.routes = PullRoutes(self.vllm)
             app = TokenMiddleware(self._freezing)
-        self.routes.files = FetchedFiles(environment[FILES_VARIABLE], TOKEN, self.folder)
         endpoint: Endpoint = settings.endpoint
         listener = socket.create_server((endpoint.host, 0))
         tls = {"ssl_certfile": endpoint.tls_cert, "ssl_keyfile": endpoint.tls_key}

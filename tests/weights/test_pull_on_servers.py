@@ -20,6 +20,7 @@ import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
+from lrl.generators.server import FILES_VARIABLE
 from lrl.system.event_loop import LoopThread
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.probe import Probes
@@ -109,7 +110,7 @@ def scene(
 
 
 def files_of(server: Any) -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith(server.own_files)]
+    return os.listdir(server.environment()[FILES_VARIABLE])
 
 
 def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(
@@ -157,7 +158,7 @@ def test_the_routes_of_a_real_server_ask_for_the_token(scene: Scene) -> None:
     scene.sync(*scene.generators)
     for generator in scene.generators:
         server: Any = generator.server
-        names = [name.removeprefix(server.own_files) for name in files_of(server)]
+        names = files_of(server)
         for header in ({}, {"Authorization": "Bearer wrong"}):
             assert {call(server.url, "GET", FILES + name, header)[0] for name in names} == {401}
             assert call(server.url, "POST", FETCH, header, b"{}")[0] == 401

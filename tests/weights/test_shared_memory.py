@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -46,19 +46,26 @@ def weights_of(value: float) -> Weights:
 
 @pytest.fixture
 def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SharedMemory, Calls, Path]:
-    """The transport, its control plane, and the file that it writes."""
+    """The transport, its control plane, and the folder in the place of shared memory."""
     monkeypatch.setattr(staged_file, "SHARED_MEMORY", tmp_path)
     transport, calls = SharedMemory(), Calls()
     transport.connect(calls, weights_of(0.0), "run-0")  # type: ignore[arg-type]
-    return transport, calls, tmp_path / "lrl-run-0.safetensors"
+    return transport, calls, tmp_path
+
+
+def staged_in(shared: Path) -> Path:
+    """Returns the only file there; raises ValueError if there is another number of them."""
+    (file,) = shared.glob("lrl-run-0-*/*")
+    return file
 
 
 def test_the_generators_are_sent_to_a_file_with_every_weight(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
-    transport, calls, file = connected
+    transport, calls, shared = connected
     transport.stage(weights_of(1.5), False)
     transport.send(calls)  # type: ignore[arg-type]
+    file = staged_in(shared)
     assert calls.made == [
         ("init_weight_transfer_engine", {}),
         ("start_weight_update",),
@@ -72,37 +79,37 @@ def test_the_generators_are_sent_to_a_file_with_every_weight(
 def test_a_reader_of_the_older_file_reads_all_of_it(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
-    transport, _, file = connected
+    transport, _, shared = connected
     transport.stage(weights_of(1.0), False)
-    with file.open("rb") as reader:
-        begun, old = reader.read(10), file.read_bytes()
+    with staged_in(shared).open("rb") as reader:
+        begun, old = reader.read(10), staged_in(shared).read_bytes()
         transport.stage(weights_of(2.0), False)
         assert begun + reader.read() == old
-    assert load_file(file)["head"].tolist() == [2.0] * 3
+    assert load_file(staged_in(shared))["head"].tolist() == [2.0] * 3
 
 
 def test_a_version_that_could_not_be_written_leaves_the_one_before(
     connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, _, file = connected
+    transport, _, shared = connected
     transport.stage(weights_of(1.0), False)
 
-    def half(head: bytes, specs: Any, tensors: Any, path: Path) -> None:
-        path.write_bytes(b"half")
+    def half(head: bytes, specs: Any, tensors: Any, out: BinaryIO) -> None:
+        out.write(b"half")
         raise OSError("No space left on device")
 
     monkeypatch.setattr(staged_file, "_write", half)
     with pytest.raises(OSError, match="No space left"):
         transport.stage(weights_of(2.0), False)
-    assert load_file(file)["head"].tolist() == [1.0] * 3
+    assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
     transport.close()
-    assert list(file.parent.iterdir()) == []
+    assert list(shared.iterdir()) == []
 
 
 def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
-    transport, _, file = connected
+    transport, _, shared = connected
     transport.stage(weights_of(1.0), False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The write itself fails, behind the look at the free space.
@@ -112,47 +119,77 @@ def test_a_folder_that_fills_up_while_the_weights_are_written_is_no_room(
             transport.stage(weights_of(2.0), False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert load_file(file)["head"].tolist() == [1.0] * 3
+    assert load_file(staged_in(shared))["head"].tolist() == [1.0] * 3
     transport.close()
-    assert list(file.parent.iterdir()) == []
+    assert list(shared.iterdir()) == []
+
+
+def test_no_other_user_can_guess_open_or_redirect_the_file_that_generators_load(
+    connected: tuple[SharedMemory, Calls, Path], tmp_path: Path
+) -> None:
+    transport, _, shared = connected
+    treasure = tmp_path / "treasure"
+    treasure.write_text("mine")
+    for name in ("lrl-run-0.safetensors", "lrl-run-0.draft", "lrl-run-0-weights.safetensors"):
+        (shared / name).symlink_to(treasure)
+    transport.stage(weights_of(1.0), False)
+    transport.stage(weights_of(2.0), False)
+    file = staged_in(shared)
+    assert treasure.read_text() == "mine" and not file.is_symlink()
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    first = file.parent.name
+    transport.stage(weights_of(3.0), False)
+    assert staged_in(shared).parent.name != first
+
+
+@pytest.mark.parametrize("plant", [Path.symlink_to, Path.hardlink_to])
+def test_a_file_that_is_there_already_is_not_written(plant: Any, tmp_path: Path) -> None:
+    treasure, file = tmp_path / "treasure", tmp_path / "weights.safetensors"
+    treasure.write_text("mine")
+    plant(file, treasure)
+    with pytest.raises(OSError, match="could not be written.*exists"):
+        staged_file.stage_file([], [], file)
+    assert treasure.read_text() == "mine"
 
 
 def test_closing_removes_the_file_and_may_be_repeated(
     connected: tuple[SharedMemory, Calls, Path],
 ) -> None:
-    transport, _, file = connected
+    transport, _, shared = connected
     transport.stage(weights_of(1.0), False)
     transport.close()
     transport.close()
-    assert list(file.parent.iterdir()) == []
+    assert list(shared.iterdir()) == []
     SharedMemory().close()
 
 
 def test_too_little_shared_memory_is_an_error_before_anything_is_written(
     connected: tuple[SharedMemory, Calls, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, _, file = connected
+    transport, _, shared = connected
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=64))
     with pytest.raises(OSError, match="GiB free and the weights take .* Enlarge it"):
         transport.stage(weights_of(1.0), False)
-    assert list(file.parent.iterdir()) == []
+    assert list(shared.iterdir()) == []
 
 
 def test_without_room_in_shared_memory_the_temporary_folder_is_used(
     connected: tuple[SharedMemory, Calls, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport, calls, file = connected
+    transport, calls, shared = connected
     transport.stage(weights_of(1.0), False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     transport.stage(weights_of(2.0), True)
     transport.send(calls)  # type: ignore[arg-type]
-    assert not file.exists()  # what is not used takes no memory
-    assert load_file(elsewhere / file.name)["head"].tolist() == [2.0] * 3
+    assert not list(shared.glob("lrl-*"))  # what is not used takes no memory
+    assert load_file(staged_in(elsewhere))["head"].tolist() == [2.0] * 3
     assert str(elsewhere) in calls.made[-2][1]["file"]
     transport.stage(weights_of(3.0), False)
-    assert load_file(file)["head"].tolist() == [3.0] * 3 and not list(elsewhere.iterdir())
+    assert load_file(staged_in(shared))["head"].tolist() == [3.0] * 3 and not list(
+        elsewhere.iterdir()
+    )
 
 
 def test_one_flipped_bit_changes_the_checksum(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""Programs that try to leave the limits of the sandbox, to take over its first process, or to make
+an error where a 0 is due; each of another kind than those of `test_code_attacks`.
+
+A program sets `won` if it has succeeded.
+
+Covers lrl/rewards/bubblewrap.py.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lrl.rewards import Code
+from lrl.rewards.sandbox_session import Step
+from tests.rewards.bubblewrap_here import needs_bubblewrap
+
+pytestmark = needs_bubblewrap
+LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+TRY_ALL = "import os\nfor number in range(10**9):\n  name = '/tmp/' + 'x' * 200 + str(number)\n  "
+
+
+@pytest.fixture(scope="module")
+def sandboxed():
+    return Code(
+        fenced=False, timeout_s=2.0, cpu_s=1, memory_mib=64, max_processes=4, max_output_bytes=2**16
+    )
+
+
+FIRST_PROCESS = {
+    "reads its memory": "open('/proc/1/mem', 'rb')",
+    "writes its memory": "open('/proc/1/mem', 'r+b')",
+    "reads where its memory is": "assert open('/proc/1/maps').read()",
+    "opens its files": "import os\nassert os.listdir('/proc/1/fd')",
+    "opens its files by a thread": "import os\nassert os.listdir('/proc/1/task/1/fd')",
+    "reads its command": "assert open('/proc/1/cmdline').read()",
+    "enters its root folder": "import os\nassert os.listdir('/proc/1/root')",
+    "reads its stack": "assert open('/proc/1/syscall').read()",
+    "sets its limits": "import resource\nresource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
+    "reads its limits": "import resource\nresource.prlimit(1, resource.RLIMIT_NPROC)",
+    "sets the limits of a child": (
+        "import os, resource, time\nchild = os.fork()\nif not child: time.sleep(9)\n"
+        "resource.prlimit(child, resource.RLIMIT_CPU, (9, 9))"
+    ),
+    "puts a file in its place": "open('/proc/1/mem', 'wb')",
+}
+THE_KERNEL = {
+    "is not the first to be ended": "open('/proc/self/oom_score_adj', 'w').write('0')",
+    "writes its own memory by a file": "open('/proc/self/mem', 'r+b')",
+    "maps the ids of users": "open('/proc/self/uid_map', 'w').write('0 0 1')",
+    "raises its share of processors": "import os\nos.nice(-5)\nassert os.nice(0) < 0",
+    "is a real-time process": (
+        "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))"
+    ),
+    "sets the clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
+    "names the machine": "import socket\nsocket.sethostname('x')",
+    "opens a raw socket": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "opens a socket of packets": "import socket\nsocket.socket(17, socket.SOCK_RAW)",
+    "loads a part of the kernel by a pair of sockets": (
+        f"{LIBC}pair = (ctypes.c_int * 2)()\nfound = libc.socketpair(30, 1, 0, pair)\n"
+        "assert found == 0 or ctypes.get_errno() != 97"
+    ),
+    "opens a terminal": "import os\nos.openpty()",
+    "opens the terminal of the user": "open('/dev/tty')",
+    "reads the machine's memory": (
+        "import os\nnames = '/dev/mem', '/dev/kmem', '/dev/port', '/proc/kcore', '/proc/kmsg'\n"
+        "opened = 0\nfor name in names:\n  try: opened += bool(open(name, 'rb').read(1))\n"
+        "  except OSError: pass\nassert opened"
+    ),
+    "opens devices for others": (
+        "import os\nassert any(map(os.path.exists, ('/dev/kvm', '/dev/fuse', '/dev/net/tun',"
+        " '/dev/loop-control', '/dev/kmsg', '/sys/fs/cgroup')))"
+    ),
+    "presses a key of the kernel": "open('/proc/sysrq-trigger', 'w').write('h')",
+    "gets rights from a program": (
+        "status = open('/proc/self/status').read()\n"
+        "assert 'NoNewPrivs:\\t1' not in status or 'CapBnd:\\t0000000000000000' not in status"
+    ),
+    "has a group": "import os\nassert set(os.getgroups()) - {1000, 65534}",
+    "calls the kernel as a program of 32 bits": (
+        f"{LIBC}import mmap, platform\nassert platform.machine() == 'x86_64'\n"
+        # mov eax, 310 (unshare); mov ebx, CLONE_NEWUSER; int 0x80; ret
+        "code = bytes.fromhex('53b836010000bb00000010cd805bc3')\n"
+        "page = mmap.mmap(-1, 4096, prot=7)\npage.write(code)\n"
+        "at = ctypes.addressof(ctypes.c_char.from_buffer(page))\n"
+        "assert ctypes.CFUNCTYPE(ctypes.c_int)(at)() == 0"
+    ),
+    "makes a namespace by another set of numbers": (
+        f"{LIBC}assert libc.syscall(0x40000000 + 272, 0x10000000) == 0"
+    ),
+}
+MORE_THAN_ITS_SHARE = {
+    "memory that is shared": "import mmap\nmmap.mmap(-1, 2**27, flags=mmap.MAP_SHARED)",
+    "memory of a device": ("import mmap, os\nmmap.mmap(os.open('/dev/zero', os.O_RDWR), 2**27)"),
+    "large pages": "import mmap\nmmap.mmap(-1, 2**27, flags=0x40022)",
+    "memory that stays": f"{LIBC}assert libc.mlockall(3) == 0 and bytearray(2**26)",
+    "a stack without end": (
+        "import threading\nthreading.stack_size(2**27)\nthreading.Thread(target=int).start()"
+    ),
+    "words of a command": "import os\nos.execv('/usr/bin/true', ['true'] + ['x' * 10**5] * 10**3)",
+    "a file with a hole": "open('/tmp/hole', 'wb').truncate(2**40)",
+    "its own input": "import os\nos.ftruncate(0, 2**27)",
+    "threads": (
+        "import threading, time\n"
+        "for _ in range(8): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    ),
+    "children that nobody has waited for": (
+        "import os\nfor _ in range(20):\n  if os.fork() == 0: os._exit(0)"
+    ),
+    "files that are open": "import os\nfor _ in range(200): os.dup(0)",
+    "queues of messages": (
+        f"{LIBC}for number in range(9):\n"
+        "  assert libc.syscall(240, b'x%d' % number, 0o102, 0o600,"
+        " (ctypes.c_long * 4)(0, 9, 2**20)) >= 0"
+    ),
+    "standard error": "import os\nos.write(2, bytes(2**17))\nwhile True: os.write(2, bytes(2**17))",
+    "pipes": (
+        "import fcntl, os\nfor _ in range(20):\n  _, end = os.pipe()\n"
+        "  fcntl.fcntl(end, 1031, 2**24)\n"
+    ),
+}
+FILES = {
+    "empty files": "os.close(os.open(name, os.O_CREAT | os.O_WRONLY))",
+    "folders": "os.mkdir(name)",
+    "links to nothing": "os.symlink('x' * 4000, name)",
+    "names of one file": "open('/tmp/x', 'a').close() if number == 0 else os.link('/tmp/x', name)",
+    "pipes with names": "os.mkfifo(name)",
+    "files of several processes": (
+        "os.fork() if number < 2 else os.close(os.open(f'{name}-{os.getpid()}', os.O_CREAT))"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(program, id=name)
+        for table in (FIRST_PROCESS, THE_KERNEL, MORE_THAN_ITS_SHARE)
+        for name, program in table.items()
+    ],
+)
+def test_a_program_stays_within_its_limits(program, sandboxed):
+    assert sandboxed("", f"{program}\nwon = True", tests="assert won") == 0.0
+
+
+@pytest.mark.parametrize("program", FILES.values(), ids=FILES)
+def test_files_that_take_only_the_kernels_memory_are_counted(program, sandboxed):
+    verdict = sandboxed.verdict(TRY_ALL + program, tests="assert True")
+    assert verdict.passed == 0 and "files" in verdict.limit
+
+
+def test_the_files_of_all_runs_are_counted_together(sandboxed):
+    program = (
+        "import os\nfor number in range(3000):"
+        " os.close(os.open(f'/dev/shm/{os.getpid()}-{number}', os.O_CREAT))"
+    )
+    verdict = sandboxed.verdict(program, tests=[{"input": "", "output": ""}] * 30)
+    assert "files" in verdict.limit
+
+
+ON_PURPOSE = {
+    "interrupts the first process": "os.kill(1, signal.SIGINT)",
+    "sends it all signals": "[os.kill(1, number) for number in range(1, 65) if number not in (32, 33)]",
+    "lets it start no other": ("resource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))"),
+    "lets it open nothing": "resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))",
+    "gives it no processor": "resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))",
+    "stops itself": "os.kill(0, signal.SIGSTOP)",
+    "closes its outputs": "os.close(1), os.close(2)",
+    "leaves a child that holds its output": "os.fork() or time.sleep(60)",
+    "makes its output wait for nobody": "os.set_blocking(1, False)",
+    "cannot be waited for": "signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+}
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_no_program_makes_an_error_of_its_zero(name, sandboxed):
+    program = (
+        "import os, resource, signal, time\nprint(input(), flush=True)\n"
+        f"try: {ON_PURPOSE[name]}\nexcept OSError: pass"
+    )
+    pairs = [{"input": "a", "output": "a"}, {"input": "b", "output": "b"}]
+    assert sandboxed("", program, tests=pairs) in (0.0, 1.0)
+
+
+def test_a_proof_with_a_number_that_cannot_be_read_proves_nothing(sandboxed):
+    with sandboxed.sandbox.open("x = 1") as session:
+        session._new_run([Step("assert True", is_test=True)], ends_at_failure=True)
+        for number in (b"9" * 5000, b"7", b"-1", b"00", b""):
+            session._take_line(session._nonce + b" " + number)
+        assert session._passed == set()
+
+
+def test_the_first_process_has_the_limits_of_the_program(sandboxed):
+    with sandboxed.sandbox.open("pass") as session:
+        assert session.run().status == 0
+        runner = session._runner()
+        assert runner is not None
+        place = Path(f"/proc/{runner.pid}")
+        limits = place.joinpath("limits").read_text()
+        assert re.search(r"Max address space +67108864 +67108864 ", limits)
+        assert re.search(r"Max processes +5 +5 ", limits)
+        assert place.joinpath("oom_score_adj").read_text() == "1000\n"

@@ -93,26 +93,28 @@ DEEPSEEK = Family(
     "<|observation|>5<|assistant|>",
 )
 """It adds the arguments of a call to other text."""
-GLM = (
-    """{%- for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>
+GLM = """{%- for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>
 {{ m.content }}{% for call in m.tool_calls or [] %}
 <tool_call>{{ call.function.name }}
 {% for key, value in call.function.arguments.items() %}{{ key }}: {{ value }}
 {% endfor %}</tool_call>{% endfor %}{%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>
 {% endif %}"""
-)
 """It ends no turn: the header of the next message does, and there is one for each role."""
-HARMONY = (
-    """{%- for m in messages %}{% if m.role == 'tool' %}<|start|>functions.{{ m.name }}<|message|>
+HARMONY = """{%- for m in messages %}{% if m.role == 'tool' %}<|start|>functions.{{ m.name }}<|message|>
 {{- m.content }}<|end|>{% elif m.tool_calls %}{% for call in m.tool_calls %}<|start|>assistant to=
 {{- call.function.name }}<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}
 {%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}
 {{- '<|return|>' if m.role == 'assistant' and loop.last and not add_generation_prompt else '<|end|>' }}
 {%- endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
-)
 """It writes another token behind a turn than the one at which the policy ends it."""
-FAMILIES = {"chatml": CHATML, "thinking": THINKING, "mistral": MISTRAL, "llama": LLAMA, "deepseek": DEEPSEEK}
+FAMILIES = {
+    "chatml": CHATML,
+    "thinking": THINKING,
+    "mistral": MISTRAL,
+    "llama": LLAMA,
+    "deepseek": DEEPSEEK,
+}
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"),
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|bot|>", "<|head|>", "<|/head|>"),

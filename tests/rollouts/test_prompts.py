@@ -320,12 +320,16 @@ TURNS = [
 
 
 @pytest.mark.parametrize(
-    "stored", [json.dumps(TURNS), f"\n{json.dumps(TURNS, indent=1, ensure_ascii=False)}", str(TURNS)]
+    "stored",
+    [json.dumps(TURNS), f"\n{json.dumps(TURNS, indent=1, ensure_ascii=False)}", str(TURNS)],
 )
 def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
     """They were one user message, with braces and quotes."""
     assert rendered([{"prompt": stored}], CHAT) == rendered([{"prompt": TURNS}], CHAT)
-    assert loaded([{"prompt": stored}], has_chat=True).typed(Prompt(id=0, token_ids=[], text="")) is None
+    assert (
+        loaded([{"prompt": stored}], has_chat=True).typed(Prompt(id=0, token_ids=[], text=""))
+        is None
+    )
     with pytest.raises(ValueError, match="chat messages need a tokenizer with a chat template"):
         loaded([{"prompt": stored}])
 

@@ -129,6 +129,7 @@ class ReadyResponses(L.LightningDataModule):
                 temperature=1.0,
                 share_rows=policy.responses_share.rows,
                 attention_tokens=policy.attention_tokens if shares else 0,
+                masks=policy.responses_share.masks,
             ),
             stopwatch=self.stopwatch,
         )

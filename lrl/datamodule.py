@@ -440,6 +440,7 @@ class RolloutDataModule(L.LightningDataModule):
             share_rows=policy.responses_share.rows,
             blanks=policy.sharding is not None,
             attention_tokens=policy.attention_tokens if shares else 0,
+            masks=policy.responses_share.masks,
         )
         self.step_stream = StepStream(
             step,

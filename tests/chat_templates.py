@@ -1,4 +1,4 @@
-"""Chat templates in the forms of four families, and a tokenizer that merges what it can."""
+"""Chat templates in the forms of several families, and a tokenizer that merges what it can."""
 
 from __future__ import annotations
 
@@ -82,11 +82,44 @@ LLAMA = Family(
     "<|head|>ipython<|/head|>\n\n5<|eot|><|head|>assistant<|/head|>\n\n",
 )
 """It takes one call a turn."""
-FAMILIES = {"chatml": CHATML, "thinking": THINKING, "mistral": MISTRAL, "llama": LLAMA}
+DEEPSEEK = Family(
+    """{%- for m in messages %}{% if m.role == 'user' %}{{ '<|user|>' + m.content }}
+{%- elif m.role == 'tool' %}{{ '<|observation|>' + m.content }}
+{%- else %}{{ '<|assistant|>' + m.content }}{% for call in m.tool_calls or [] %}
+{{- call.function.name + '\n' + call.function.arguments + '\n' }}{% endfor %}</s>{% endif %}
+{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+    ("</s>",),
+    "<|user|>higher<|assistant|>",
+    "<|observation|>5<|assistant|>",
+)
+"""It adds the arguments of a call to other text."""
+GLM = """{%- for m in messages %}<|{{ 'observation' if m.role == 'tool' else m.role }}|>
+{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>{{ call.function.name }}
+{% for key, value in call.function.arguments.items() %}{{ key }}: {{ value }}
+{% endfor %}</tool_call>{% endfor %}{%- endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+"""It ends no turn: the header of the next message does, and there is one for each role."""
+HARMONY = """{%- for m in messages %}{% if m.role == 'tool' %}<|start|>functions.{{ m.name }}<|message|>
+{{- m.content }}<|end|>{% elif m.tool_calls %}{% for call in m.tool_calls %}<|start|>assistant to=
+{{- call.function.name }}<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}
+{%- else %}<|start|>{{ m.role }}<|message|>{{ m.content }}
+{{- '<|return|>' if m.role == 'assistant' and loop.last and not add_generation_prompt else '<|end|>' }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+"""It writes another token behind a turn than the one at which the policy ends it."""
+FAMILIES = {
+    "chatml": CHATML,
+    "thinking": THINKING,
+    "mistral": MISTRAL,
+    "llama": LLAMA,
+    "deepseek": DEEPSEEK,
+}
 SPECIAL = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]"),
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "<|bot|>", "<|head|>", "<|/head|>"),
-    *("<|eot|>", "<|eom|>"),
+    *("<|eot|>", "<|eom|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+    *("<|start|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"),
 )
 
 
@@ -105,5 +138,9 @@ def merging_tokenizer(template: str) -> PreTrainedTokenizerFast:
     pages = ["assistant\n\nuser\nassistant\nHello\nuser\nhigher\n", Path(lrl.__file__).read_text()]
     tokenizer.train_from_iterator(pages * 3, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="<|im_end|>", chat_template=template
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=list(SPECIAL),
+        chat_template=template,
     )

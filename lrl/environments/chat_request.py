@@ -171,7 +171,7 @@ def read_calls(found: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}.tool_calls has one without a function's `name`")
-        arguments = _parsed(function.get("arguments"))
+        arguments = parsed_arguments(function.get("arguments"))
         called = {"name": function["name"], "arguments": arguments}
         calls.append({"id": str(call.get("id") or ""), "type": "function", "function": called})
     if not calls:
@@ -187,11 +187,22 @@ def turn_message(content: str, calls: Collection[ToolCall]) -> Message:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": _parsed(call.arguments)},
+                "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
             }
             for call in calls
         ]
     return message
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        found = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):  # a policy writes any number of brackets
+        return arguments
+    return found if isinstance(found, dict) else arguments
 
 
 def says_the_same(one: Message, other: Message) -> bool:
@@ -230,14 +241,3 @@ def _text(content: Any, where: str) -> str:
             raise RequestError(f"{where} has a part of type {kind!r}, and the policy reads text")
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _parsed(arguments: Any) -> Any:
-    """Returns the arguments of a call as a mapping, or as they are if they are no JSON of one."""
-    if not isinstance(arguments, str):
-        return arguments or {}
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):  # a policy writes any number of brackets
-        return arguments
-    return found if isinstance(found, dict) else arguments

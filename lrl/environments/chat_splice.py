@@ -4,15 +4,20 @@ them is taken from a rendering of the chat.
 A chat template renders whole conversations, and tokens of a rendering are not those that were
 sampled: text may be tokenised otherwise, thinking be dropped, arguments be spaced anew. So the
 policy's turns are not in the chat that is rendered. In the place of each there is a stand-in, with
-the names and ids of its calls. What follows the token that ends the last stand-in is what the
-template puts behind a turn. It cannot matter what the policy has written, a special token's letters
-included, or what the template does to earlier messages.
+the names and ids of its calls. What follows the last stand-in is what the template puts behind a
+turn. It cannot matter what the policy has written, a special token's letters included, or what the
+template does to earlier messages.
+
+A turn may end at any of several tokens, and the template has its own: an end, or the header of the
+next message, which tells a tool's result from a user's words. The sampled token stays, and the
+template's follows, unless it is the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from os.path import commonprefix
 from typing import NamedTuple
 
 from lrl.environments.base import Message, ToolCall
@@ -23,17 +28,16 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class Behind(NamedTuple):
-    """The end of a turn in a rendering, and the tokens behind it."""
+    """What a chat template puts behind a turn."""
 
     end: int
-    """The token that ends the turn."""
+    """The token that ends the turn: the template's end, or the header of the next message."""
     token_ids: list[int]
     """All tokens after it."""
 
-    def after(self, turn: Sequence[int], ends: Collection[int]) -> list[int]:
-        """Returns what follows a recorded turn: the end comes first if the turn lacks one of
-        `ends`."""
-        return self.token_ids if turn and turn[-1] in ends else [self.end, *self.token_ids]
+    def after(self, turn: Sequence[int]) -> list[int]:
+        """Returns what follows a recorded turn: the end, unless the turn has it, and the rest."""
+        return self.token_ids if turn and turn[-1] == self.end else [self.end, *self.token_ids]
 
 
 def stand_in(word: str, calls: Sequence[ToolCall] = ()) -> Message:
@@ -63,29 +67,25 @@ def unused_word(messages: Sequence[Message]) -> str:
 
 
 def behind_stand_in(
-    rendered: Sequence[int],
-    word: str,
-    ends: Collection[int],
-    decode: Callable[[Sequence[int]], str],
+    alone: Sequence[int], behind: Sequence[int], ends: Collection[int], special: Collection[int]
 ) -> Behind | None:
-    """Finds what a rendering has behind its last stand-in.
+    """Finds the end of the last stand-in among the tokens that a rendering has behind its word.
 
     Args:
-        rendered: Tokens of the conversation.
-        word: The word of that stand-in.
+        alone: These tokens where the stand-in is the last message, without the next header.
+        behind: These tokens with messages behind the stand-in.
         ends: Tokens that end a turn.
-        decode: Returns the text of tokens, special ones included.
+        special: Special tokens of the tokenizer.
 
     Returns:
-        None if no token of `ends` stands behind it, or the rendering lacks it.
+        None if neither a token of `ends` nor the header of the next message ends it.
     """
-    found, stop = None, len(rendered)
-    for place in reversed([place for place, token in enumerate(rendered) if token in ends]):
-        if word in decode(rendered[place + 1 : stop]):
-            return found
-        found = Behind(rendered[place], list(rendered[place + 1 :]))
-        stop = place
-    return found if word in decode(rendered[:stop]) else None
+    # What both have belongs to the stand-in: the rest of a call, say, and its end if it has one.
+    own = len(commonprefix([list(alone), list(behind)]))
+    for place, token in enumerate(behind[: own + 1]):
+        if token in ends or (place == own and token in special):
+            return Behind(token, list(behind[place + 1 :]))
+    return None
 
 
 def _call(call: ToolCall, word: str) -> Message:

@@ -113,15 +113,22 @@ def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
     of_bool = isinstance(value, bool) and "boolean" not in types
     if of_bool or not any(isinstance(value, JSON_TYPES.get(one, object)) for one in types):
         raise BadCallError(
-            f"{name} should be of type {' or '.join(types)}, and is {json.dumps(value):.80}"
+            f"{name} should be of type {' or '.join(types)}, and is {_json(value):.80}"
         )
     if "enum" in schema and value not in schema["enum"]:
-        raise BadCallError(f"{name} should be one of {json.dumps(schema['enum'])}")
+        raise BadCallError(f"{name} should be one of {_json(schema['enum'])}")
 
 
 def text_of(result: Any) -> str:
     """Returns what the policy reads of a result: text as it is, everything else as JSON."""
-    text = result if isinstance(result, str) else json.dumps(result, default=str)
+    return _readable(result) if isinstance(result, str) else _json(result)
+
+
+def _json(value: Any) -> str:
+    return _readable(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _readable(text: str) -> str:
     return text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
 
 

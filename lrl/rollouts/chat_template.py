@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from lrl.environments.base import Message
+from lrl.environments.chat_request import parsed_arguments
 from lrl.errors import ConfigError
 from lrl.types import Chat
 
@@ -58,9 +58,60 @@ def encode_chat(
     Raises:
         ConfigError: The chat template refuses the chat, or the tokenizer its text.
     """
+    text = render_chat(tokenizer, chat, where, header=header)
     with named_errors(tokenizer, chat, where):
-        form = {"tokenize": True, "return_dict": False}
-        return list(_apply(tokenizer, chat, add_generation_prompt=header, **form))
+        return tokenizer.encode(text, add_special_tokens=False)
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, *, header: bool = True
+) -> str:
+    """Returns a chat as the chat template writes it; the arguments are those of `encode_chat`.
+
+    Raises:
+        ConfigError: The chat template refuses the chat.
+    """
+    try:
+        text: Any = tokenizer.apply_chat_template(
+            [_with_arguments(message) for message in chat.messages],
+            tools=list(chat.tools) or None,
+            tokenize=False,
+            add_generation_prompt=header,
+            **chat.variables,
+        )
+    except Exception as error:  # a template is a program, which may raise anything
+        roles = ", ".join(str(message["role"]) for message in chat.messages)
+        tools = " and the column 'tools'" if chat.tools else ""
+        raise ConfigError(
+            f"{where}: the tokenizer's chat template refuses messages with the roles "
+            f"{roles}{tools}: {error}. Change them (or leave out `system_prompt`), or set "
+            "`chat=false`."
+        ) from error
+    return str(text)
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call for any chat template: most want a dict, and some their JSON text,
+    which they write out or add to other text."""
+
+    def __str__(self) -> str:
+        return json.dumps(self, ensure_ascii=False)
+
+    def __add__(self, text: str) -> str:
+        return str(self) + text
+
+    def __radd__(self, text: str) -> str:
+        return text + str(self)
+
+
+def _with_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = copy.deepcopy(message["tool_calls"])
+    for function in (call.get("function", call) for call in calls):
+        if isinstance(arguments := parsed_arguments(function.get("arguments")), dict):
+            function["arguments"] = _Arguments(arguments)
+    return message | {"tool_calls": calls}
 
 
 def with_beginning(added: list[int], alone: list[int]) -> list[int]:
@@ -110,13 +161,10 @@ def check_whole(
     tools_of_environment: bool = False,
 ) -> None:
     """Raises a ConfigError if a part of the chat does not reach the text."""
-    with named_errors(tokenizer, chat, where):
-        text = _apply(tokenizer, chat, tokenize=False)
-        for part, remedy, changed in _with_one_change(chat, tools_of_environment):
-            if _apply(tokenizer, changed, tokenize=False) == text:
-                raise ConfigError(
-                    f"{where}: the tokenizer's chat template leaves out {part}. {remedy}"
-                )
+    text = render_chat(tokenizer, chat, where)
+    for part, remedy, changed in _with_one_change(chat, tools_of_environment):
+        if render_chat(tokenizer, changed, where) == text:
+            raise ConfigError(f"{where}: the tokenizer's chat template leaves out {part}. {remedy}")
 
 
 def _with_one_change(chat: Chat, tools_of_environment: bool) -> Iterator[tuple[str, str, Chat]]:
@@ -157,27 +205,11 @@ def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
             yield "tool_calls", message | {"tool_calls": calls}
 
 
-def _apply(tokenizer: PreTrainedTokenizerBase, chat: Chat, **form: Any) -> Any:
-    tools = list(chat.tools) or None
-    form = {"add_generation_prompt": True} | form
-    return tokenizer.apply_chat_template(list(chat.messages), tools=tools, **form, **chat.variables)
-
-
 @contextmanager
 def named_errors(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> Iterator[None]:
-    """Turns exceptions of chat template and tokenizer into a ConfigError."""
+    """Turns exceptions of the tokenizer into a ConfigError."""
     try:
         yield
-    except ConfigError:
-        raise
-    except TemplateError as error:
-        roles = ", ".join(str(message["role"]) for message in chat.messages)
-        tools = " and the column 'tools'" if chat.tools else ""
-        raise ConfigError(
-            f"{where}: the tokenizer's chat template refuses messages with the roles "
-            f"{roles}{tools}: {error}. Change them (or leave out `system_prompt`), or set "
-            "`chat=false`."
-        ) from error
     except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
         described = _unwritable(tokenizer, chat.messages) or reason

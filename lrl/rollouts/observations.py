@@ -21,7 +21,7 @@ from lrl.environments.chat_splice import (
 )
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rollouts.chat_template import encode_chat, named_errors
+from lrl.rollouts.chat_template import encode_chat, named_errors, render_chat
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
@@ -100,10 +100,18 @@ class ObservationTokens:
                 raise EpisodeError("environment_error", TOOLS_LEFT_OUT)
             self.shown.add(form)
 
-    def behind(self, chat: Chat, word: str) -> Behind:
-        """Returns what the rendering of a chat has behind its last stand-in."""
-        found = behind_stand_in(self.chat(chat), word, self.ends, self.tokenizer.decode)
-        if found is None:
+    def behind(self, chat: Chat, messages: list[Message], word: str) -> Behind:
+        """Returns what the chat template puts behind a turn.
+
+        Args:
+            chat: The chat up to the turn's stand-in.
+            messages: The messages behind it.
+            word: The word of that stand-in.
+        """
+        alone = self._behind_word(chat, word, header=False)
+        behind = self._behind_word(_grown(chat, messages), word)
+        special = self.tokenizer.all_special_ids
+        if (found := behind_stand_in(alone, behind, self.ends, special)) is None:
             ends = sorted(self.tokenizer.decode([end]) for end in self.ends)
             raise EpisodeError(
                 "environment_error",
@@ -112,6 +120,15 @@ class ObservationTokens:
                 "correct eos_token_id in generation_config.json, or the template",
             )
         return found
+
+    def _behind_word(self, chat: Chat, word: str, header: bool = True) -> list[int]:
+        """Returns the tokens behind the last place of a word in the rendering of a chat; none if
+        it has no such word."""
+        try:
+            text = render_chat(self.tokenizer, chat, "the observation", header=header)
+        except ConfigError as error:
+            raise EpisodeError("environment_error", str(error)) from error
+        return self.text(text.rpartition(word)[2]) if word in text else []
 
 
 class Transcript:
@@ -189,8 +206,8 @@ class Transcript:
             self.tools = tools
             self._tokens.check_tools(messages, tools)
 
-        def after_prompt(chat: Chat) -> list[int]:
-            rendered = self._tokens.chat(chat)
+        def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
+            rendered = self._tokens.chat(_grown(chat, behind))
             if rendered[: len(begun)] != begun:
                 raise EpisodeError("environment_error", CHANGES_PROMPT)
             return rendered[len(begun) :]
@@ -203,23 +220,27 @@ class Transcript:
             calls, messages = calls[:1], _joined(messages)
         word = unused_word(messages)
 
-        def after_turn(chat: Chat) -> list[int]:
-            return self._tokens.behind(chat, word).after(turn.token_ids, self._tokens.ends)
+        def after_turn(chat: Chat, behind: list[Message]) -> list[int]:
+            return self._tokens.behind(chat, behind, word).after(turn.token_ids)
 
         return self._add([stand_in(word, calls)], messages, after_turn)
 
     def _add(
-        self, turn: list[Message], messages: list[Message], tokens_of: Callable[[Chat], list[int]]
+        self,
+        turn: list[Message],
+        messages: list[Message],
+        tokens_of: Callable[[Chat, list[Message]], list[int]],
     ) -> list[int]:
         """Adds a turn's stand-in, if there is one, and messages to the chat; returns the messages'
         tokens."""
         if self._chat is None:
             raise EpisodeError("environment_error", NO_CHAT)
+        self._chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
         if form not in self._tokens.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = self._tokens.tokenizer.decode(tokens_of(_grown(self._chat, turn + words)))
+            text = self._tokens.tokenizer.decode(tokens_of(self._chat, words))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
@@ -229,8 +250,9 @@ class Transcript:
                     "it before the end of the policy's. Take a model with another template",
                 )
             self._tokens.shown.add(form)
-        self._chat = _grown(self._chat, turn + messages)
-        return tokens_of(self._chat)
+        ids = tokens_of(self._chat, messages)
+        self._chat = _grown(self._chat, messages)
+        return ids
 
 
 def shows_one_call(tokens: ObservationTokens, tools: Sequence[dict[str, Any]]) -> bool:

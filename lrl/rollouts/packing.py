@@ -42,6 +42,7 @@ class Packer:
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
         attention_tokens: For samples of a group that share their first tokens
             (`lrl.training.prefix_tree.prefix_trees`); 0 gives each its own copy.
+        masks: Whether every micro-batch says who reads what (`lrl.training.isolation.Shared`).
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Packer:
         share_rows: bool = True,
         blanks: bool = False,
         attention_tokens: int = 0,
+        masks: bool = False,
     ) -> None:
+        self._masks = masks
         self.advantages = advantages
         self.micro_batch_tokens = micro_batch_tokens
         self.temperature = temperature
@@ -158,7 +161,7 @@ class Packer:
     def _filled(self, each: list[Rows[PrefixTree]]) -> Round:
         if trees := [tree for row in each[0] or () for tree in row]:
             self.on_first_rank.append([sample for tree in trees for sample in tree.samples])
-        filled = [fill_rows(rows, self.temperature) if rows else None for rows in each]
+        filled = [fill_rows(rows, self.temperature, self._masks) if rows else None for rows in each]
         for micro in filled:
             if micro is not None:
                 self._slots += micro.input_ids.numel()

@@ -7,11 +7,13 @@ which no prompt of text can show.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lrl.environments.base import Message
@@ -60,8 +62,11 @@ def template_fields(template: str) -> set[str]:
 
 
 def messages_of(value: Any, where: str) -> list[Message]:
-    """Returns a column's value as chat messages; a string becomes one user message."""
-    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    """Returns a column's value as chat messages, which may be JSON text; other text becomes one
+    user message."""
+    messages = value
+    if isinstance(value, str):
+        messages = _stored_messages(value) or [{"role": "user", "content": value}]
     if not isinstance(messages, list) or not all(
         isinstance(m, dict) and "role" in m for m in messages
     ):
@@ -88,6 +93,18 @@ def messages_of(value: Any, where: str) -> list[Message]:
             "it."
         )
     return messages
+
+
+def _stored_messages(text: str) -> list[Message]:
+    """Returns the messages of their JSON text, or of Python's as pandas writes it; none of another
+    text."""
+    if not text.lstrip().startswith("[") or "role" not in text:
+        return []
+    for read in (json.loads, ast.literal_eval):
+        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            found = read(text.strip())
+            return found if all(isinstance(one, dict) and "role" in one for one in found) else []
+    return []
 
 
 def tools_of(row: Row, where: str) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ class PromptMaker:
         where = f"Row {row_id} of {self.name}, column {self.prompt_column!r}"
         refuse_images(row, f"Row {row_id} of {self.name}")
         messages = messages_of(row.get(self.prompt_column), where)
-        if not self._renders and not isinstance(row[self.prompt_column], str):
+        if not self._renders and messages != [{"role": "user", "content": row[self.prompt_column]}]:
             raise ConfigError(
                 f"{where}: chat messages need a tokenizer with a chat template "
                 f"(`chat={self.chat}`)."

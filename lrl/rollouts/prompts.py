@@ -20,7 +20,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.errors import ConfigError
-from lrl.rollouts.prompt_columns import template_fields
+from lrl.rollouts.prompt_columns import messages_of, template_fields
 from lrl.rollouts.prompt_maker import PromptMaker, PromptPart
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
 from lrl.system.config_errors import fault, one_of
@@ -146,10 +146,10 @@ class Prompts:
     def typed(self, prompt: Prompt) -> str | None:
         """Returns the text that becomes `prompt` by `form`; None if other columns, or several
         messages, do."""
-        value = self.rows[prompt.id][self.prompt_column]
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0].get("content")
-        return value if isinstance(value, str) and not self._fields - {self.prompt_column} else None
+        messages = messages_of(self.rows[prompt.id][self.prompt_column], self.name)
+        if len(messages) > 1 or self._fields - {self.prompt_column}:
+            return None
+        return str(messages[0]["content"])
 
     def read(self) -> None:
         """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from lrl.types import MicroBatch
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, INDEXED = "full_attention", "sliding_attention", "indexed_attention"
 WITH_MASKS = ("sdpa", "eager", "flex_attention")
 """Kinds of attention in transformers that take a mask; flash attention knows sequences only."""
 
@@ -30,17 +30,28 @@ def masks_of(decoder: PreTrainedModel, micro: MicroBatch) -> dict[str, Any]:
     """
     config = decoder.config
     window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or [SLIDING if window else FULL])
     ends = micro.readers_end
     if ends is None:
-        if config._attn_implementation != "flex_attention" or kinds - {FULL, SLIDING}:
+        if config._attn_implementation != "flex_attention" or unknown_layers(config):
             return {}
         ends = sequence_ends(micro.position_ids)
-    windows = {FULL: None, SLIDING: window}
+    # Layers that read the best few tokens look for them among those of the mask.
+    windows = {FULL: None, INDEXED: None, SLIDING: window}
     masks = {
-        kind: _mask(decoder, ends, micro.position_ids, windows.get(kind)) for kind in sorted(kinds)
+        kind: _mask(decoder, ends, micro.position_ids, windows[kind])
+        for kind in sorted(_layers(config))
     }
     return {"attention_mask": masks if len(masks) > 1 else masks.popitem()[1]}
+
+
+def _layers(config: Any) -> set[str]:
+    window = getattr(config, "sliding_window", None)
+    return set(getattr(config, "layer_types", None) or [SLIDING if window else FULL])
+
+
+def unknown_layers(config: Any) -> set[str]:
+    """Returns the kinds of layers in a decoder's config for which there is no mask here."""
+    return _layers(config) - {FULL, INDEXED, SLIDING}
 
 
 def sequence_ends(positions: Tensor) -> Tensor:

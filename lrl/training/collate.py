@@ -69,14 +69,15 @@ def _batches(trees: list[PrefixTree], micro_batch_tokens: int) -> Iterator[list[
         left = left[rows:]
 
 
-def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
-    """Returns the micro-batch of these rows, padded to the longest."""
+def fill_rows(rows: list[list[PrefixTree]], temperature: float, masks: bool = False) -> MicroBatch:
+    """Returns the micro-batch of these rows, padded to the longest; with `masks` it always says who
+    reads what."""
     shape = (len(rows), max(sum(map(len, row)) for row in rows))
     samples = [sample for row in rows for tree in row for sample in tree.samples]
     referenced = all(sample.rollout.reference_logprobs is not None for sample in samples)
     valued = all(sample.rollout.returns is not None for sample in samples)
     turns_valued = all(sample.rollout.turn_values is not None for sample in samples)
-    shares = any(tree.shared for row in rows for tree in row)
+    masked = masks or any(tree.shared for row in rows for tree in row)
     branched = any(sample.trained_elsewhere for sample in samples)
     batch = MicroBatch(
         input_ids=torch.zeros(shape, dtype=torch.int64),
@@ -89,7 +90,7 @@ def fill_rows(rows: list[list[PrefixTree]], temperature: float) -> MicroBatch:
         sequence_ids=torch.full(shape, -1, dtype=torch.int64),
         group_ids=torch.full(shape, -1, dtype=torch.int64),
         temperature=temperature,
-        readers_end=torch.full(shape, shape[1], dtype=torch.int64) if shares else None,
+        readers_end=torch.full(shape, shape[1], dtype=torch.int64) if masked else None,
         reference_logprobs=torch.zeros(shape, dtype=torch.float32) if referenced else None,
         values=torch.zeros(shape, dtype=torch.float32) if valued else None,
         returns=torch.zeros(shape, dtype=torch.float32) if valued else None,

@@ -14,17 +14,25 @@ mask, each response carries its own prompt.
 
 Unpacked may differ from alone by rounding, since the shapes differ; if it differs by more, the
 model is refused. Packed may differ from unpacked by no more than that; else each response gets its
-own row. Log-probs and the gradient of the first layer are compared. Of the log-probs not the
+own row. Where packed fails, it is tried again with a mask of `lrl.training.attention_masks`, which a
+micro-batch then carries. Log-probs and the gradient of the first layer are compared. Of the log-probs not the
 largest difference counts: in 16 bits it is that of a token which the model takes for all but
 impossible. The gap of the gradient is relative, so it shows a leak also if small weights make all
 log-probs alike. How far rounding reaches in 16 bits is measured on the model
 (`lrl.training.rounding`).
 
-A leak smaller than rounding is not found, nor one that begins beyond the lengths of the trial.
+Windows, chunks and top-k sizes reach thousands of tokens, and what is behind them is read otherwise.
+So the model is tried with small ones: a model of the same class, of a config in which they are
+smaller than the trial's sequences, with the same weights (`narrowed`).
+
+A leak smaller than rounding is not found.
 """
 
+import copy
 import logging
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -34,11 +42,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
-from lrl.training.attention_masks import WITH_MASKS
+from lrl.training.attention_masks import WITH_MASKS, unknown_layers
 from lrl.training.collate import fill_rows
 from lrl.training.model import decoder_of, label_logprobs, trial_pass
 from lrl.training.prefix_tree import PrefixTree, TrainingSample, text_sequence
 from lrl.training.rounding import rounding_errors
+from lrl.training.sharding import parameters_without_memory
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +55,10 @@ LENGTHS = (33, 13, 17, 9, 7)
 """Tokens of each sequence. The first one is as long as every row."""
 PREFIX, BRANCHES = 9, (12, 5, 7)
 """Tokens that the branches of the tree share, and of each branch."""
+NARROW = 4
+"""Windows, chunks and top-k sizes of the trial, in tokens."""
+REACH = re.compile("window|chunk|topk|block_size|local_attention|budget")
+"""Names of settings that say how far a token reads, or how many it reads."""
 ROUNDING_MULTIPLE = 2
 """Two layouts of equal row length may differ by so many times the rounding between layouts of
 different length."""
@@ -100,7 +113,25 @@ ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
 def check_rows(network: PreTrainedModel) -> None:
     """Raises ValueError unless padded responses in rows of their own are computed as if each were
     alone."""
-    _Trial(network, _sequences).check_rows()
+    _Trial(narrowed(network), _sequences).check_rows()
+
+
+def narrowed(network: PreTrainedModel) -> PreTrainedModel:
+    """Returns a model of the same class and weights, with windows, chunks and top-k sizes that end
+    within the trial's sequences."""
+    config = copy.deepcopy(network.config)
+    for part in (config, config.get_text_config()):
+        for name, value in list(vars(part).items()):
+            if type(value) is int and value > NARROW and REACH.search(name):
+                setattr(part, name, NARROW)
+    attention = network.config._attn_implementation
+    with parameters_without_memory():
+        narrow = type(network)._from_config(
+            config, dtype=network.dtype, attn_implementation=attention
+        )
+    for own, theirs in zip(network.modules(), narrow.modules(), strict=True):
+        theirs._parameters = own._parameters
+    return narrow.to(network.device)
 
 
 class Shared(NamedTuple):
@@ -109,43 +140,60 @@ class Shared(NamedTuple):
     rows: bool = False
     prefixes: bool = False
     """Their first tokens; only with rows."""
+    masks: bool = False
+    """Whether they share rows only with a mask of lrl's own."""
 
     def also(self, other: Self) -> "Shared":
         """Returns what both may share."""
-        return Shared(self.rows and other.rows, self.prefixes and other.prefixes)
+        masks, prefixes = self.masks or other.masks, self.prefixes and other.prefixes
+        # A mask holds for whatever may share prefixes.
+        rows = self.rows and other.rows and (self.masks == other.masks or prefixes)
+        return Shared(rows, rows and prefixes, rows and masks)
 
 
 def shared_by_responses(network: PreTrainedModel) -> Shared:
-    """Tries both layouts; see `may_share_rows` and `may_share_prefixes`."""
-    rows = may_share_rows(network)
-    return Shared(rows, rows and may_share_prefixes(network))
-
-
-def may_share_rows(network: PreTrainedModel) -> bool:
-    """Returns whether several responses in one row are computed as if each were alone; else logs a
-    warning.
+    """Returns what responses may share and still be computed as if each were alone: rows, without a
+    mask or with one, and their first tokens. Logs a warning for what they may not.
 
     Raises ValueError if not even responses in rows of their own are.
     """
+    network = narrowed(network)
+    found = _shared_rows(network)
+    return found._replace(prefixes=found.rows and may_share_prefixes(network))
+
+
+def _shared_rows(network: PreTrainedModel) -> Shared:
     trial = _Trial(network, _sequences)
-    rounding = trial.check_rows()
+    allowed = trial.check_rows().at_least(ALWAYS_ALLOWED_GAP, times=ROUNDING_MULTIPLE)
     packed = _gap(trial.packed(), trial.unpacked)
-    if packed.within(rounding.at_least(ALWAYS_ALLOWED_GAP, times=ROUNDING_MULTIPLE)):
-        return True
+    if packed.within(allowed):
+        return Shared(rows=True)
+    if not _takes_no_mask(network):
+        with suppress(ConfigError):  # the model fails with a mask
+            if _gap(trial.packed(masks=True), trial.unpacked).within(allowed):
+                return Shared(rows=True, masks=True)
     rank_zero_only(log.warning)(
         "model=%r: in %s, responses that share a row see each other (%s). Each gets a row of its "
         "own, padded to the longest in its micro-batch: rollouts/padding is what that costs.",
         *(network.name_or_path, type(network).__name__, packed),
     )
-    return False
+    return Shared()
+
+
+def _takes_no_mask(network: PreTrainedModel) -> str:
+    """Returns why lrl can make no mask for a network; nothing if it can."""
+    attention = network.config._attn_implementation
+    if attention not in WITH_MASKS:
+        return f"its attention {attention!r} takes no mask"
+    kinds = unknown_layers(decoder_of(network).config)
+    return f"lrl knows no mask for its layers of {', '.join(sorted(kinds))}" if kinds else ""
 
 
 def may_share_prefixes(network: PreTrainedModel) -> bool:
     """Returns whether responses that share their first tokens in a row are computed as if each were
     alone; else logs a warning. Call it for a network whose responses may share rows."""
-    attention = network.config._attn_implementation
-    if attention not in WITH_MASKS:
-        _warn_of_copies(network, f"its attention {attention!r} takes no mask")
+    if why := _takes_no_mask(network):
+        _warn_of_copies(network, why)
         return False
     trial = _Trial(network, _branches)
     tree = PrefixTree(trial.samples[:-1], PREFIX - 1)
@@ -206,12 +254,12 @@ class _Trial:
         self._alone = [PrefixTree([sample]) for sample in self.samples]
         self.unpacked = self.run([[[tree] for tree in self._alone]])
 
-    def packed(self) -> _Result:
-        """Returns the result of rows as long as the first sample, with two of the others in
-        each."""
+    def packed(self, masks: bool = False) -> _Result:
+        """Returns the result of rows as long as the first sample, with two of the others in each;
+        with lrl's own masks or without."""
         first, *others = self._alone
         pairs = [list(pair) for pair in zip(others[::2], others[1::2], strict=True)]
-        return self.run([[[first], *pairs]])
+        return self.run([[[first], *pairs]], masks)
 
     def check_rows(self) -> Gap:
         """Returns the effect of rounding. See the function `check_rows`."""
@@ -234,13 +282,13 @@ class _Trial:
             again = self.run([[[tree] for tree in self._alone]])
         return _gap(again, self.unpacked).at_least(MIN_GAP_16_BITS, times=ROUNDING_MULTIPLE)
 
-    def run(self, layout: _Layout) -> _Result:
+    def run(self, layout: _Layout, masks: bool = False) -> _Result:
         """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
         state as they were."""
         device = self._network.device
         logprobs, gradient = list[Tensor](), torch.zeros((), device=device)
         for rows in layout:
-            micro = fill_rows(rows, temperature=1.0).to(device)
+            micro = fill_rows(rows, temperature=1.0, masks=masks).to(device)
             seeded = [device] if device.type == "cuda" else []
             with (
                 trial_pass(self._network),

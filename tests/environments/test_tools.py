@@ -68,6 +68,7 @@ def test_a_turn_without_a_call_ends_the_episode_and_each_call_has_its_result() -
     assert replies() == []
     assert result("add", {"a": 2, "b": 3}) == "5"
     assert result("odd", {"what": "else"}) == '{"what": ["else", 1.5]}'
+    assert result("odd", {"what": "дом"}) == '{"what": ["дом", 1.5]}', "and no \\u0434"
     assert result("odd", {"what": "none"}) == "null"
     assert result("page", {"words": 2, "case": "upper"}) == "WORD WORD "
     assert result("divide", {"a": 1, "b": 4}) == "0.25", "a number may be an integer"
@@ -106,6 +107,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "add",
         {"a": 2, "b": "3"},
         "error: b should be of type integer, and is",
+    ),
+    "a word of other letters": (
+        "add",
+        {"a": 2, "b": "дом"},
+        'error: b should be of type integer, and is "дом"',
     ),
     "a truth for a number": ("add", {"a": True, "b": 3}, "error: a should be of type integer"),
     "a fraction": ("add", {"a": 2.5, "b": 3}, "error: a should be of type integer, and is 2.5"),

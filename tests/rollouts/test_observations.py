@@ -21,7 +21,15 @@ from lrl.rollouts.observations import (
 )
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
-from tests.chat_templates import FAMILIES, LLAMA, Family, merging_tokenizer
+from tests.chat_templates import (
+    CHATML,
+    FAMILIES,
+    GLM,
+    HARMONY,
+    LLAMA,
+    Family,
+    merging_tokenizer,
+)
 
 ADD = {
     "type": "function",
@@ -76,8 +84,52 @@ def test_what_follows_a_turn_is_what_the_template_puts_there_whatever_was_sample
         # A turn that ends at a token of the environment gets the end from it.
         written = Written(tokenizer.decode(turn), turn)
         assert transcript.ids(Reply(HIGHER), written) == [end, *user]
-        for other in other_ends:
-            assert transcript.ids(Reply(HIGHER), Written("", [*turn, other])) == user
+        for other in other_ends:  # it stays, and the template's own follows
+            assert transcript.ids(Reply(HIGHER), Written("", [*turn, other])) == [end, *user]
+
+
+CALL = ToolCall("add", "{}", "t0001c000")
+RESULT = tool_results(CALL)
+SYSTEM = [{"role": "system", "content": "Be quick."}, *HIGHER]
+GLM_ENDS = ("<|endoftext|>", "<|user|>", "<|observation|>")
+GLM_USER = "<|user|>\nhigher<|assistant|>\n"
+GLM_TOOL = "<|observation|>\n5<|assistant|>\n"
+HARMONY_ENDS = ("<|endoftext|>", "<|return|>", "<|call|>")
+HARMONY_USER = "<|end|><|start|>user<|message|>higher<|end|><|start|>assistant"
+HARMONY_TOOL = "<|call|><|start|>functions.add<|message|>5<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("template", "ends", "sampled", "calls", "messages", "follows"),
+    [
+        (GLM, GLM_ENDS, "<|user|>", [], HIGHER, GLM_USER.removeprefix("<|user|>")),
+        (GLM, GLM_ENDS, "<|observation|>", [], HIGHER, GLM_USER),
+        (GLM, GLM_ENDS, "<|endoftext|>", [], HIGHER, GLM_USER),
+        (GLM, GLM_ENDS, "", [], HIGHER, GLM_USER),
+        (GLM, GLM_ENDS, "<|user|>", [CALL], RESULT, GLM_TOOL),
+        (GLM, GLM_ENDS, "<|observation|>", [CALL], RESULT, GLM_TOOL[len("<|observation|>") :]),
+        (GLM, GLM_ENDS, "<|user|>", [], SYSTEM, f"<|system|>\nBe quick.{GLM_USER}"),
+        (CHATML.template, CHATML.ends, "<|endoftext|>", [], HIGHER, f"<|im_end|>{CHATML.user}"),
+        (CHATML.template, CHATML.ends, "<|endoftext|>", [CALL], RESULT, f"<|im_end|>{CHATML.tool}"),
+        (LLAMA.template, LLAMA.ends, "<|eom|>", [CALL], RESULT, f"<|eot|>{LLAMA.tool}"),
+        (HARMONY, HARMONY_ENDS, "<|return|>", [], HIGHER, HARMONY_USER),
+        (HARMONY, HARMONY_ENDS, "<|return|>", [CALL], RESULT, HARMONY_TOOL),
+        (HARMONY, HARMONY_ENDS, "<|call|>", [CALL], RESULT, HARMONY_TOOL.removeprefix("<|call|>")),
+    ],
+)
+def test_the_sampled_end_of_a_turn_stays_and_the_template_s_own_follows_unless_it_is_that(
+    template: str,
+    ends: tuple[str, ...],
+    sampled: str,
+    calls: list[ToolCall],
+    messages: list[Message],
+    follows: str,
+) -> None:
+    """A tool's result behind GLM's `<|user|>` was read as a user's words."""
+    tokens, prompt = opened(Family(template, ends, "", ""))
+    transcript = Transcript(tokens, prompt, len(tokens.tokenizer))
+    turn = Written("", tokens.tokenizer.encode("50" + sampled), calls)
+    assert tokens.tokenizer.decode(transcript.ids(Reply(messages), turn)) == follows
 
 
 @pytest.mark.parametrize("name", FAMILIES)

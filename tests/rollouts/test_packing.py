@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
+from lrl.training.attention_masks import sequence_ends
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
 lengths = st.lists(
@@ -175,6 +176,15 @@ def test_micro_batches_come_before_the_last_group() -> None:
 def test_short_responses_share_rows() -> None:
     (batch,) = pack(Packer(1000, GroupMean(), 1.0), [make_group(0, 2, [18, 8, 8])])
     assert batch.input_ids.shape == (2, 20)
+
+
+def test_rows_that_need_a_mask_say_who_reads_what() -> None:
+    without, masked = (
+        pack(Packer(1000, GroupMean(), 1.0, masks=masks), [make_group(0, 2, [4, 3])])[0]
+        for masks in (False, True)
+    )
+    assert without.readers_end is None and masked.readers_end is not None
+    assert torch.equal(masked.readers_end, sequence_ends(masked.position_ids))
 
 
 def test_responses_that_may_not_share_rows_have_one_each() -> None:

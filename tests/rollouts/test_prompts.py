@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from lrl.errors import ConfigError
 from lrl.quickstart.warmup import make_tokenizer
+from lrl.rollouts.chat_template import render_chat
 from lrl.rollouts.prompts import Prompts
+from lrl.types import Chat, Prompt
 from tests.data_rows import gsm8k_rows, math_rows
 from tests.tiny_policies import with_special_tokens
 
@@ -309,6 +311,82 @@ def test_messages_keep_their_turns_and_the_template_fills_the_last_question() ->
     )
     assert prompts[0].text == "2+2? Think."
     assert turns[-1]["content"] == "2+2?", "the caller's rows are not changed"
+
+
+TURNS = [
+    {"role": "system", "content": 'Say "yes".'},
+    {"role": "user", "content": "Café?"},
+]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [json.dumps(TURNS), f"\n{json.dumps(TURNS, indent=1, ensure_ascii=False)}", str(TURNS)],
+)
+def test_messages_stored_as_text_are_the_messages(stored: str) -> None:
+    """They were one user message, with braces and quotes."""
+    assert rendered([{"prompt": stored}], CHAT) == rendered([{"prompt": TURNS}], CHAT)
+    assert (
+        loaded([{"prompt": stored}], has_chat=True).typed(Prompt(id=0, token_ids=[], text=""))
+        is None
+    )
+    with pytest.raises(ValueError, match="chat messages need a tokenizer with a chat template"):
+        loaded([{"prompt": stored}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"part": "role"}]',
+        '[{"role": "user"} is no JSON: mend it.',
+        "[1, 2] plays a role",
+        '{"role": "user", "content": "2+2?"}',
+        "[" * 9_000 + "role",
+    ],
+)
+def test_other_text_is_what_a_user_says(text: str) -> None:
+    assert rendered([{"prompt": text}], CHAT) == f"<user>{text}\n<assistant>"
+
+
+SHOWS_ARGUMENTS = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{% set a = call.function.arguments %}"
+    "ARGUMENTS{% endfor %}{{ m.content }}{% endfor %}"
+)
+ARGUMENTS_AS_TEXT = '{"city": "Z\u00fcrich", "days": 2}'
+
+
+@pytest.mark.parametrize("stored", [json.loads(ARGUMENTS_AS_TEXT), ARGUMENTS_AS_TEXT])
+@pytest.mark.parametrize(
+    ("shows", "text"),
+    [
+        ("{{ '(' + a + ')' }}", f"({ARGUMENTS_AS_TEXT})"),
+        ("{{ a }}", ARGUMENTS_AS_TEXT),
+        ("{{ a ~ '.' }}", f"{ARGUMENTS_AS_TEXT}."),
+        ("{{ a | string | trim }}", ARGUMENTS_AS_TEXT),
+        ("{{ '<%s>' % a }}", f"<{ARGUMENTS_AS_TEXT}>"),
+        ("{{ a | tojson }}", ARGUMENTS_AS_TEXT),
+        ("{{ a if a is string else a | tojson }}", ARGUMENTS_AS_TEXT),
+        ("{% for k, v in a.items() %}{{ k }}={{ v }};{% endfor %}", "city=Z\u00fcrich;days=2;"),
+        ("{% for k, v in a | items %}{{ k }}={{ v }};{% endfor %}", "city=Z\u00fcrich;days=2;"),
+    ],
+)
+def test_a_template_reads_the_arguments_of_a_call_as_a_dict_or_as_text(
+    shows: str, text: str, stored: Any
+) -> None:
+    """DeepSeek's adds them to text, and was refused; another one wrote Python's form of a dict."""
+    call = {"type": "function", "function": {"name": "go", "arguments": stored}}
+    chat = Chat([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    tokenizer = characters()
+    tokenizer.chat_template = SHOWS_ARGUMENTS.replace("ARGUMENTS", shows)
+    assert render_chat(tokenizer, chat, "here") == text
+    assert call["function"]["arguments"] is stored
+
+
+def test_what_a_chat_template_raises_is_not_the_tokenizer_s_fault() -> None:
+    tokenizer = characters()
+    tokenizer.chat_template = "{{ messages[0].content + 5 }}"
+    with pytest.raises(ValueError, match="the tokenizer's chat template refuses messages"):
+        Prompts([{"prompt": "2+2?"}]).load(tokenizer, 100)
 
 
 def test_chat_false_leaves_the_chat_template_alone() -> None:

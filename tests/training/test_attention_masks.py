@@ -19,6 +19,7 @@ import lrl
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.training.attention_masks import sequence_ends
+from lrl.training.isolation import Shared
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 from tests.tiny_policies import byte_tokenizer
 
@@ -81,7 +82,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def opened(folder: str, attention: str) -> lrl.PolicyModule:
     policy = lrl.PolicyModule(folder, objective=lrl.objectives.REINFORCE(), attention=attention)
     policy.configure_model()
-    assert policy.responses_share == (True, True)
+    assert policy.responses_share == Shared(rows=True, prefixes=True)
     return policy
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 from benchmarks.model_families import ALONE, read_table, try_family
@@ -19,7 +20,14 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
-from lrl.training.isolation import Shared, check_rows, may_share_prefixes, may_share_rows
+from lrl.training.attention_masks import unknown_layers
+from lrl.training.isolation import (
+    LENGTHS,
+    Shared,
+    check_rows,
+    may_share_prefixes,
+    shared_by_responses,
+)
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
 from lrl.types import MicroBatch
@@ -30,11 +38,14 @@ LEAKING = [family for family, found in read_table().items() if found.responses =
 
 
 def open_tiny(
-    family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32"
+    family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32", **settings: Any
 ) -> PreTrainedModel:
-    return open_network(
-        str(save_tiny(family, folder, scale, seed)), dtype, None, gradient_checkpointing=False
-    )
+    saved = save_tiny(family, folder, scale, seed, **settings)
+    return open_network(str(saved), dtype, None, gradient_checkpointing=False)
+
+
+def may_share_rows(network: PreTrainedModel) -> bool:
+    return shared_by_responses(network).rows
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +68,60 @@ def test_a_model_without_a_leak_shares_rows_in_bfloat16(
         assert may_share_rows(open_tiny(family, tmp_path / str(seed), scale, seed, "bfloat16"))
 
 
-@pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "mamba", "jamba", "opt", "bloom"])
+@pytest.mark.parametrize("family", ["llama4_text", "qwen3_next", "mamba", "jamba", "mpt", "bloom"])
 def test_a_leak_is_found_in_bfloat16(family: str, tmp_path: Path) -> None:
     assert not may_share_rows(open_tiny(family, tmp_path, 4.0, dtype="bfloat16"))
+
+
+BEHIND_THE_TRIAL = 2 * max(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "shares"),
+    [
+        ("llama4_text", "attention_chunk_size", Shared()),
+        ("recurrent_gemma", "attention_window_size", Shared()),
+        ("moshi", "sliding_window", Shared(rows=True)),
+        ("gpt_neo", "window_size", Shared(rows=True)),
+        ("mistral", "sliding_window", Shared(rows=True, prefixes=True)),
+        ("modernbert-decoder", "local_attention", Shared(rows=True, prefixes=True)),
+        ("deepseek_v32", "index_topk", Shared(rows=True, prefixes=True)),
+    ],
+)
+def test_attention_that_changes_behind_the_trial_s_tokens_is_tried(
+    family: str, setting: str, shares: Shared, tmp_path: Path
+) -> None:
+    """Chunks and windows of thousands of tokens were not reached, and responses shared what leaks
+    behind them."""
+    network = open_tiny(family, tmp_path, 4.0, **{setting: BEHIND_THE_TRIAL})
+    assert shared_by_responses(network) == shares
+    assert getattr(network.config, setting) == BEHIND_THE_TRIAL
+
+
+def test_a_top_k_that_sees_what_comes_behind_is_refused(tmp_path: Path) -> None:
+    network = open_tiny("doge", tmp_path, 4.0, keep_window_size=BEHIND_THE_TRIAL)
+    with pytest.raises(ValueError, match="gives a response that is padded"):
+        check_rows(network)
+
+
+@pytest.mark.parametrize("family", ["afmoe", "biogpt", "falcon", "gpt_oss", "opt", "xglm"])
+def test_a_model_that_lrl_s_own_mask_keeps_apart_shares_rows_by_it(
+    family: str, tmp_path: Path
+) -> None:
+    network = open_tiny(family, tmp_path, 4.0)
+    assert shared_by_responses(network) == Shared(rows=True, prefixes=True, masks=True)
+
+
+def test_two_models_share_rows_by_a_mask_only_if_it_holds_for_both() -> None:
+    by_mask = Shared(rows=True, prefixes=True, masks=True)
+    assert by_mask.also(Shared(rows=True, prefixes=True)) == by_mask
+    assert Shared(rows=True).also(by_mask) == Shared()
+    assert Shared(rows=True).also(Shared(rows=True, prefixes=True)) == Shared(rows=True)
+
+
+def test_layers_of_a_kind_that_lrl_does_not_know_get_no_mask(tmp_path: Path) -> None:
+    config = open_tiny("llama4_text", tmp_path, 4.0).config
+    assert unknown_layers(config) == {"chunked_attention"}
 
 
 def sharpened(network: PreTrainedModel) -> PreTrainedModel:
@@ -87,7 +149,7 @@ def test_tokens_that_see_others_are_found_in_bfloat16_whatever_the_rounding(
     for seed in range(3):
         leaks, sees_padding = (
             open_tiny(family, tmp_path / f"{family}-{seed}", 4.0, seed, "bfloat16")
-            for family in ("opt", "bert-generation")
+            for family in ("bloom", "bert-generation")
         )
         assert not may_share_rows(sharpened(leaks) if sharp else leaks)
         with pytest.raises(ValueError, match="gives a response that is padded"):
@@ -101,12 +163,13 @@ def draw(*_: Any) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> None:
     network = open_network(folder, "float32", None, checkpointing)
-    network.get_input_embeddings().register_forward_pre_hook(draw)  # as an unknown dropout would
     before, weights = (
         torch.get_rng_state(),
         {name: tensor.clone() for name, tensor in network.state_dict().items()},
     )
+    dropout = register_module_forward_pre_hook(draw)  # as an unknown one would
     assert may_share_rows(network)
+    dropout.remove()
     assert torch.equal(torch.get_rng_state(), before)
     assert network.training and all(module.training for module in network.modules())
     assert all(weight.grad is None for weight in network.parameters())
@@ -116,7 +179,7 @@ def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> No
 def test_a_leaking_policy_trains_unpacked_and_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = str(save_tiny("opt", tmp_path, 4.0))
+    folder = str(save_tiny("bloom", tmp_path, 4.0))
     with caplog.at_level(logging.WARNING):
         policy = PolicyModule(folder, reference=Reference())
         assert not policy.responses_share.rows
@@ -189,14 +252,15 @@ def test_responses_of_a_model_that_takes_masks_share_their_prompt(
     family: str, dtype: Any, attention: str, tmp_path: Path
 ) -> None:
     saved = str(save_tiny(family, tmp_path, 4.0))
-    assert may_share_prefixes(open_network(saved, dtype, attention, gradient_checkpointing=True))
+    network = open_network(saved, dtype, attention, gradient_checkpointing=True)
+    assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
 
 
 def test_a_model_that_makes_its_own_mask_gets_copies_of_the_prompt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = open_tiny("gpt_neo", tmp_path, 4.0)
-    assert may_share_rows(network) and not may_share_prefixes(network)
+    assert shared_by_responses(network) == Shared(rows=True)
     assert "each response carries its own copy of the prompt" in caplog.text
 
 
@@ -218,14 +282,14 @@ def test_attention_without_masks_gets_copies_of_the_prompt(
     ],
 )
 def test_a_fault_of_the_gpu_s_libraries_is_not_blamed_on_the_model(
-    folder: str, raised: Exception, shown: type[Exception]
+    folder: str, raised: Exception, shown: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = open_network(folder, "float32", None, gradient_checkpointing=False)
 
-    def fails(*args: Any) -> None:
+    def fails(*args: Any, **named: Any) -> None:
         raise raised
 
-    network.get_decoder().register_forward_pre_hook(fails)
+    monkeypatch.setattr(type(network.get_decoder()), "forward", fails)
     with pytest.raises(
         shown, match="(model=.* another attention than 'sdpa'|cuDNN|activations)"
     ) as got:

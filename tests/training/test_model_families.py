@@ -36,6 +36,7 @@ from benchmarks.model_families import (
 from benchmarks.tiny_families import FAMILIES, save_tiny
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
+from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.lora import LoRA, adapted_layers, whole_adapters
 from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
 from lrl.types import Group, MicroBatch, Prompt, Rollout
@@ -48,8 +49,11 @@ CHANGED = (
     "docs/models.md."
 )
 USUAL = (
+    "afmoe",
     "bloom",
     "deepseek_v3",
+    "doge",
+    "falcon",
     "falcon_mamba",
     "gemma2",
     "gemma3",
@@ -90,25 +94,35 @@ def test_responses_are_trained_as_if_each_were_alone(family: str, tmp_path: Path
     if network is None:
         return
     assert found.lora
-    group = responses()
+    shared = shared_by_responses(network)
+    trees = found.responses == TREES
+    for_trees = packed_as(shared, CHEAP_ATTENTION if trees else 0)
+    assert any(micro.readers_end is not None for micro in for_trees) == trees
+    check_against_each_alone(network, for_trees)
+    if shared.masks:  # where prompts are not shared, rows still need the mask
+        check_against_each_alone(network, packed_as(shared, 0))
+
+
+def packed_as(shared: Shared, attention_tokens: int) -> list[MicroBatch]:
+    """Returns the micro-batches of the responses; with `attention_tokens`, as trees."""
     packer = Packer(
         BUDGET,
         GroupMean(),
         temperature=1.0,
-        share_rows=found.responses != ALONE,
-        attention_tokens=CHEAP_ATTENTION if found.responses == TREES else 0,
+        share_rows=shared.rows,
+        attention_tokens=attention_tokens,
+        masks=shared.masks,
     )
-    micros = [
-        micro
-        for each in [*packer.add(group), *packer.flush()]
-        for micro in each
-        if micro is not None
-    ]
-    assert (
-        max(micro.num_sequences - len(micro.input_ids) for micro in micros) > 0
-        or found.responses == ALONE
-    )
-    assert any(micro.readers_end is not None for micro in micros) == (found.responses == TREES)
+    rounds = [*packer.add(responses()), *packer.flush()]
+    micros = [micro for each in rounds for micro in each if micro is not None]
+    most = max(micro.num_sequences - len(micro.input_ids) for micro in micros)
+    assert most > 0 or not shared.rows
+    return micros
+
+
+def check_against_each_alone(network: PreTrainedModel, micros: list[MicroBatch]) -> None:
+    """Compares log-probs and gradient with those of transformers for each response alone."""
+    group = responses()
     wanted = {
         tuple(tokens[len(PROMPT) :]): logprobs_of(network, tokens) for tokens in token_ids(group)
     }

@@ -63,6 +63,8 @@ def _files(folders: tuple[str, ...]) -> Iterator[str]:
     yield from ("--remount-ro", "/proc")
     for device in _DEVICES:
         yield from ("--dev-bind", f"/dev/{device}", f"/dev/{device}")
+    for number, stream in enumerate(("stdin", "stdout", "stderr")):
+        yield from ("--symlink", f"/proc/self/fd/{number}", f"/dev/{stream}")
     for folder in ("/tmp", "/dev/shm"):
         yield from ("--size", str(TMP_MIB * 2**20), "--tmpfs", folder)
     # Else a program could fill the machine's memory with files in the root folder.

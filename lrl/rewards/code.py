@@ -6,11 +6,12 @@ process, no memory, no processor) is an error, and never a reward.
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.code_text import Pair, Tests, is_same_output, program_in, tests_in
+from lrl.rewards.code_tests import Pair, Tests, tests_in
+from lrl.rewards.code_text import is_same_output, program_in
 from lrl.rewards.sandbox import Sandbox
 from lrl.rewards.sandbox_session import Limits, Run, SandboxSession
 from lrl.system.config_errors import fault
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Isolation = Literal["bubblewrap", "none"]
 _LEAST_MEMORY_MIB = 32
+_TRIED_ROWS = 16
+"""Rows whose tests are tried before a run; those of the others when they are first used."""
 
 
 class Verdict(NamedTuple):
@@ -36,13 +39,13 @@ class Code(Reward):
     r"""1 if the program in the response passes all tests of its row, else 0. It runs in a sandbox
     (bubblewrap).
 
-    The program is the last fenced block of Python in the response. A row's tests are Python source
-    that runs after the program and sees its names, or pairs of what a program reads on standard
-    input and has to write on standard output.
+    The program is the last fenced block of Python in the response. A row's tests are Python that
+    calls the program from a process of its own, or pairs of what a program reads on standard input
+    and has to write on standard output. Tests that an empty program passes are an error.
 
     Args:
-        tests: The column with the tests: source with asserts, a list of sources, or a list of
-            `{"input": text, "output": text}`.
+        tests: The column with the tests: asserts, `check(candidate)`, functions of pytest, classes
+            of unittest, or pairs, in the forms of public data sets (docs/rewards.md).
         weight: Factor of this reward in the sum that is trained on; 0 only logs it.
         name: Name in logs and metrics.
         partial: Whether the reward is the share of the tests that pass.
@@ -90,6 +93,7 @@ class Code(Reward):
             max_output_bytes=max_output_bytes,
         )
         self.sandbox = Sandbox(limits, isolation, python)
+        self._tried: set[int] = set()  # hashes of tests that an empty program fails
         if _are_sound(limits, isolation):
             self._check_sandbox()
 
@@ -97,14 +101,17 @@ class Code(Reward):
         return "" if self.tests in columns else repr(self.tests)
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        tests_in(columns, self.tests)
+        tests = tests_in(columns, self.tests)
+        if len(self._tried) < _TRIED_ROWS and self.sandbox.fault() is None:
+            self._try(tests)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the reward; `GaveUp` if the program has broken a limit and passed no test that
         counts.
 
         Raises:
-            ValueError: The row has no tests.
+            ValueError: The row has no tests, or some that an empty program passes, or
+                that lack a module.
             RuntimeError: The sandbox does not work on this machine, or was ended from outside.
             TimeoutError: The machine is too busy for the program.
             OSError: No process can be started.
@@ -121,16 +128,37 @@ class Code(Reward):
         tests = tests_in(columns, self.tests)
         if found := self.sandbox.fault():
             raise RuntimeError(f"the sandbox does not work: {found.found}; {found.remedy}")
+        self._try(tests)
         program = program_in(response) if self.fenced else response
         if program is None:
             return Verdict(0, len(tests.counted), "the response has no block of Python")
+        return self._verdict(program, tests)
+
+    def _try(self, tests: Tests) -> None:
+        """Raises ValueError for tests that an empty program passes."""
+        if (key := hash(tests)) in self._tried:
+            return
+        found = self._verdict("", tests)
+        if found.passed == found.tests:
+            raise ValueError(
+                f"the column `{self.tests}` has no tests, as an empty program passes them: "
+                f"{[*tests.pairs, *(step.source for step in tests.steps)]!r:.200}"
+            )
+        self._tried.add(key)
+
+    def _verdict(self, program: str, tests: Tests) -> Verdict:
         with self.sandbox.open(program) as session:
             if tests.pairs:
                 return self._by_pairs(session, tests.pairs)
             return self._by_steps(session, tests)
 
     def _by_steps(self, session: SandboxSession, tests: Tests) -> Verdict:
-        run = session.run(steps=tests.steps, ends_at_failure=not self.partial)
+        run = session.run(steps=tests.steps, names=tests.names, ends_at_failure=not self.partial)
+        if run.unfit:
+            raise ValueError(
+                f"the tests in the column `{self.tests}` cannot run: {run.unfit}. Set Code.python to "
+                "a Python that has it, or import `solution` for the program"
+            )
         failed = [number for number in tests.counted if number not in run.passed]
         passed = len(tests.counted) - len(failed)
         if not failed:
@@ -139,7 +167,7 @@ class Code(Reward):
         reason = f"{tests.steps[failed[0]].source!r:.200}: {why}"
         return Verdict(passed, len(tests.counted), reason, run.limit)
 
-    def _by_pairs(self, session: SandboxSession, pairs: list[Pair]) -> Verdict:
+    def _by_pairs(self, session: SandboxSession, pairs: Sequence[Pair]) -> Verdict:
         passed = 0
         first: Verdict | None = None
         for pair in pairs:

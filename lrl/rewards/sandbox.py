@@ -7,6 +7,7 @@ trainer: the environment is empty, also bwrap's own.
 `isolation: none` is a process of this user with the same limits, for programs that one trusts.
 """
 
+import inspect
 import os
 import platform
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, NamedTuple
 
-from lrl.rewards import sandbox_runner
+from lrl.rewards import sandbox_calls, sandbox_runner
 from lrl.rewards.bubblewrap import ENVIRONMENT, bwrap_command
 from lrl.rewards.sandbox_python import interpreter
 from lrl.rewards.sandbox_session import Limits, SandboxSession, Step, fill_sheet
@@ -41,8 +42,9 @@ _IN_DOCKER = (
     "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
     "--security-opt systempaths=unconfined ..."
 )
-_OPTIONS = ("-s", "-B", "-X", "utf8")
-"""Options of Python: without the user's packages, without writing bytecode, all text in UTF-8."""
+_OPTIONS = ("-s", "-B", "-X", "utf8", "-X", "int_max_str_digits=0")
+"""Options of Python: without the user's packages, without writing bytecode, all text in UTF-8, and
+integers of any length as text."""
 _working: set["Sandbox"] = set()
 
 
@@ -160,7 +162,7 @@ class Sandbox:
 
     def _started(self, folder: str, sheet: int, link: int, stdin: int) -> subprocess.Popen[bytes]:
         python = interpreter(self.python, self._has_other_user())
-        runner = Path(sandbox_runner.__file__).read_text()
+        runner = inspect.getsource(sandbox_calls) + inspect.getsource(sandbox_runner)
         command = [python.path, *_OPTIONS, "-c", runner, str(sheet), str(link)]
         files = [sheet, link]
         user = _NOBODY if self._has_other_user() else None
@@ -172,7 +174,7 @@ class Sandbox:
                 os.lseek(rules, 0, os.SEEK_SET)
                 files.append(rules)
                 command = [*bwrap_command(_path_of_bwrap(), python.folders, rules), *command]
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=stdin,
                 stdout=subprocess.PIPE,
@@ -183,6 +185,10 @@ class Sandbox:
                 start_new_session=True,
                 preexec_fn=lambda: _prepare(owner, user),
             )
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            os.fchmod(stream.fileno(), 0o666)  # another user opens them by /dev/stdout
+        return process
 
 
 def _prepare(owner: int, user: int | None) -> None:

@@ -6,21 +6,30 @@ a run with one byte, and gets these lines:
 
     up              the sandbox works
     begun           the program runs; what happens now is its own doing
-    ready           the program has ended, and its tests may come (with tests only)
-    NONCE NUMBER    this test has passed
+    passed NUMBER   this test has passed
+    unfit REASON    the tests lack something here, whatever the program
     ended STATUS CPU
+
+Tests run in a process beside the program's. Theirs alone has the sheet and the link, and calls the
+program (`sandbox_calls.py`, whose text stands before this one).
 """
 
+import ctypes
 import marshal
 import os
 import resource
 import signal
+import socket
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lrl.rewards.sandbox_calls import Gone, Peer
 
 WITH_TESTS = b"t"
 WITHOUT_TESTS = b"p"
+_PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
@@ -28,20 +37,35 @@ def main() -> None:
     sheet = int(sys.argv[1])
     link = int(sys.argv[2])
     job = _read(sheet)
-    _limit(job["limits"])
+    _limit(job["limits"], processes=1)
+    _close_to_others(True)
     os.write(link, b"up\n")
     while kind := os.read(link, 1):
+        here, there = socket.socketpair() if kind == WITH_TESTS else (None, None)
         child = os.fork()
         if child == 0:
-            if kind == WITH_TESTS:
-                _run_with_tests(job["program"], sheet=sheet, link=link)
-            else:
-                _run_alone(job["program"], sheet=sheet, link=link)
+            os.close(sheet)
+            os.close(link)
+            _limit(job["limits"], processes=here is not None)
+            _close_to_others(False)
+            _run(job["program"], here, there)
             return
+        tests = 0
+        if here is not None and there is not None:
+            tests = os.fork()
+            if tests == 0:
+                _test(sheet, link, here)
+            here.close()
         os.write(link, b"begun\n")
         _, status, usage = os.wait4(child, 0)
-        _end_the_rest()
         code = os.waitstatus_to_exitcode(status)
+        if there is not None:
+            with suppress(OSError):
+                there.shutdown(socket.SHUT_RDWR)  # what the program has started may have it, too
+            there.close()
+            status = os.waitpid(tests, 0)[1]
+            code = code or os.waitstatus_to_exitcode(status)
+        _end_the_rest()
         os.write(link, f"ended {code} {usage.ru_utime + usage.ru_stime:.3f}\n".encode())
 
 
@@ -49,8 +73,15 @@ def _read(sheet: int) -> Any:
     return marshal.loads(os.pread(sheet, os.fstat(sheet).st_size, 0))
 
 
-def _limit(limits: dict[str, int]) -> None:
+def _close_to_others(closed: bool) -> None:
+    """Closes the memory and the files of this process to the others of its user, or opens them."""
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not closed), 0, 0, 0)
+
+
+def _limit(limits: dict[str, int], processes: int) -> None:
+    """Limits this process, with so many `processes` beside the program and the runner."""
     for name, limit in limits.items():
+        limit += processes * (name == "RLIMIT_NPROC")
         kind = getattr(resource, name)
         _, hard = resource.getrlimit(kind)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -79,31 +110,46 @@ def _scope() -> dict[str, Any]:
     return module.__dict__
 
 
-def _run_alone(program: str, sheet: int, link: int) -> None:
-    os.close(sheet)
-    os.close(link)
-    exec(compile(program, "program.py", "exec", dont_inherit=True), _scope())
-
-
-def _run_with_tests(program: str, sheet: int, link: int) -> None:
-    # Taken before the program runs, which may replace them.
-    write, leave, show, raised = os.write, os._exit, sys.excepthook, sys.exc_info
-    ask, read, run, build = os.read, _read, exec, compile
+def _run(program: str, here: socket.socket | None, there: socket.socket | None) -> None:
+    """Runs the program, and answers the calls of its tests if there are any."""
     scope = _scope()
-    run(build(program, "program.py", "exec", dont_inherit=True), scope)
-    write(link, b"ready\n")
-    ask(link, 1)
-    tests = read(sheet)
+    if here is None or there is None:
+        exec(compile(program, "program.py", "exec", dont_inherit=True), scope)
+        return
+    here.close()
+    leave = os._exit
+    peer = Peer(there, known=sys.modules["__main__"])
+    exec(compile(program, "program.py", "exec", dont_inherit=True), scope)
+    peer.serve()
+    leave(0)
+
+
+def _test(sheet: int, link: int, calls: socket.socket) -> None:
+    """Runs the tests on the program at the other end of `calls`. Does not return."""
+    tests = _read(sheet)
+    sys.path[:] = filter(None, sys.path)  # the program may write to the current folder
+    scope = _scope()
+    peer = Peer(calls, classes=tests["classes"], is_guarded=True)
+    sys.modules.update(dict.fromkeys(tests["modules"], peer.first))
     for number, (source, counts) in enumerate(tests["steps"]):
         try:
-            run(build(source, "tests.py", "exec", dont_inherit=True), scope)
-        except BaseException:
-            show(*raised())
+            for name in tests["names"]:
+                scope.pop(name, None)
+                with suppress(AttributeError):
+                    scope[name] = getattr(peer.first, name)
+            exec(compile(source, "tests.py", "exec", dont_inherit=True), scope)
+        except Gone:
+            break
+        except BaseException as error:
+            if isinstance(error, ModuleNotFoundError) and error is not peer.raised:
+                os.write(link, f"unfit {error}\n".encode())
+                break
+            sys.excepthook(*sys.exc_info())
             if tests["ends_at_failure"] or not counts:
                 break
         else:
-            write(link, b"%s %d\n" % (tests["nonce"], number))
-    leave(0)
+            os.write(link, b"passed %d\n" % number)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ machine's fault, and an error. From then on it is the program's, and its result.
 import marshal
 import os
 import re
-import secrets
 import selectors
 import signal
 import socket
@@ -38,6 +37,8 @@ _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """How bwrap ends if it is killed, and if the first process of the sandbox is, which nobody inside
 can do."""
 _ENDED = re.compile(rb"ended (-?\d{1,3}) (\d{1,9}\.\d{3})")
+MODULES = ("solution", "program", "main", "submission")
+"""Names under which tests may import the program."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Limits:
 
 
 class Step(NamedTuple):
-    """A piece of a row's tests, which runs after the program and sees its names."""
+    """A piece of a row's tests, which runs after the program, beside it."""
 
     source: str
     is_test: bool
@@ -71,6 +72,8 @@ class Run(NamedTuple):
     """The limit that has ended it; empty if none has."""
     passed: frozenset[int]
     """Numbers of the steps that have passed."""
+    unfit: str
+    """Why the tests cannot run here, whatever the program; empty if they can."""
 
 
 class SandboxSession:
@@ -111,7 +114,7 @@ class SandboxSession:
         self._is_dead = False
         self._used_s = 0.0
         self._wall_s = 0.0
-        self._new_run([], ends_at_failure=True)
+        self._new_run(has_tests=False)
 
     def __enter__(self) -> Self:
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -149,38 +152,49 @@ class SandboxSession:
         return self._process.poll() is None
 
     def run(
-        self, stdin: bytes = b"", steps: Sequence[Step] = (), ends_at_failure: bool = True
+        self,
+        stdin: bytes = b"",
+        steps: Sequence[Step] = (),
+        names: Sequence[str] = (),
+        ends_at_failure: bool = True,
     ) -> Run:
         """Runs the program once.
 
         Args:
             stdin: Its input.
-            steps: What runs after it, in the same process.
+            steps: What runs after it, in a process that calls it.
+            names: The program's names that the steps see.
             ends_at_failure: Whether the first step that fails is the last one.
 
         Raises:
             RuntimeError: The sandbox did not start, or was ended from outside.
             TimeoutError: It did not start in time, or the machine gave the program no processor.
         """
-        self._new_run(steps, ends_at_failure)
+        self._new_run(has_tests=bool(steps))
         _fill(self._stdin, stdin)
         os.lseek(self._stdin, 0, os.SEEK_SET)  # the place is one for both ends
         self._wait_for_start()
+        if steps:
+            tests = {
+                "steps": [tuple(step) for step in steps],
+                "names": list(names),
+                "classes": [name for name in names if name[:1].isupper()],
+                "modules": MODULES,
+                "ends_at_failure": ends_at_failure,
+            }
+            fill_sheet(self._sheet, tests)
         self._link.send(WITH_TESTS if steps else WITHOUT_TESTS)
         limit = self._until_ended()
         self._used_s = self._seconds()
         self._wall_s = self._all_wall_s()
         return self._result(limit)
 
-    def _new_run(self, steps: Sequence[Step], ends_at_failure: bool) -> None:
+    def _new_run(self, has_tests: bool) -> None:
         for buffer in self._read.values():
             buffer.clear()
-        self._steps = list(steps)
-        self._ends_at_failure = ends_at_failure
-        self._nonce = secrets.token_hex(16).encode()
-        self._proofs = {b"%s %d" % (self._nonce, number): number for number in range(len(steps))}
+        self._has_tests = has_tests
         self._passed: set[int] = set()
-        self._is_ready = False
+        self._unfit = ""
         self._ended: tuple[int, float] | None = None
         self._asked = time.monotonic()
         self._began = 0.0
@@ -212,7 +226,6 @@ class SandboxSession:
                 pass
             status = self._process.wait()
             if self._ended is None and self._began and status not in _KILLED:
-                # With tests the program has the link, too, and may have closed it.
                 self._ended = (status, 0.0)
             if self._ended is None:
                 raise RuntimeError(self._cause_of_death(status))
@@ -247,27 +260,17 @@ class SandboxSession:
         return found
 
     def _take_line(self, line: bytes) -> None:
+        word, _, rest = line.partition(b" ")
         if line == b"up":
             self._is_up = True
         elif line == b"begun" and not self._began:
             self._began = time.monotonic()
-        elif line == b"ready" and not self._is_ready:
-            self._is_ready = True
-            self._give_tests()
-        elif line in self._proofs:
-            self._passed.add(self._proofs[line])
+        elif word == b"passed":
+            self._passed.add(int(rest))
+        elif word == b"unfit":
+            self._unfit = rest.decode(errors="replace")
         elif ended := _ENDED.fullmatch(line):
             self._ended = (int(ended[1]), float(ended[2]))
-
-    def _give_tests(self) -> None:
-        """Writes the tests and what proves them: until now the program could not read either."""
-        tests = {
-            "nonce": self._nonce,
-            "steps": [tuple(step) for step in self._steps],
-            "ends_at_failure": self._ends_at_failure,
-        }
-        fill_sheet(self._sheet, tests)
-        self._link.send(b"\n")
 
     def _seconds(self) -> float:
         """Returns the seconds of all runs in which the program computed or slept.
@@ -290,8 +293,8 @@ class SandboxSession:
             return f"the limit of {_MOST_FILES} files"
         timeout_s = self._limits.timeout_s
         if self._clock is None and time.monotonic() - self._began > _POLL_S:
-            program = self._program()
-            self._clock = program and ProcessClock(program.pid, born=self._began)
+            processes = self._processes()
+            self._clock = ProcessClock(*processes, born=self._began) if processes else None
         if self._seconds() > timeout_s:
             return f"the time limit of {timeout_s:g} s"
         if self._all_wall_s() <= 2 * timeout_s:
@@ -335,6 +338,7 @@ class SandboxSession:
             status=0 if self._ended is None else self._ended[0],
             limit=limit,
             passed=frozenset(self._passed),
+            unfit=self._unfit,
         )
 
     def _last_error(self) -> str:
@@ -348,21 +352,22 @@ class SandboxSession:
         except (psutil.NoSuchProcess, IndexError):
             return None
 
-    def _program(self) -> psutil.Process | None:
-        """Returns the program's first process: the oldest child of the runner."""
+    def _processes(self) -> list[int]:
+        """Returns the program's first process, and that of its tests: they wait for each other."""
         runner = self._runner()
         if runner is None:
-            return None
+            return []
         with suppress(psutil.NoSuchProcess):
-            return min(runner.children(), key=psutil.Process.create_time, default=None)
-        return None
+            children = sorted(runner.children(), key=psutil.Process.create_time)
+            return [each.pid for each in children[: 1 + self._has_tests]]
+        return []
 
     def _has_several_processes(self) -> bool:
         runner = self._runner()
         if runner is None:
             return False
         with suppress(psutil.NoSuchProcess):
-            return len(runner.children(recursive=True)) > 1
+            return len(runner.children(recursive=True)) > 1 + self._has_tests
         return False
 
     def _kill(self) -> None:

@@ -14,24 +14,29 @@ _NANOSECOND = 1e-9
 class ProcessClock:
     """Counts the seconds in which the main thread of a process computes or sleeps.
 
+    Of several processes one computes at a time, so they have one clock.
+
     Only Linux tells how long it waits for a processor; elsewhere that time counts, too.
 
     Args:
-        pid: The process.
+        pids: The process, or those that wait for each other.
         born: `time.monotonic()` at the start of the process, to count from there; None counts from
             now on.
     """
 
-    def __init__(self, pid: int, born: float | None = None) -> None:
-        self._pid = pid
+    def __init__(self, *pids: int, born: float | None = None) -> None:
+        self._pids = pids
         self._started = time.monotonic() if born is None else born
-        self._waited_before_s = _waited_for_processor_s(pid) if born is None else 0.0
+        self._waited_before_s = self._waited_s() if born is None else 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds since the start of this clock."""
-        waited_s = _waited_for_processor_s(self._pid) - self._waited_before_s
+        waited_s = self._waited_s() - self._waited_before_s
         return time.monotonic() - self._started - max(0.0, waited_s)
+
+    def _waited_s(self) -> float:
+        return sum(map(_waited_for_processor_s, self._pids))
 
 
 def _waited_for_processor_s(pid: int) -> float:

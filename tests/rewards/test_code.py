@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scenes import counted, scored  # noqa: E402
 
 from lrl.errors import ConfigError  # noqa: E402
-from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_text  # noqa: E402
+from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_tests, code_text  # noqa: E402
 from lrl.rewards.cpu_limit import within  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
@@ -120,6 +120,19 @@ def test_a_line_of_any_length_is_read_at_once(line):
     assert within(30.0, lambda: code_text.program_in(line)) is None
 
 
+@isolations
+def test_a_program_reads_and_writes_as_outside_of_a_sandbox(isolation):
+    judge = code(isolation)
+    program = (
+        "print(sum(map(int, open('/dev/stdin').read().split())), file=open('/dev/stdout', 'w'))"
+    )
+    assert judge("", program, tests=[["1 2", "3"]]) == 1.0
+    assert judge("", "print(10**9999)", tests=[["", "1" + "0" * 9999]]) == 1.0
+    assert judge("", "print('a\\u2028b\\x0cc')", tests=[["", "a\u2028b\x0cc\r\n"]]) == 1.0
+    assert judge("", "print('a\\nb')", tests=[["", "a\u2028b"]]) == 0.0
+    assert code_text.program_in("```python\nx = 'a\u2028b'\n```") == "x = 'a\u2028b'\n"
+
+
 def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for():
     judge = Code(isolation="none", timeout_s=20.0)
     assert judge("", DOUBLE, tests=ASSERTS) == 0.0
@@ -141,7 +154,7 @@ def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
         with pytest.raises(ValueError, match="the column `tests`"):
             call({"tests": value})
     with pytest.raises(ValueError, match="no column `tests`"):
-        code_text.tests_in({"test": "assert True"}, "tests")
+        code_tests.tests_in({"test": "assert True"}, "tests")
     assert judge.missing_column(["prompt"]) == "'tests'" and not judge.missing_column(["tests"])
 
 

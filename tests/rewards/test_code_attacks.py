@@ -86,7 +86,7 @@ STEALING = {
     "a write": "open('FOLDER/written', 'w').write('x')\nwon = True",
     "the users": "won = 'root' in open('/etc/passwd').read()",
     "the processes": (
-        "import os\nwon = len([each for each in os.listdir('/proc') if each.isdigit()]) > 2"
+        "import os\nwon = len([each for each in os.listdir('/proc') if each.isdigit()]) > 3"
     ),
     "the network": "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nwon = True",
     "a socket without a file": (
@@ -210,6 +210,76 @@ def test_no_success_is_claimed_and_what_a_program_does_is_no_error(name, sandbox
     assert sandboxed("", program, tests=[{"input": "", "output": "42"}]) == 0.0
 
 
+LYING = (
+    "class A:\n  def __eq__(self, other): return True\n  __lt__ = __gt__ = __contains__ = __eq__\n"
+    "  def __sub__(self, other): return 0.0\n  def __iter__(self): return iter([])\n"
+    "def f(*_): return A()"
+)
+CHEATING = {
+    "math.isclose": (
+        "import math\nmath.isclose = lambda *_, **__: True",
+        "math.isclose(f(1), 2.5)",
+    ),
+    "its own math": ("class math:\n  isclose = lambda *_, **__: True", "math.isclose(f(1), 2.5)"),
+    "builtins.abs": ("import builtins\nbuiltins.abs = lambda _: 0", "abs(f(1) - 2.5) < 1e-6"),
+    "its own abs": ("def abs(_): return 0", "abs(f(1) - 2.5) < 1e-6"),
+    "builtins.all": (
+        "import builtins\nbuiltins.all = lambda _: True",
+        "all(f(x) == x for x in (1, 2))",
+    ),
+    "builtins.sorted": (
+        "import builtins\nbuiltins.sorted = lambda _: 1",
+        "sorted([f(1)]) == sorted([2])",
+    ),
+    "builtins.set": ("import builtins\nbuiltins.set = lambda _: 1", "set([f(1)]) == set([2])"),
+    "a module in the folder": (
+        "open('fractions.py', 'w').write('def Fraction(*_): return 0')",
+        "f(1) == fractions.Fraction(1, 2)",
+    ),
+    "its caller's constants": (
+        "import sys\ndef f(_):\n  frame = sys._getframe(1)\n  while frame:\n"
+        "    if 42 in frame.f_code.co_consts: return 42\n    frame = frame.f_back\n",
+        "f(1) == 42",
+    ),
+    "equal to all": (LYING, "f(1) == 2.5"),
+    "no difference": (LYING, "abs(f(1) - 2.5) < 1e-6"),
+    "less and more": (LYING, "f(1) < 2.5 and f(1) > 2.4"),
+    "contains all": (LYING, "2.5 in f(1)"),
+    "its callback's globals": (
+        "def f(g):\n  for name in '__globals__', '__code__', '__closure__':\n"
+        "    try:\n      getattr(g, name)\n      return 42\n    except TypeError: pass\n",
+        "f(lambda: 0) == 42",
+    ),
+    "any function of the tests' process": (
+        "def f(g):\n  for ask in ('eval', '1'), ('getattr', '{0.__globals__}', 'format'),"
+        " ('setattr', g, '__code__', 1):\n"
+        "    try:\n      g._peer.ask(*ask)\n      return 42\n    except TypeError: pass\n",
+        "f(lambda: 0) == 42",
+    ),
+    "the memory of the tests": (
+        "import os\ndef f(_):\n  for pid in {*filter(str.isdigit, os.listdir('/proc'))} - {str(os.getpid())}:\n"
+        "    for name in 'mem', 'environ', 'fd/3', 'fd/4':\n      try:\n"
+        "        open(f'/proc/{pid}/{name}', 'rb')\n        return 42\n      except OSError: pass\n",
+        "f(1) == 42",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHEATING)
+def test_a_program_can_change_nothing_that_its_tests_compare_with(name, sandboxed):
+    program, test = CHEATING[name]
+    if "def f" not in program:
+        program += "\ndef f(x): return 0"
+    assert sandboxed("", program, tests=f"assert {test}") == 0.0
+
+
+def test_unittest_is_the_tests_own(sandboxed):
+    tests = "import unittest\nclass T(unittest.TestCase):\n  def test_it(self): self.assertEqual(f(1), 2)"
+    program = "import unittest\nunittest.TestCase.assertEqual = lambda *_: None\ndef f(x): return "
+    assert sandboxed("", program + "0", tests=tests) == 0.0
+    assert sandboxed("", program + "2", tests=tests) == 1.0
+
+
 HARMLESS = {
     "kills the runner": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "kills process 1": "import os, signal\nos.kill(1, signal.SIGKILL)",
@@ -227,7 +297,8 @@ HARMLESS = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_other_processes_and_later_runs_do_not_notice(name, sandboxed):
     program = HARMLESS[name]
-    assert sandboxed("", f"{program}\ndef f(): return 1", tests="assert f() == 1") == 1.0
+    found = sandboxed("", f"{program}\ndef f(): return 1", tests="assert f() == 1")
+    assert found == float(name != "kills all")  # its own tests are among them
     pairs = [{"input": "a", "output": "a"}, {"input": "b", "output": "b"}]
     assert sandboxed("", f"{program}\nprint(input())", tests=pairs) == 1.0
     assert not Path("/tmp", MARK).exists() and not Path("/dev/shm", MARK).exists()
@@ -264,7 +335,7 @@ def test_nothing_is_left_of_a_program_that_does_not_end(program):
 
 
 def test_nothing_is_left_of_a_sandbox_whose_worker_is_killed():
-    script = f"from lrl.rewards import Code\nCode(fenced=False, timeout_s=600)('', {IN_VAIN!r}, tests='1')"
+    script = f"from lrl.rewards import Code\nCode(fenced=False, timeout_s=600)('', {IN_VAIN!r}, tests='assert f()')"
     assert not named()
     worker = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     try:

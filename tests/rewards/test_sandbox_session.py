@@ -51,8 +51,8 @@ def test_a_program_that_got_no_processor_is_an_error_unless_it_had_several_proce
 
         seconds = 0.0
 
-        def __init__(self, pid, born):
-            assert psutil.pid_exists(pid)
+        def __init__(self, *pids, born):
+            assert all(map(psutil.pid_exists, pids))
 
     judge = code("bubblewrap", timeout_s=1.5)
     monkeypatch.setattr(sandbox_session, "ProcessClock", Stopped)

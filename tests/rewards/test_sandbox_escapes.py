@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lrl.rewards import Code
-from lrl.rewards.sandbox_session import Step
 from tests.rewards.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
@@ -145,16 +144,16 @@ def test_a_program_stays_within_its_limits(program, sandboxed):
 
 @pytest.mark.parametrize("program", FILES.values(), ids=FILES)
 def test_files_that_take_only_the_kernels_memory_are_counted(program, sandboxed):
-    verdict = sandboxed.verdict(TRY_ALL + program, tests="assert True")
+    verdict = sandboxed.verdict(TRY_ALL + program, tests="assert won")
     assert verdict.passed == 0 and "files" in verdict.limit
 
 
 def test_the_files_of_all_runs_are_counted_together(sandboxed):
     program = (
         "import os\nfor number in range(3000):"
-        " os.close(os.open(f'/dev/shm/{os.getpid()}-{number}', os.O_CREAT))"
+        " os.close(os.open(f'/dev/shm/{os.getpid()}-{number}', os.O_CREAT))\nprint(0)"
     )
-    verdict = sandboxed.verdict(program, tests=[{"input": "", "output": ""}] * 30)
+    verdict = sandboxed.verdict(program, tests=[{"input": "", "output": "0"}] * 30)
     assert "files" in verdict.limit
 
 
@@ -182,14 +181,6 @@ def test_no_program_makes_an_error_of_its_zero(name, sandboxed):
     assert sandboxed("", program, tests=pairs) in (0.0, 1.0)
 
 
-def test_a_proof_with_a_number_that_cannot_be_read_proves_nothing(sandboxed):
-    with sandboxed.sandbox.open("x = 1") as session:
-        session._new_run([Step("assert True", is_test=True)], ends_at_failure=True)
-        for number in (b"9" * 5000, b"7", b"-1", b"00", b""):
-            session._take_line(session._nonce + b" " + number)
-        assert session._passed == set()
-
-
 def test_the_first_process_has_the_limits_of_the_program(sandboxed):
     with sandboxed.sandbox.open("pass") as session:
         assert session.run().status == 0
@@ -198,5 +189,5 @@ def test_the_first_process_has_the_limits_of_the_program(sandboxed):
         place = Path(f"/proc/{runner.pid}")
         limits = place.joinpath("limits").read_text()
         assert re.search(r"Max address space +67108864 +67108864 ", limits)
-        assert re.search(r"Max processes +5 +5 ", limits)
+        assert re.search(r"Max processes +6 +6 ", limits)
         assert place.joinpath("oom_score_adj").read_text() == "1000\n"

@@ -33,6 +33,7 @@ from lrl.preflight.trainer import (
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import any_noted, collected, noting
+from lrl.system.slurm import requeue_signal
 from lrl.training.model import is_made
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def check(trainer: L.Trainer) -> None:
             check_strategy(trainer)
         return
     if isinstance(trainer.strategy, GracefulShutdown):
-        trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
+        # Reading a data set may take long, and Lightning would exit with 1.
+        trainer.strategy.signals.listen(requeue_signal(trainer))
     with collected():
         if ours:
             with noting():

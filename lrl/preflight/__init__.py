@@ -10,8 +10,11 @@ the rest is right: also the prompts, where the function has its tokenizer before
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.checkpoints.continued_logs import continue_logs
+from lrl.checkpoints.newest_checkpoint import steps_done
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
@@ -120,6 +123,8 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     if not any_noted():
         with noting():
             trainer.strategy.claim.acquire_for(trainer)
+            resumes = data.trains and data.resumes_from is not None
+            continue_logs(trainer, steps_done(Path(data.resumes_from)) if resumes else -1)
 
 
 def _check_reward_models(

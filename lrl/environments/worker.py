@@ -25,14 +25,7 @@ from typing import Any
 
 from lrl.environments.base import Environment, ToolCall, Written
 from lrl.environments.play import Play, Reply
-from lrl.system.foreign_code import (
-    OUT_OF_MEMORY,
-    ask_this_machine_itself,
-    bind,
-    limit_memory,
-    message_of,
-    where_raised,
-)
+from lrl.system.foreign_code import OUT_OF_MEMORY, bind, limit_memory, message_of, where_raised
 from lrl.system.process_clock import ProcessClock
 
 LONGEST_LINE = 2**26
@@ -78,7 +71,6 @@ class Progress(ctypes.Structure):
 def main(connection: socket.socket, spec: WorkerSpec, trainer: int, progress: Progress) -> None:
     """Serves rank 0, the process `trainer`, until the connection ends."""
     bind(trainer)
-    ask_this_machine_itself()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
     try:
         environment: Environment | str = pickle.loads(spec.environment)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.checkpoints.continued_logs import continue_logs
 from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.run_folder import continue_logs
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
@@ -123,8 +123,8 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     if not any_noted():
         with noting():
             trainer.strategy.claim.acquire_for(trainer)
-            resumes = data.trains and data.resumes_from is not None
-            continue_logs(trainer, steps_done(Path(data.resumes_from)) if resumes else -1)
+            checkpoint = data.resumes_from if data.trains else None
+            continue_logs(trainer, -1 if checkpoint is None else steps_done(Path(checkpoint)))
 
 
 def _check_reward_models(

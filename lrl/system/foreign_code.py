@@ -33,15 +33,17 @@ GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.
 
 
 def bind(trainer: int) -> None:
-    """Has this process end with the process `trainer`, and at SIGTERM at once."""
+    """Has this process end with the process `trainer`, and at SIGTERM at once; it asks this machine
+    without a proxy."""
     die_with(trainer)
+    ask_this_machine_itself()
     # A handler in Python would wait for Python's lock.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ask_this_machine_itself() -> None:
-    """Has HTTP clients here and in child processes reach loopback without the environment's proxy:
-    an agent's policy is there."""
+    """Has HTTP clients, here and in child processes, reach loopback without the proxy that the
+    environment names: an agent finds its policy there."""
     named = {name: os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")}
     for name, hosts in named.items():
         hosts = hosts or "".join(named.values())

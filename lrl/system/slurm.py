@@ -11,9 +11,6 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 
 log = logging.getLogger(__name__)
 
-REQUEUE_S = 60.0
-"""Longest wait for the answer of SLURM's controller."""
-
 
 def job() -> str:
     """Returns the job's id, which it keeps when it is requeued; empty outside of SLURM."""
@@ -42,14 +39,9 @@ def requeue_signal(trainer: Any) -> int | None:
 
 def requeue() -> None:
     """Has SLURM start this job again; logs why it does not."""
+    words = ["scontrol", "requeue", job()]
     try:
-        subprocess.run(
-            ["scontrol", "requeue", job()],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=REQUEUE_S,
-        )
+        subprocess.run(words, check=True, capture_output=True, text=True, timeout=60.0)
     except (OSError, subprocess.SubprocessError) as error:
         why = getattr(error, "stderr", None) or error
         log.error("SLURM does not requeue job %s: %s", job(), str(why).strip())

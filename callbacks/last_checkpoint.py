@@ -16,10 +16,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import Module
 
 from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile
+from lrl.checkpoints.newest_checkpoint import SLURM_RUN
 from lrl.checkpoints.readable_state import unreadable
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.collective import collective, follow
 from lrl.errors import ConfigError, RankLostError
+from lrl.system.slurm import run_of_job
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class LastCheckpoint(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Corrects Lightning's counts in every checkpoint to whole steps."""
+        """Corrects Lightning's counts in every checkpoint to whole steps, and notes the job."""
+        checkpoint[SLURM_RUN] = run_of_job()
         end_of_step(checkpoint["loops"]["fit_loop"])
 
     def on_exception(

@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from lrl.system.writable_text import writable
 from lrl.types import Group, Prompt
 
 MAX_TEXT = 2000
@@ -19,10 +20,10 @@ def sample(group: Group, step: int) -> dict[str, Any]:
     return {
         "step": step,
         "prompt id": group.prompt.id,
-        "prompt": group.prompt.text[:MAX_TEXT],
-        "answer": reference(group.prompt)[:MAX_TEXT],
-        "response": rollout.text[:MAX_TEXT],
-        "reward": reward,
+        "prompt": writable(group.prompt.text[:MAX_TEXT]),
+        "answer": writable(reference(group.prompt)[:MAX_TEXT]),
+        "response": writable(rollout.text[:MAX_TEXT]),
+        "reward": writable(str(reward)),
         "tokens": rollout.num_tokens,
         "finish reason": rollout.finish_reason,
         "versions": ", ".join(map(str, sorted(set(rollout.policy_versions)))),

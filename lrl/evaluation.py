@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
+from lrl.system.writable_text import writable
 from lrl.types import Group
 
 ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
@@ -292,7 +293,8 @@ def write_responses(path: Path | str, dataset: str, groups: Iterable[Group]) -> 
                     "columns": group.prompt.columns,
                 }
                 # default=str: a data set may hold dates and other values that JSON cannot express.
-                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+                line = json.dumps(row, ensure_ascii=False, default=str)
+                file.write(writable(line) + "\n")
 
 
 def _binary(scores: Sequence[Sequence[float]]) -> bool:
@@ -341,4 +343,4 @@ def _as_text(value: Any) -> str:
     equal."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return str(value)
+    return writable(str(value))

@@ -306,3 +306,21 @@ def test_every_response_is_written_once_with_its_reward(tmp_path: Path) -> None:
     ]
     assert rows[0]["response"] == "ärgerlich 1.0" and rows[0]["versions"] == [3, 8]
     assert rows[0]["columns"] == {"day": "x"} and rows[1]["finish_reason"] == "length"
+
+
+HALF = "half a pair: \ud83d"
+
+
+def test_half_a_surrogate_pair_ends_no_evaluation_and_is_read_again_as_it_was(
+    tmp_path: Path,
+) -> None:
+    failed = group(7, [1.0, None], level=HALF, **{HALF: [{HALF: HALF}]})
+    failed.rollouts[1].reward_failure = f"exception: ValueError: {HALF}"
+    write_responses(tmp_path / "answers.jsonl", "sums", [failed])
+    text = (tmp_path / "answers.jsonl").read_text(encoding="utf-8")
+    _, row = map(json.loads, text.splitlines())
+    assert "ärgerlich" in text and row["columns"] == failed.prompt.columns
+    assert row["reward_failure"] == failed.rollouts[1].reward_failure
+    found = evaluate("sums", [failed], greedy=False, by=["level"])
+    assert "eval/sums/level/half a pair: \\ud83d" in found.metrics()
+    assert "half a pair: \\ud83d" in found.as_table()

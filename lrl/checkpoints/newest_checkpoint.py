@@ -1,8 +1,8 @@
-"""The meaning of `ckpt_path="last"`: the newest checkpoint of the run that the trainer's settings
-name.
+"""The checkpoint that a run continues: the one that is named, or a requeued job's own.
 
-Lightning looks into one folder, for names that begin with `last`, and trains from scratch if there
-is none. A new run has a new folder, so it would nearly always do so.
+For `ckpt_path="last"` Lightning looks into one folder, for names that begin with `last`, and trains
+from scratch if there is none. A new run has a new folder, so it would nearly always do so. Without
+a `ckpt_path` it continues what any job of SLURM has left where the run starts.
 """
 
 import re
@@ -19,22 +19,32 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.system.config_errors import fault
+from lrl.system.slurm import requeued, run_of_job
 
+SLURM_RUN = "slurm_run"
+"""Entry of a checkpoint: the command and the job of SLURM that have written it."""
 MAX_NAMED_RUNS = 5
 """Runs with checkpoints that an error names."""
 
 
 def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
-    """Makes `trainer` find checkpoints as Lightning does, except `last` (`newest_checkpoint`), and
-    has `note` called with the path of each, or None without one."""
+    """Makes `trainer` find the checkpoint that is named, by Lightning's rules except for `last`
+    (`newest_checkpoint`), and has `note` called with its path, or None without one.
+
+    A job that SLURM has requeued continues the newest checkpoint that it has written, if there is
+    one, whatever is named: the first start has begun with that.
+    """
     connector: Any = trainer._checkpoint_connector
     # Of the class: an earlier call of this function may have set the instance's.
     lightnings = partial(type(connector)._parse_ckpt_path, connector)
 
     def find(verb: TrainerFn, ckpt_path: Any, **how: bool) -> Any:
         check_best(trainer, ckpt_path)
-        last = ckpt_path == "last"
-        found = newest_checkpoint(trainer) if last else lightnings(verb, ckpt_path, **how)
+        found = _of_requeued_job(trainer) if verb == TrainerFn.FITTING and requeued() else None
+        if found is None and ckpt_path == "last":
+            found = newest_checkpoint(trainer)
+        elif found is None and (ckpt_path is not None or not how["model_provided"]):
+            found = lightnings(verb, ckpt_path, **how)
         note(None if found is None else str(found))
         return found
 
@@ -69,7 +79,18 @@ def newest_checkpoint(trainer: L.Trainer) -> str | None:
         return None
     latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
     candidates = [path for paths in runs for path in paths] if named else latest
-    return str(max(candidates, key=lambda path: (steps_done(path), path.stat().st_mtime)))
+    return _newest(candidates)
+
+
+def _newest(checkpoints: list[Path]) -> str:
+    return str(max(checkpoints, key=lambda path: (steps_done(path), path.stat().st_mtime)))
+
+
+def _of_requeued_job(trainer: L.Trainer) -> str | None:
+    """Returns the newest checkpoint of the earlier starts of this job, None if there is none."""
+    written = [path for folder in _folders(trainer)[0] for path in folder.glob("*.ckpt")]
+    own = [path for path in written if _read(path, SLURM_RUN) == run_of_job()]
+    return _newest(own) if own else None
 
 
 def check_best(trainer: L.Trainer, ckpt_path: object) -> None:
@@ -116,10 +137,14 @@ def steps_done(path: Path) -> int:
     read."""
     if in_name := re.search(r"step=(\d+)", path.name):
         return int(in_name[1])
+    steps = _read(path, "global_step")
+    return -1 if steps is None else int(steps)
+
+
+def _read(path: Path, name: str) -> Any:
+    """Returns an entry of a checkpoint; None if it has none, or cannot be read."""
     try:
         file = path / "meta.pt" if path.is_dir() else path
-        return int(
-            torch.load(file, map_location="cpu", weights_only=True, mmap=True)["global_step"]
-        )
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)[name]
     except READ_ERRORS:
-        return -1
+        return None

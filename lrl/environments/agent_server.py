@@ -2,6 +2,7 @@
 
     POST /KEY/v1/chat/completions    a turn of the policy, whole or as a stream of events
     GET  /KEY/v1/models              one model, "policy"
+    GET  /KEY/v1/models/NAME         the policy, by any name, as in a request for a turn
 
 Each episode has a key of its own, in the address and as the API key; it ends with the episode. The
 server listens on this machine alone. `external_server` has that of agents which lrl does not start.
@@ -110,7 +111,7 @@ class AgentServer:
     def _routes(self) -> list[web.RouteDef]:
         return [
             web.post("/{key}" + CHAT, self._chat),
-            web.get("/{key}/v1/models", self._models),
+            web.get("/{key}/v1/models{name:(/.+)?}", self._models),
         ]
 
     def _app(self) -> web.Application:
@@ -148,8 +149,9 @@ class AgentServer:
     async def _models(self, request: web.Request) -> web.Response:
         if (refusal := self._refusal_of(request)) is not None:
             return error_response(*refusal)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "lrl"}
-        return web.json_response({"object": "list", "data": [model]})
+        name = request.match_info["name"].removeprefix("/")
+        model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "lrl"}
+        return web.json_response(model if name else {"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
         first, _, rest = request.path.removeprefix("/").partition("/")

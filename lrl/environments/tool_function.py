@@ -11,6 +11,7 @@ from typing import Any
 from lrl.errors import ConfigError
 from lrl.system.foreign_code import message_of
 from lrl.system.import_by_name import function
+from lrl.system.writable_text import writable
 
 Tool = Callable[..., Any]
 LONGEST_ERROR = 500
@@ -121,15 +122,12 @@ def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
 
 def text_of(result: Any) -> str:
     """Returns what the policy reads of a result: text as it is, everything else as JSON."""
-    return _readable(result) if isinstance(result, str) else _json(result)
+    return writable(result) if isinstance(result, str) else _json(result)
 
 
 def _json(value: Any) -> str:
-    return _readable(json.dumps(value, default=str, ensure_ascii=False))
-
-
-def _readable(text: str) -> str:
-    return text.encode(errors="replace").decode()  # half a surrogate pair has no tokens
+    # Half of a surrogate pair has no tokens.
+    return writable(json.dumps(value, default=str, ensure_ascii=False))
 
 
 def error_text(error: BaseException) -> str:

@@ -10,8 +10,11 @@ the rest is right: also the prompts, where the function has its tokenizer before
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.run_folder import continue_logs
 from lrl.preflight.datasets import check_datasets
 from lrl.preflight.folders import check_folders
 from lrl.preflight.monitors import check_monitors
@@ -33,6 +36,7 @@ from lrl.preflight.trainer import (
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import any_noted, collected, noting
+from lrl.system.slurm import requeue_signal
 from lrl.training.model import is_made
 
 if TYPE_CHECKING:
@@ -64,7 +68,8 @@ def check(trainer: L.Trainer) -> None:
             check_strategy(trainer)
         return
     if isinstance(trainer.strategy, GracefulShutdown):
-        trainer.strategy.signals.listen()  # reading a data set may take long, and Lightning would exit with 1
+        # Reading a data set may take long, and Lightning would exit with 1.
+        trainer.strategy.signals.listen(requeue_signal(trainer))
     with collected():
         if ours:
             with noting():
@@ -118,6 +123,8 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     if not any_noted():
         with noting():
             trainer.strategy.claim.acquire_for(trainer)
+            checkpoint = data.resumes_from if data.trains else None
+            continue_logs(trainer, -1 if checkpoint is None else steps_done(Path(checkpoint)))
 
 
 def _check_reward_models(

@@ -25,7 +25,7 @@ import aiohttp
 from lrl.errors import ConfigError, CountedError, LrlError, TeacherError
 from lrl.system.auth import bearer
 from lrl.system.config_errors import above, at_least
-from lrl.system.endpoint import is_loopback
+from lrl.system.endpoint import stays_here
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class ModelEndpoint(ABC, Generic[T]):
 
     def _warn_if_readable(self) -> None:
         address = urlsplit(self.url)
-        if address.scheme == "http" and not is_loopback(address.hostname or ""):
+        if address.scheme == "http" and not stays_here(address.hostname or ""):
             log.warning(
                 "%s.url is %s: anyone able to read that network sees the key. Use https if the "
                 "endpoint has it.",
@@ -321,10 +321,10 @@ def _retry_after_s(header: str) -> float:
 
 
 def _proxy(url: str) -> str | None:
-    """Returns the proxy that the environment names for an address; a cluster's does not lead to
-    loopback."""
+    """Returns the proxy that the environment names for an address; a cluster's does not lead back
+    to this machine."""
     address = urlsplit(url)
     host = address.hostname or ""
-    if is_loopback(host) or proxy_bypass(host):
+    if stays_here(host) or proxy_bypass(host):
         return None
     return getproxies().get(address.scheme)

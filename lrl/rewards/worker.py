@@ -29,6 +29,7 @@ from lrl.system.foreign_code import (
     where_raised,
 )
 from lrl.system.process_clock import ProcessClock
+from lrl.system.writable_text import writable
 
 _rewards: list[Reward] | str = "no rewards were loaded"
 # Shared with the trainer; job n uses number n modulo their length.
@@ -239,7 +240,7 @@ def parts_of(name: str, value: Any) -> dict[str, float]:
             "wrong_type",
             f"a dict with the key {shortened(unnamed[0])}; name the parts with strings",
         )
-    return {f"{name}/{part}": _number(part, number) for part, number in value.items()}
+    return {writable(f"{name}/{part}"): _number(part, number) for part, number in value.items()}
 
 
 def _number(part: str, value: Any) -> float:

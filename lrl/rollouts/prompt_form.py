@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lrl.errors import ConfigError
+from lrl.system.writable_text import writable
 
 FILE = "prompt_form.json"
 """The file of `Prompts.form`, in the policy's folder."""
@@ -21,7 +22,7 @@ def save(form: dict[str, Any], folder: Path) -> None:
     """Writes the form into the folder of a policy; an empty one leaves no file."""
     if not form:
         return
-    text = json.dumps(form, indent=2, ensure_ascii=False)
+    text = writable(json.dumps(form, indent=2, ensure_ascii=False))
     (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
 
 

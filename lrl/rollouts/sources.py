@@ -7,7 +7,7 @@ lacks; rewards compare with such values. The hub, Parquet and saved folders have
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,7 +43,15 @@ KNOWN_SOURCES = {
 
 
 def known_source(source: str | list[Row]) -> Known:
-    """Returns the defaults of `source`, a short name or a hub name."""
+    """Returns the defaults of `source`, a short name or a hub name; raises ConfigError for an
+    object that has no rows."""
+    kind = type(source).__name__
+    has_rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
+    if callable(source) or isinstance(source, Mapping) or kind == "DataFrame" or not has_rows:
+        raise ConfigError(
+            f"The prompts are of type {kind}: give rows, each a dict (a split of a DatasetDict, "
+            'df.to_dict("records") of a DataFrame, what a function returns), or a text.\n' + FORMS
+        )
     return next(
         (known for short, known in KNOWN_SOURCES.items() if source in (short, known.source)),
         Known(source),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lrl.checkpoints.checkpoint_file import CheckpointFile
 from lrl.system.signals import Signals, exit_status
+from lrl.system.slurm import requeue, requeue_signal
 
 
 class GracefulShutdown(Strategy):
@@ -46,7 +47,7 @@ class GracefulShutdown(Strategy):
 
     def setup_environment(self) -> None:
         """Installs the signal handlers; this is the first hook of a run."""
-        self.signals.listen()
+        self.signals.listen(requeue_signal(self.attached_trainer))
         super().setup_environment()
 
     def on_train_start(self) -> None:
@@ -72,6 +73,10 @@ class GracefulShutdown(Strategy):
         self.signals.raises = False
         super().teardown()
         # Else Lightning would install ours again, as those it found.
-        if self.attached_trainer is not None:
-            self.attached_trainer._signal_connector.teardown()
+        trainer = self.attached_trainer
+        if trainer is not None:
+            trainer._signal_connector.teardown()
         self.signals.put_back()
+        asked = self.signals.received
+        if asked is not None and asked == self.signals.requeue_signal and trainer.interrupted:
+            requeue()

@@ -220,6 +220,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def stays_here(host: str) -> bool:
+    """Whether a connection to `host` stays on this machine; one to 0.0.0.0 does, too."""
+    return is_loopback(host) or host in ("0.0.0.0", "::")
+
+
 def own_address_towards(url: str) -> str:
     """Returns this machine's address as a server at `url` sees it: loopback, if that is on this
     machine.

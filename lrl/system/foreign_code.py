@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lrl.errors import ConfigError
+from lrl.system.endpoint import LOOPBACK
 from lrl.system.parent_death import die_with
 
 OUT_OF_MEMORY = 112
@@ -32,10 +33,23 @@ GUARD = 'What starts the training must stand under `if __name__ == "__main__":`.
 
 
 def bind(trainer: int) -> None:
-    """Has this process end with the process `trainer`, and at SIGTERM at once."""
+    """Has this process end with the process `trainer`, and at SIGTERM at once; it asks this machine
+    without a proxy."""
     die_with(trainer)
+    ask_this_machine_itself()
     # A handler in Python would wait for Python's lock.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def ask_this_machine_itself() -> None:
+    """Has HTTP clients, here and in child processes, reach loopback without the proxy that the
+    environment names: an agent finds its policy there."""
+    named = {name: os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY")}
+    for name, hosts in named.items():
+        hosts = hosts or "".join(named.values())
+        if hosts != "*":
+            hosts = f"{hosts},{LOOPBACK}".lstrip(",")
+        os.environ[name] = hosts
 
 
 def limit_memory(gib: float | None) -> None:

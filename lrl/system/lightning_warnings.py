@@ -10,6 +10,7 @@ UNTRUE_WARNINGS = (
     r"Total length of `\w+` across ranks is zero",  # no validation loop within fit: evaluations run during the training
     r"Using ModelCheckpoint with manual optimization",  # the state after the step is the state to resume from
     r"You're resuming from a checkpoint that ended before the epoch ended",  # the ledger resumes exactly
+    r"Experiment logs directory .* exists and is not empty",  # its rows stay
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning's own use of torch
 )
 ADVERTISEMENTS = "\N{ELECTRIC LIGHT BULB} Tip:"

@@ -34,20 +34,22 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         """The signal that has come."""
+        self.requeue_signal: int | None = None
         self.raises = False
         """Whether the handler raises: before there is anything to save."""
         self._raised = False
         self._before: dict[int, Any] = {}
 
-    def listen(self) -> None:
-        """Installs the handlers."""
+    def listen(self, requeue_signal: int | None = None) -> None:
+        """Installs the handlers, also of the signal after which SLURM requeues the job."""
+        self.requeue_signal = requeue_signal
         self.received = None
         self.raises = True
         self._raised = False
         if threading.current_thread() is not threading.main_thread() or hasattr(sys, "ps1"):
             return
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(signum) not in (signal.SIG_IGN, None):
+        for signum in (signal.SIGINT, signal.SIGTERM, requeue_signal):
+            if signum is not None and signal.getsignal(signum) not in (signal.SIG_IGN, None):
                 self._before.setdefault(signum, signal.signal(signum, self._handle))
 
     @contextlib.contextmanager

@@ -89,6 +89,20 @@ def test_tensorboards_text_has_the_reference_answer(tmp_path: Path) -> None:
         assert part in text
 
 
+def test_half_a_surrogate_pair_is_shown_as_its_escape(tmp_path: Path) -> None:
+    half = "half \ud83d"
+    failed = group({"answer": half}, None, half)
+    failed.rollouts[0].reward_failure = f"exception: {half}"
+    shown = [sample(failed, 10), sample(group({half: half}), 10)]
+    assert "\\ud83d" in shown[0]["answer"] and shown[1]["answer"] == r"half \ud83d: half \ud83d"
+    logger = TensorBoardLogger(str(tmp_path), name="", version="")
+    log_samples(logger, shown, 10)
+    logger.finalize("success")
+    (event,) = EventAccumulator(str(tmp_path)).Reload().Tensors("rollouts/samples/text_summary")
+    text = event.tensor_proto.string_val[0].decode()
+    assert text.count(r"half \ud83d") == 5
+
+
 def test_a_logger_of_numbers_alone_is_left_alone(tmp_path: Path) -> None:
     log_samples(CSVLogger(str(tmp_path)), SAMPLES, 10)
     assert not list(tmp_path.rglob("*.csv"))

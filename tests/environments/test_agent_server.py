@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -189,6 +189,9 @@ def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
         )
         status, models = await ask(f"{address.base_url}/models", None, key)
         assert status == 200 and [one["id"] for one in models["data"]] == ["policy"]
+        for name in ("policy", "gpt-4o", "Qwen/Qwen3-8B", "a%2Fb"):
+            status, model = await ask(f"{address.base_url}/models/{name}", None, key)
+            assert status == 200 and model == models["data"][0] | {"id": unquote(name)}
         assert not told
 
     serve(test)
@@ -233,6 +236,7 @@ def test_no_route_answers_a_wrong_caller() -> None:
                 for method, route, answered in (
                     ("POST", "/chat/completions", 401),
                     ("GET", "/models", 401),
+                    ("GET", "/models/policy", 401),
                     ("GET", "/chat/completions", 404),
                     ("POST", "/completions", 404),
                     ("DELETE", "/models", 404),

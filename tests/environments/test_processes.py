@@ -25,9 +25,11 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.environments.worker import Progress, Worker, _line
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
+from lrl.system import foreign_code
 from lrl.types import Prompt
 from tests.environments import broken
-from tests.environments.agents import gives_up, notes_its_end
+from tests.environments.agents import adds, gives_up, notes_its_end
+from tests.environments.test_agent_command import PROGRAM
 from tests.environments.worlds import Odd
 from tests.leftovers import lives, wait_for
 
@@ -338,3 +340,40 @@ def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server
     made.start(PROMPT, say("a"), lambda *replies: None)
     made.start(None, say(""), refuse)
     made.close()
+
+
+@pytest.mark.parametrize("kind", ["function", "program"])
+def test_an_agent_behind_a_proxy_reaches_its_policy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
+    agent = Agent(adds) if kind == "function" else Agent(command=[sys.executable, "-c", PROGRAM])
+    made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=4.0)
+
+    async def play() -> Reply:
+        async with asyncio.timeout(60):
+            return await made.open(PROMPT).begin()
+
+    try:
+        assert asyncio.run(play()).observation == [{"role": "user", "content": "go"}]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, ("127.0.0.1", "127.0.0.1")),
+        ({"NO_PROXY": ".corp"}, (".corp,127.0.0.1", ".corp,127.0.0.1")),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, ("a,127.0.0.1", "b,127.0.0.1")),
+        ({"no_proxy": "*"}, ("*", "*")),
+    ],
+)
+def test_what_no_proxy_names_stays(
+    before: dict[str, str], after: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, before.get(name, ""))
+    foreign_code.ask_this_machine_itself()
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after

@@ -308,6 +308,21 @@ def test_last_resumes_from_the_newest_checkpoint_of_the_run(
     assert f"Restoring states from the checkpoint path at {checkpoint}" in caplog.text
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_in_the_folder_of_another_keeps_its_metrics(
+    resume: bool, run: Run, inputs: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mine" / "version_0"
+    (folder / "checkpoints").mkdir(parents=True)
+    shutil.copy(inputs / "checkpoints/whole.ckpt", folder / "checkpoints/last-step=96.ckpt")
+    lines = ["loss,step", *(f"0.5,{step}" for step in (0, 95, 96, 120))]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    words = ("--ckpt_path", "last") if resume else ()
+    with pytest.raises(ServerReached):
+        run(*FIT, *LOGGED, "--trainer.logger.version", "version_0", *words)
+    assert (folder / "metrics.csv").read_text().splitlines() == lines[: 3 if resume else None]
+
+
 def test_a_second_run_in_the_folder_of_a_live_run_is_refused(run: Run, tmp_path: Path) -> None:
     live = RunFolderLock()
     live.acquire(tmp_path / "mine" / "version_0")

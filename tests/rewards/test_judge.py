@@ -308,9 +308,13 @@ def test_a_judge_behind_the_environments_proxy_is_asked_through_it(server, monke
     assert server.headers[0]["Host"] == "judge.invalid"
 
 
-def test_loopback_is_not_asked_through_a_proxy(server, monkeypatch):
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_this_machine_is_not_asked_through_a_proxy(server, monkeypatch, caplog, host):
     monkeypatch.setenv("http_proxy", URL)
-    assert score(judge_at(server.url)) == 0.7
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    url = server.url.replace("127.0.0.1", host)
+    assert score(judge_at(url, api_key_env="JUDGE_KEY")) == 0.7
+    assert "anyone able to read" not in caplog.text
 
 
 def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, tmp_path):

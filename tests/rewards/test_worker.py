@@ -26,6 +26,10 @@ def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
     assert all(type(part) is float for part in parts.values())
 
 
+def test_the_name_of_a_part_is_one_that_every_tracker_takes():
+    assert parts_of("f", {"\ud83d": 1}) == {r"f/\ud83d": 1.0}
+
+
 @pytest.mark.parametrize(
     "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
 )

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pyarrow
 import pytest
 
+from lrl.errors import ConfigError
+from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.sources import read_rows, short_name
 
 ROWS: list[dict[str, Any]] = [
@@ -210,3 +213,27 @@ def test_nested_columns_are_plain_python(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     datasets.Dataset.from_list([row]).to_parquet(path)
     assert list(read_rows(str(path), None, "train")) == [row]
+
+
+OBJECTS: dict[str, Any] = {
+    "DatasetDict": datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}),
+    "dict": {"prompt": ["a"]},
+    "PosixPath": Path("rows.jsonl"),
+    "DataFrame": pandas.DataFrame(ROWS),
+    "function": lambda: ROWS,
+    "type": Prompts,
+    "NoneType": None,
+}
+
+
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_an_object_without_rows_is_refused_at_once_with_what_to_give(kind: str) -> None:
+    with pytest.raises(ConfigError, match=rf"of type {kind}: give rows.*split.*to_dict"):
+        Prompts(OBJECTS[kind])
+
+
+@pytest.mark.parametrize("form", [list, tuple, iter, datasets.Dataset.from_list])
+def test_rows_of_python_are_taken_in_any_form(form: Any) -> None:
+    prompts = Prompts(form(ROWS))
+    prompts.read()
+    assert prompts.rows == ROWS

@@ -75,7 +75,7 @@ def _read(sheet: int) -> Any:
 
 def _close_to_others(closed: bool) -> None:
     """Closes the memory and the files of this process to the others of its user, or opens them."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not closed), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, int(not closed))
 
 
 def _limit(limits: dict[str, int], processes: int) -> None:

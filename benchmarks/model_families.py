@@ -145,12 +145,12 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
     counts them."""
     counts = [
         sum(outcome.responses == responses for outcome in outcomes.values())
-        for responses in (TREES, PACKED, ALONE, REFUSED)
+        for responses in (TREES, PACKED, ALONE, REFUSED, NOT_TRIED)
     ]
     summary = (
         f"transformers {transformers.__version__} has {len(outcomes)} families: in {counts[0]} "
         f"responses share rows and their prompt, in {counts[1]} rows alone,\nin {counts[2]} each "
-        f"has its own, {counts[3]} are refused.\n\n"
+        f"has its own, {counts[3]} are refused, and {counts[4]} were not tried.\n\n"
     )
     rows = "".join(
         f"| `{family}` | {found.responses} | {found.lora} | {found.why} |\n"

@@ -14,11 +14,11 @@ mask, each response carries its own prompt.
 
 Unpacked may differ from alone by rounding, since the shapes differ; if it differs by more, the
 model is refused. Packed may differ from unpacked by no more than that; else each response gets its
-own row. Where packed fails, it is tried again with a mask of `lrl.training.attention_masks`, which a
-micro-batch then carries. Log-probs and the gradient of the first layer are compared. Of the log-probs not the
-largest difference counts: in 16 bits it is that of a token which the model takes for all but
-impossible. The gap of the gradient is relative, so it shows a leak also if small weights make all
-log-probs alike. How far rounding reaches in 16 bits is measured on the model
+own row. Where packed fails, it is tried again with a mask of `lrl.training.attention_masks`, which
+each micro-batch then carries. Log-probs and the gradient of the first layer are compared. Of the
+log-probs not the largest difference counts: in 16 bits it is that of a token which the model takes
+for all but impossible. The gap of the gradient is relative, so it shows a leak also if small
+weights make all log-probs alike. How far rounding reaches in 16 bits is measured on the model
 (`lrl.training.rounding`).
 
 Windows, chunks and top-k sizes reach thousands of tokens, and what is behind them is read otherwise.
@@ -131,6 +131,8 @@ def narrowed(network: PreTrainedModel) -> PreTrainedModel:
         )
     for own, theirs in zip(network.modules(), narrow.modules(), strict=True):
         theirs._parameters = own._parameters
+        learned = own._buffers.keys() - own._non_persistent_buffers_set
+        theirs._buffers |= {name: own._buffers[name] for name in learned}
     return narrow.to(network.device)
 
 

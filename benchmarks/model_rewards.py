@@ -31,7 +31,8 @@ from lrl.rewards import ExactMatch, Judge, Reward, RewardModel, RewardModelServe
 RESPONSES = 8
 """Of a group."""
 RESPONSE = "We look at both sides, collect the terms, and divide. The answer is 4."
-ANSWERS = {"choices": [{"message": {"content": "A good one: 7"}, "finish_reason": "stop"}]}
+VERDICT = '{"reason": "A good one.", "score": 7}'
+ANSWERS = {"choices": [{"message": {"content": VERDICT}, "finish_reason": "stop"}]}
 SCORES = {"data": [{"index": 0, "probs": [0.5], "num_classes": 1}]}
 HEAD = (
     "| reward | answers after | workers | responses a second | of the plain function "

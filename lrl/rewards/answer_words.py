@@ -16,21 +16,24 @@ _IN_BRACKETS = re.compile(r"[\[(](.*)[\])]")
 _MARKUP = re.compile(r"\\[,;:! ]|\\q?quad\b|[$*`\"~{}]")
 _FEWEST_LETTERS = 3
 r"""Of a word outside of `\text{}`; `xy` is a product."""
+_SHORT_WORDS = {"no", "on", "up", "ok", "us", "uk"}
+_ARTICLE = re.compile(r"(?:the|an?) (?=\w\w)", re.IGNORECASE)
 
 
-def words_of(text: str) -> frozenset[str] | None:
-    r"""Returns the answers in words, in lower case; None if `text` is a formula.
+def words_of(text: str, fewest_letters: int = _FEWEST_LETTERS) -> frozenset[str] | None:
+    r"""Returns the answers in words, in lower case and without an article; None for a formula.
 
-    Letters outside of `\text{}` are words if there are three or more of them together.
+    Letters outside of `\text{}` are words if `fewest_letters` or more of them are together.
     """
     parts = [_cleaned(part) for part in _SEPARATOR.split(TEXT_GROUP.sub(r" \1 ", text))]
     if not all(_WORDS.fullmatch(part) for part in parts):
         return None
     outside = TEXT_GROUP.sub("", text)
-    letters = max(len(word) for part in parts for word in part.split())
-    if letters < _FEWEST_LETTERS and any(map(str.isalpha, outside)):
+    words = [word.casefold() for part in parts for word in part.split()]
+    are_words = max(map(len, words)) >= fewest_letters or not _SHORT_WORDS.isdisjoint(words)
+    if not are_words and any(map(str.isalpha, outside)):
         return None
-    return frozenset(part.casefold() for part in parts)
+    return frozenset(_ARTICLE.sub("", part).casefold() for part in parts)
 
 
 def choice_of(text: str) -> str | None:

@@ -7,7 +7,7 @@ letters, and would make 3 of `3t`.
 
 import re
 
-from lrl.rewards.number_text import SPACED_THOUSANDS
+from lrl.rewards.number_text import SPACED_THOUSANDS, TEXT
 from lrl.rewards.unicode_math import as_latex
 
 _PLAIN_PI = re.compile(
@@ -44,11 +44,10 @@ _LEFT_OF_A_RIGHT_SIDE = re.compile(r"(?:=|\\(?:approx|simeq)\b|\s)+")
 """The text that may stand before an expression that is only its right side."""
 _OUTSIDE = " *`"
 _SIDE_BY_SIDE = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\.?\d")
-_TEXT = r"\\(?:text(?:bf|it|rm)?|math(?:bf|rm|it)|mbox)\s*\{"
-_WHOLE_TEXT_GROUP = re.compile(_TEXT + r"([^{}]*\d[^{}]*)\}")
+_WHOLE_TEXT_GROUP = re.compile(TEXT + r"([^{}]*\d[^{}]*)\}")
 _EXPONENT = r"(?:\s*\^\s*(?:\d|\{\d\}))?"
 _SCALE = r"(?:half|dozen|hundred|thousand|million|billion|trillion)s?\b"
-_UNIT_IN_TEXT = re.compile(rf"\s*{_TEXT}(?!\s*{_SCALE})[^{{}}]*\}}{_EXPONENT}$")
+_UNIT_IN_TEXT = re.compile(rf"(?<!\^)\s*{TEXT}(?!\s*{_SCALE})[^{{}}]*\}}{_EXPONENT}$")
 _NUMBER = r"((?:[^a-zA-Z\\]|\\[a-zA-Z]+|\\[^a-zA-Z])*(?:[\d})]|\\pi))"  # no letter but in commands
 _GLUED_UNIT = "cm|mm|km|dm|kg|mg|ml|lb"
 _SHORT_UNIT = f"(?:{_GLUED_UNIT}|ft|in|yd|mi|sq|oz|hr)"
@@ -58,13 +57,25 @@ _NUMBER_AND_UNIT = re.compile(
     rf"|\s*(?:{_GLUED_UNIT}))\.?{_EXPONENT}"
 )
 _UNIT_LETTER = "[mgshlL]"
-_NUMBER_AND_UNIT_LETTER = re.compile(rf"{_NUMBER}\s*{_UNIT_LETTER}")
-_NUMBER_SPACE_UNIT_LETTER = re.compile(rf"{_NUMBER}\s{_UNIT_LETTER}")
+_NUMBER_AND_UNIT_LETTER = re.compile(rf"{_NUMBER}\s*{_UNIT_LETTER}{_EXPONENT}")
+_NUMBER_SPACE_UNIT_LETTER = re.compile(rf"{_NUMBER}\s{_UNIT_LETTER}{_EXPONENT}")
+_UNITS = re.compile(
+    r"\b(?:(?P<mm>mm|millimet(?:er|re)s?)|(?P<cm>cm|centimet(?:er|re)s?)|(?P<m>m|met(?:er|re)s?)"
+    r"|(?P<km>km|kilomet(?:er|re)s?)|(?P<inch>in|inch(?:es)?)|(?P<foot>ft|foot|feet)"
+    r"|(?P<yard>yd|yards?)|(?P<mile>mi|miles?)|(?P<mg>mg|milligrams?)|(?P<g>g|grams?)"
+    r"|(?P<kg>kg|kilograms?|kilos?)|(?P<ounce>oz|ounces?)|(?P<pound>lbs?|pounds?)|(?P<ton>tons?)"
+    r"|(?P<ml>m[lL]|millilit(?:er|re)s?)|(?P<l>[lL]|lit(?:er|re)s?)|(?P<gallon>gal|gallons?)"
+    r"|(?P<s>s|sec|seconds?)|(?P<min>mins?|minutes?)|(?P<h>h|hrs?|hours?)|(?P<day>days?)"
+    r"|(?P<week>weeks?)|(?P<month>months?)|(?P<year>yrs?|years?)|(?P<dollar>dollars?)"
+    r"|(?P<cent>cents?)|(?P<degree>deg|degrees?)|(?P<radian>rad|radians?))\b"
+)
+"""Only a unit of these tells one quantity from another; `5 apples` is 5."""
+_UNIT_IN_SENTENCE = re.compile(rf"\s+(?!in\b)(?=\w\w){_UNITS.pattern}")
 _BASE = re.compile(r"[\dA-Fa-f]+\s*_\s*\{?\s*(\d+)\s*\}?")
 
 
 def cleaned(text: str) -> str:
-    """Returns an expression in LaTeX, without marks, units and thin spaces."""
+    """Returns an expression in LaTeX, without marks and thin spaces."""
     text = " ".join(as_latex(text).split()).strip(_OUTSIDE)
     for pattern, replacement in _REPLACED:
         text = pattern.sub(replacement, text)
@@ -76,29 +87,46 @@ def cleaned(text: str) -> str:
         text = text[:-1].strip()
     if whole := _WHOLE_TEXT_GROUP.fullmatch(text):
         text = whole[1].strip()
-    return _without_unit(text)
+    return text
 
 
 def comparable(right: str, finals: list[str]) -> tuple[str, list[str]]:
     """Returns cleaned expressions that can equal `right`, ready for comparison.
 
-    A single letter after a number is left out as a unit if the other side has no letters. The
-    `finals` that the parser misreads, or that are in another base than `right`, are left out.
+    Units are left out, and a single letter after a number is one if the other side has no letters.
+    The `finals` that the parser misreads, or that are in another base or unit than `right`, are
+    left out.
     """
+    unit = _unit_of(right)
+    finals = [final for final in finals if not unit or _unit_of(final) in (None, unit)]
+    right, finals = _without_unit(right), list(map(_without_unit, finals))
     base = _base_of(right)
     finals = [final for final in finals if is_readable(final)]
     if base is not None:
         finals = [final for final in finals if _base_of(final) in (None, base)]
-    if not _has_letters(right):
+    if not has_letters(right):
         return right, [_first_group(_NUMBER_AND_UNIT_LETTER, final) for final in finals]
-    if not any(map(_has_letters, finals)):
+    if not any(map(has_letters, finals)):
         right = _first_group(_NUMBER_SPACE_UNIT_LETTER, right)
     return right, finals
 
 
-def _has_letters(text: str) -> bool:
+def has_letters(text: str) -> bool:
     """Returns whether an expression has letters outside of commands."""
     return re.search(r"(?<![a-zA-Z\\])[a-zA-Z]", text) is not None
+
+
+def unit_at(text: str, place: int = 0) -> str:
+    """Returns the unit that follows a number in a sentence, with the space before it, or ""."""
+    unit = _UNIT_IN_SENTENCE.match(text, place)
+    return unit[0] if unit else ""
+
+
+def _unit_of(text: str) -> str | None:
+    """Returns the name of the unit after a number; None if there is none, or an unknown one."""
+    number = _first_group(_NUMBER_AND_UNIT_LETTER, _without_unit(text))
+    unit = _UNITS.search(text, len(number)) if number != text else None
+    return unit.lastgroup if unit else None
 
 
 def is_readable(text: str) -> bool:

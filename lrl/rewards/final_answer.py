@@ -6,17 +6,22 @@ The first of these forms that the response has decides, right or wrong:
    inner one;
 2. in the sentence after the last "answer is", "answer:" or `####`: the first formula (`$...$`,
    `$$...$$`, `\(...\)`, `\[...\]`), else the whole sentence if it has no words besides a number,
-   else its first number;
-3. the last formula;
-4. the whole response if it is one line without words, else its last number.
+   else its first number; in "the largest $n$ is 34" what $n$ is;
+3. the last formula, or what it is;
+4. the whole response if it is one line without words, else its last number, else its last line if
+   that is an answer in words.
 
-What the response has written before, and may have withdrawn, does not count.
+What the response has written before, and may have withdrawn, does not count, and nor does what it
+denies (`denied`).
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from lrl.rewards.answer_words import words_of
+from lrl.rewards.denied import FORMULA, is_withdrawn, without_denied
+from lrl.rewards.expression_text import has_letters, unit_at
 from lrl.rewards.number_text import numbers_in
 
 _MARK = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|<answer>", re.IGNORECASE)
@@ -26,20 +31,16 @@ r"""The content of `\boxed 5`: the rest of its formula or line."""
 _TAG_END = re.compile(r"</answer>|\Z", re.IGNORECASE)
 _PHRASE = re.compile(
     r"(?:\banswers?\b[*_]*(?:\s+(?:to|of|for)\b[^.:=\n]{0,80}?)?\s*"
-    r"(?:\b(?:is|are|(?:should|must|would|will) be)\b|[:=])|####)[\s*_:]*",
+    r"(?:\b(?:is|are|(?:should|must|would|will|could|can|may|might) be)\b|[:=])|####)[\s*_:]*",
     re.IGNORECASE,
 )
-# A dollar sign with a space inside of it is money. No form runs over the beginning of the next
-# one, so the search takes a time in proportion to the text, also of a text that never closes a
-# formula.
-_FORMULA = re.compile(
-    r"\$\$([^$]+)\$\$"
-    r"|(?<![\\$])\$(?=[^\s$])((?:[^$\\]|\\.)*(?<!\s))\$(?!\d)"
-    r"|\\\(((?:[^\\]|\\[^()])*)\\\)"
-    r"|\\\[((?:[^\\]|\\[^\[\]])*)\\\]",
-    re.DOTALL,
-)
 _SENTENCE = re.compile(r"(?:[^.\n]|\.(?=\S))*")
+_CLAUSE = re.compile(r"(?:(?!,\s+[a-zA-Z]|\b(?:because|since)\b|\.\s).)*")
+_VALUE_FOLLOWS = re.compile(
+    r"\s+(?:is|are|equals?|be)(?:\s+(?:thus|then|therefore|equal\s+to|exactly))?[\s:*_]+"
+    r"(?=[-+$\\(\d.])"
+)
+"""Between a name (`$n$`, "the largest number") and what it is."""
 _NUMBER_FIRST = re.compile(r"-?\$?\.?\d")
 _SEPARATOR = re.compile(
     r"(?:\s|[,;&$]|\\[,;:!()\[\]]|\\q?quad\b|\\text\s*\{\s*(?:and|or)\s*\}"
@@ -77,10 +78,12 @@ def final_answers(text: str) -> list[str]:
 
     Empty if the text has none of the forms above.
     """
+    text, written = without_denied(text), text
     marked = _trailing_list(text, _marked(text))
     if marked and text.startswith("<", marked[-1].start):
         return _stated_answers(marked[-1].content) or _alone_and_listed(marked)
-    return _alone_and_listed(marked) or _stated_answers(text)
+    stated = _alone_and_listed(marked) or _stated_answers(text)
+    return [] if not marked and any(is_withdrawn(one, written) for one in stated) else stated
 
 
 def _stated_answers(text: str) -> list[str]:
@@ -89,14 +92,35 @@ def _stated_answers(text: str) -> list[str]:
     if phrase is not None and (found := _answers_of_sentence(text, phrase.end())):
         return found
     if listed := _trailing_list(text, reversed(list(_formulas(text)))):
-        return _alone_and_listed(listed)
-    line = text.strip()
-    if line and "\n" not in line and not _is_prose(line):
-        return [line]
-    return [number.text for number in numbers_in(text)[-1:]]
+        value = _value_of(text, listed[-1])
+        return _alone_and_listed(listed) if value is None else _answers_of_sentence(text, value)
+    lines = text.strip().splitlines()
+    if len(lines) == 1 and not _is_prose(lines[0]):
+        return lines
+    numbers = [number.text + unit_at(number.rest) for number in numbers_in(text)[-1:]]
+    return numbers or [line for line in lines[-1:] if words_of(line)]
+
+
+def _value_of(text: str, name: _Piece) -> int | None:
+    """Returns where the value of a formula begins that is only a name (`$n$ is 34`), or None."""
+    value = _VALUE_FOLLOWS.match(text, name.end)
+    return value.end() if value and has_letters(name.content) and "=" not in name.content else None
+
+
+def _start_of_value(text: str, start: int) -> int:
+    """Returns where a statement that begins with a name has its value."""
+    clause = _CLAUSE.match(text, start)
+    assert clause is not None, "it may be empty"
+    first = next(_formulas(text, start), None)
+    begins_with_name = first and first.start == start and _value_of(text, first) is not None
+    if not begins_with_name and not clause[0][:1].isalpha():
+        return start
+    values = _VALUE_FOLLOWS.finditer(text, start, clause.end())
+    return max((value.end() for value in values), default=start)
 
 
 def _answers_of_sentence(text: str, start: int) -> list[str]:
+    start = _start_of_value(text, start)
     sentence = _SENTENCE.match(text, start)
     assert sentence is not None, "it may be empty"
     stated = sentence[0].strip()
@@ -107,7 +131,7 @@ def _answers_of_sentence(text: str, start: int) -> list[str]:
         return _alone_and_listed(_leading_list(text, first, formulas), first)
     numbers = numbers_in(stated) if first is not None or _is_prose(stated) else []
     if numbers:
-        return [numbers[0].text]
+        return [numbers[0].text + unit_at(numbers[0].rest)]
     return [stated] if stated else []
 
 
@@ -145,8 +169,10 @@ def _closing_brace(text: str, start: int) -> int:
 
 
 def _formulas(text: str, start: int = 0) -> Iterator[_Piece]:
-    for formula in _FORMULA.finditer(text, start):
-        yield _Piece(formula.start(), formula.end(), next(filter(None, formula.groups()), ""))
+    for formula in FORMULA.finditer(text, start):
+        content = next(filter(None, formula.groups()), "")
+        unit = unit_at(text, formula.end()) if content[-1:].isdigit() else ""
+        yield _Piece(formula.start(), formula.end(), content + unit)
 
 
 def _trailing_list(text: str, from_the_end: Iterable[_Piece]) -> list[_Piece]:

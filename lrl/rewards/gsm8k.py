@@ -2,7 +2,7 @@ r"""Grade-school arithmetic: the answer is one number, and only the number count
 
 It is searched in this order: in the last box or answer tag (`final_answer`), after the last `#### `
 (the form of the data set), then anywhere (the last number counts). The first form found decides,
-right or wrong.
+right or wrong; what the response denies (`denied`) is not read.
 """
 
 import re
@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from lrl.rewards.base import Reward
+from lrl.rewards.denied import is_withdrawn, without_denied
 from lrl.rewards.final_answer import marked_answers
 from lrl.rewards.number_text import numbers_in, one_number
 from lrl.rewards.reference import reference_of
@@ -53,13 +54,14 @@ class GSM8K(Reward):
 def final_number(text: str) -> Fraction | None:
     """Returns the final number of `text`, or None; a box counts if it holds exactly one (after its
     last `=`)."""
+    text, written = without_denied(text), text
     if marked := marked_answers(text):
         return one_number(marked[0].rpartition("=")[2], spaced=True)
     *_, hashes = [None, *_BEFORE_THE_NUMBER.finditer(text)]
     if hashes is not None and (numbers := numbers_in(text[hashes.end() :])):
         return numbers[0].value
-    numbers = numbers_in(text)
-    return numbers[-1].value if numbers else None
+    numbers = numbers_in(text)[-1:]
+    return numbers[0].value if numbers and not is_withdrawn(numbers[0].text, written) else None
 
 
 def _reference_number(columns: Mapping[str, Any]) -> Fraction:

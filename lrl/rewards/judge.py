@@ -9,7 +9,7 @@ from lrl.rewards.base import Reward
 from lrl.rewards.chat_endpoint import ChatEndpoint
 from lrl.rewards.judge_cache import CallBudget, JudgeCache
 from lrl.rewards.judge_messages import JudgeMessages, text_of
-from lrl.rewards.judge_score import ScoreReader
+from lrl.rewards.judge_score import Form, ScoreReader
 from lrl.system.config_errors import at_least
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
@@ -19,6 +19,7 @@ SET_ELSEWHERE = {
     "messages": "Judge.template and Judge.system",
     "temperature": "Judge.temperature",
     "max_tokens": "Judge.max_tokens",
+    "response_format": "Judge.form",
 }
 ONE_WHOLE_ANSWER = ("n", "stream")
 
@@ -36,8 +37,9 @@ class Judge(Reward):
         template: Text of the user's message. `{prompt}`, `{response}` and any column of the row,
             such as `{answer}`, stand for their values; `{{` and `}}` are braces.
         system: Text of the system message, with such names too; null for none.
-        pattern: Regular expression with one group, the score; the last match counts. Null for the
-            last number; of `8/10` that is 8.
+        form: The form of the answer, for which the end of the message asks and the only one that is
+            read. `json`: by a schema that the server keeps (`response_format`); `line`: a last line
+            `Score: X`, for servers that know no schema.
         lowest: Score that is worth 0.
         highest: Score that is worth 1.
         api_key_env: Name of the environment variable with the API key, never the key; null for
@@ -66,7 +68,7 @@ class Judge(Reward):
         model: str,
         template: str,
         system: str | None = None,
-        pattern: str | None = None,
+        form: Form = "json",
         lowest: float = 0.0,
         highest: float = 1.0,
         api_key_env: str | None = None,
@@ -85,12 +87,12 @@ class Judge(Reward):
         at_least(0, "Judge", temperature=temperature)
         at_least(1, "Judge", max_tokens=max_tokens, max_calls=max_calls)
         self.deadline_s = deadline_s
-        self._messages = JudgeMessages(template, system)
-        self._reader = ScoreReader(pattern, lowest, highest)
+        self._reader = ScoreReader(form, lowest, highest)
+        self._messages = JudgeMessages(template, system, self._reader.asked)
         self._endpoint = ChatEndpoint(
             url, api_key_env, timeout_s=timeout_s, retries=retries, deadline_s=deadline_s
         )
-        self._fields = _fields(model, temperature, max_tokens, parameters)
+        self._fields = _fields(model, temperature, max_tokens, parameters) | self._reader.fields
         self._cache = None if cache is None else JudgeCache(cache)
         self._budget = _budget(self._cache, max_calls)
 
@@ -98,7 +100,7 @@ class Judge(Reward):
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
         asked = (self._endpoint.url, self._fields, self._messages.texts)
-        read = (self._reader.pattern.pattern, self._reader.lowest, self._reader.highest)
+        read = (self._reader.lowest, self._reader.highest)
         return f"Judge{(*asked, *read, self.weight, self.name)}"
 
     def missing_column(self, columns: Collection[str]) -> str:

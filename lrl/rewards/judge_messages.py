@@ -19,13 +19,14 @@ class JudgeMessages:
     Args:
         template: Text of the user's message. `{name}` stands for a value, `{{` and `}}` for braces.
         system: Text of the system message, with such names too; None for none.
+        asked: The end of the user's message, as it is: in which form the judge answers.
 
     Raises:
-        ConfigError: One of them is no template, or none has `{response}`.
+        ConfigError: One of the first two is no template, or none has `{response}`.
     """
 
-    def __init__(self, template: str, system: str | None) -> None:
-        self.texts = [("user", _pieces("template", template))]
+    def __init__(self, template: str, system: str | None, asked: str) -> None:
+        self.texts = [("user", [*_pieces("template", template), (f"\n\n{asked}", None)])]
         if system is not None:
             self.texts.insert(0, ("system", _pieces("system", system)))
         self.names = {name for _, pieces in self.texts for _, name in pieces if name is not None}

@@ -21,7 +21,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from lrl.rewards.answer_words import choice_of, words_of
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.cpu_limit import OutOfTimeError, within
-from lrl.rewards.expression_text import cleaned, comparable, is_readable
+from lrl.rewards.expression_text import cleaned, comparable, has_letters, is_readable
 from lrl.rewards.final_answer import final_answers, marked_answers
 from lrl.rewards.math_magnitude import TooLargeError, check_magnitude
 from lrl.rewards.reference import reference_of
@@ -88,12 +88,13 @@ class Math(Reward):
         words = words_of(reference)
         if words is not None and any(_has_words(final, words) for final in finals):
             return 1.0
-        if words is not None:  # a formula may mean the word (`\infty`), and other words do not
-            finals = [final for final in finals if words_of(final) is None]
+        if words is not None:  # a symbol may mean the word (`\infty`), and a product of letters not
+            finals = [final for final in finals if not has_letters(final)]
         return self._compare(cleaned(reference), [cleaned(final) for final in finals])
 
     def _compare(self, right: str, finals: list[str]) -> float:
         """Returns the verdict on expressions of which one must equal `right`."""
+        right, finals = comparable(right, finals)
         if any(right.split() == final.split() for final in finals):
             return 1.0
         try:
@@ -102,7 +103,6 @@ class Math(Reward):
             raise ValueError(
                 f"the gold answer {right!r} {error}: nothing can be compared with it"
             ) from error
-        right, finals = comparable(right, finals)
         try:
             for final in finals:
                 check_magnitude(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
@@ -143,7 +143,7 @@ def _reference(columns: Mapping[str, Any]) -> str:
 
 def _has_words(final: str, words: frozenset[str]) -> bool:
     choice = choice_of(final)
-    return words_of(final) == words or (choice is not None and words == {choice})
+    return words_of(final, fewest_letters=1) == words or (choice is not None and words == {choice})
 
 
 def _parsed(text: str) -> list[Any]:
@@ -157,7 +157,13 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _are_equal(gold: list[Any], final: list[Any]) -> bool:
-    return verify(gold, final, float_rounding=_decimals(gold[0]), timeout_seconds=None)
+    return verify(
+        gold,
+        final,
+        float_rounding=_decimals(gold[0]),
+        allow_set_relation_comp=True,  # $1 \le x < 2$ for $[1,2)$
+        timeout_seconds=None,
+    )
 
 
 def _decimals(gold: Any) -> int:

@@ -15,17 +15,19 @@ from lrl.rewards.unicode_math import as_latex
 
 _NOISE = {r"\$": "", "$": "", "{,}": ",", r"\,": "", r"\!": ""}
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree\b")
-TEXT_GROUP = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
+TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt)|[mh]box)\s*\{"
+"""The beginning of a group of text."""
+TEXT_GROUP = re.compile(TEXT + r"([^{}]*)\}")
 _EXPONENT_OF_LETTERS = re.compile(
-    r"(\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}|(?<![a-zA-Z\\])[a-zA-Z]+)"
+    rf"({TEXT}[^{{}}\d]*\}}|(?<![a-zA-Z\\])[a-zA-Z]+)"
     r"\s*[\^_]\s*(?:\{[^{}]*\}|-?\d+)"
 )
 _DIGIT_OF_A_UNIT = re.compile(r"(?<=[a-zA-Z])\d(?!\d)")
 # Thousands separated by spaces; only in a box, since elsewhere two numbers may follow one another.
 SPACED_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
 _NOT_ONE_NUMBER = re.compile(
-    r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan)(?![a-zA-Z])|[!^]"
-    r"|\b(?:half|dozen|hundred|thousand|million|billion|trillion)s?\b"
+    r"\\(?:[dtc]?frac|sqrt|pi|sum|prod|int|log|ln|sin|cos|tan|neq?|[lg](?:eq?|t))(?![a-zA-Z])"
+    r"|[!^<>]|\b(?:not|half|dozen|hundred|thousand|million|billion|trillion)s?\b"
 )
 """The text that turns a number next to it into another number."""
 
@@ -51,6 +53,7 @@ _NUMBER = re.compile(
 )
 
 
+_UNEQUAL = re.compile(rf"(?:\\neq?(?![a-zA-Z])|!=)\s*[-+]?{_DECIMAL}")
 _NUMERATORS = ("above", "above_digit", "left", "mantissa", "decimal")
 _DENOMINATORS = ("below", "below_digit", "right")
 _POWERS_OF_TEN = ("power", "bare_power", "exponent")
@@ -64,7 +67,7 @@ class Number:
 
     def __init__(self, match: re.Match[str]) -> None:
         self.text = match[0]
-        self._parts = match.groupdict()
+        self._match = match
 
     @property
     def value(self) -> Fraction | None:
@@ -78,16 +81,22 @@ class Number:
         power_of_ten = self._first(_POWERS_OF_TEN, default="0")
         whole = self._first(_WHOLES, default="0")
         value = whole + numerator / denominator * Fraction(10) ** int(power_of_ten)
-        return -value if self._parts["sign"] else value
+        return -value if self._match["sign"] else value
+
+    @property
+    def rest(self) -> str:
+        """The text that follows it."""
+        return self._match.string[self._match.end() :]
 
     def _first(self, names: Sequence[str], default: str) -> Fraction:
-        written = next((self._parts[name] for name in names if self._parts[name]), default)
+        written = next((self._match[name] for name in names if self._match[name]), default)
         return Fraction(Decimal(written.replace(",", "")))
 
 
 def numbers_in(text: str) -> list[Number]:
-    """Returns the numbers of a text, in order."""
-    return [Number(match) for match in _NUMBER.finditer(_prepared(text))]
+    r"""Returns the numbers of a text, in order, but for those after `\ne`."""
+    text = _UNEQUAL.sub("", _prepared(text))
+    return [Number(match) for match in _NUMBER.finditer(text)]
 
 
 def one_number(text: str, *, spaced: bool = False) -> Fraction | None:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 TEMPLATE = "Score it from 0 to 10.\n{response}"
-"""The last line is the response, by which the server chooses its reply."""
+"""The line before the form of the answer is the response, by which the server chooses its reply."""
 
 
 class Reply(NamedTuple):
@@ -46,7 +46,7 @@ class JudgeServer:
     """Use: `with served() as server`."""
 
     route = "/v1/chat/completions"
-    usual = says("Well. 7")
+    usual = says('{"reason": "Well.", "score": 7}')
     """What it answers to a response without a reply of its own."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class JudgeServer:
         self._lock = threading.Lock()
 
     def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
-        response = body["messages"][-1]["content"].splitlines()[-1]
+        response = body["messages"][-1]["content"].rpartition("\n\n")[0].splitlines()[-1]
         with self._lock:
             self.bodies.append(body)
             self.headers.append(headers)

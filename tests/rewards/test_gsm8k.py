@@ -145,6 +145,12 @@ def test_the_notation_of_a_number_does_not_matter(number, style, end):
         ("####.", None),
         (r"12, so \boxed{1", 1),
         ("", None),
+        (r"\boxed{\text{not }72}", None),
+        (r"\boxed{n \ne 72}", None),
+        (r"\boxed{>72}", None),
+        ("3 ≠ 72", 3),
+        (r"\boxed{72 \textsf{ m2}}", 72),
+        ("3 + 69 = 72. #### not 72", None),
     ],
 )
 def test_the_final_number_is_the_one_that_the_text_commits_to(text, number):

@@ -77,59 +77,79 @@ def answer_files(folder):
     return sorted(folder.glob("*/*.json"))
 
 
+def verdict(score):
+    return says(json.dumps({"reason": "It has 3 faults.", "score": score}))
+
+
 @pytest.mark.parametrize(
-    ("text", "pattern", "expected"),
+    ("form", "text", "expected"),
     [
-        ("7", None, 0.7),
-        ("It has 3 faults.\nScore: **8**.", None, 0.8),
-        ("8/10", None, 0.8),
-        ("I give 2.5 out of 10.", None, 0.25),
-        ("9 (out of 10)", None, 0.9),
-        ("**9** / 10", None, 0.9),
-        ("10", None, 1.0),
-        ("0", None, 0.0),
-        ("SCORE: 3, no, SCORE: 4. There are 5 reasons.", r"SCORE: (\d+)", 0.4),
-        ('{"score": 6, "of": 10}', r'"score":\s*([\d.]+)', 0.6),
+        ("json", '{"reason": "It has 3 faults, 8/10.", "score": 7}', 0.7),
+        ("json", '{"score": 2.5, "reason": ""}\n', 0.25),
+        ("json", '{"reason": "", "score": 2.5e0}', 0.25),
+        ("json", '{"reason": "", "score": 10}', 1.0),
+        ("line", "Score: 9, at first.\nScore: 8", 0.8),
+        ("line", "Score: 0", 0.0),
+        ("line", "5/10?\n\nScore: 4.5\n", 0.45),
     ],
 )
-def test_a_response_is_worth_the_last_score_of_the_judge_on_its_scale(
-    server, text, pattern, expected
-):
+def test_a_response_is_worth_the_score_that_has_the_form(server, form, text, expected):
     server.replies["r"] = [says(text)]
-    assert score(judge_at(server.url, pattern=pattern)) == expected
+    assert score(judge_at(server.url, form=form)) == expected
 
 
 def test_the_lowest_score_is_0_and_the_highest_1(server):
-    server.replies = {"a": [says("1")], "b": [says("3")], "c": [says("5")]}
+    server.replies = {"a": [verdict(1)], "b": [verdict(3)], "c": [verdict(5)]}
     judge = judge_at(server.url, lowest=1, highest=5)
     assert [score(judge, response) for response in "abc"] == [0.0, 0.5, 1.0]
+
+
+def test_the_judge_is_asked_for_the_form_that_is_read(server):
+    server.replies["r"] = [verdict(7), says("Score: 7")]
+    for form in ("json", "line"):
+        assert score(judge_at(server.url, form=form, lowest=-1, highest=7.5)) == 8 / 8.5
+    by_schema, by_line = server.bodies
+    asked = by_schema["messages"][-1]["content"].rpartition("\n\n")[2]
+    assert '"score": X' in asked and "from -1 to 7.5" in asked
+    schema = by_schema["response_format"]["json_schema"]["schema"]
+    assert set(schema["required"]) == {"reason", "score"} and not schema["additionalProperties"]
+    assert "Score: X, where X is a number from -1 to 7.5." in by_line["messages"][-1]["content"]
+    assert "response_format" not in by_line
+
+
+NO_SCORE = [
+    None, "", "It is good.", "7", "Score: **8**.", "8/10", "1e-1", "2.5e-1", "\u22121", "7 of 10", "7,5",
+    "8 out of a possible 10", "4 on a scale of 1 to 5", "4 (of 5)", '{"score": 3, "max": 5}', '{"score": 3}',
+    "Score: 1e-1", "Score: \u22121", "Score: 7 of 10", "Score: 5/10", "Score: 7, as", "Score: \u0667", "Score: 7%",
+    "Score: 7\nIt is good.", '{"reason": "", "score": "7"}', '{"reason": "", "score": true}',
+    '{"reason": "", "score": [7]}', '{"reason": 7, "score": 7}',
+    '{"reason": "", "score": NaN}', '{"reason": "", "score": 7, "max": 9}', '{"reason": "", "score": 7} 8',
+    '{"reason": "", "score": 9, "score": 7}', '[["reason", ""], ["score", 7]]', "[" * 100_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["json", "line"])
+@pytest.mark.parametrize("text", NO_SCORE)
+def test_an_answer_in_another_form_is_a_failure_and_never_a_score(server, tmp_path, text, form):
+    server.replies["r"] = [says(text)]
+    found = failure(judge_at(server.url, cache=str(tmp_path), form=form))
+    assert found.kind == "judge_no_score" and len(found.message) < 300
+    assert server.asked["r"] == 1 and answer_files(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
-        (says(None), "has no score"),
-        (says(""), "has no score"),
-        (says("It is good."), "has no score"),
-        (says("10.5"), "not in 0 to 10"),
-        (says("-1"), "not in 0 to 10"),
-        (says("7,5"), "'7,5', which is no number"),
-        (says("1,000"), "'1,000', which is no number"),
-        (says("1e1"), "has no score"),
-        (says("Score: 7, as it", "length"), "Judge.max_tokens"),
+        (verdict(10.5), "not in 0 to 10"),
+        (verdict(-1), "not in 0 to 10"),
+        (verdict(10**400), "not in 0 to 10"),
+        (says('{"reason": "It', "length"), "Judge.max_tokens"),
     ],
 )
-def test_an_answer_without_a_score_is_a_failure_and_never_a_zero(server, tmp_path, reply, named):
+def test_a_score_out_of_bounds_or_cut_is_a_failure_and_never_a_zero(server, reply, named):
     server.replies["r"] = [reply]
-    found = failure(judge_at(server.url, cache=str(tmp_path)))
+    found = failure(judge_at(server.url))
     assert found.kind == "judge_no_score" and named in found.message
-    assert server.asked["r"] == 1 and answer_files(tmp_path) == []
-
-
-@pytest.mark.parametrize("group", ["nan", "inf", "8/10", "1_0", ""])
-def test_what_a_pattern_finds_must_be_a_number(server, group):
-    server.replies["r"] = [says(f"SCORE: {group}")]
-    assert failure(judge_at(server.url, pattern="SCORE: (.*)")).kind == "judge_no_score"
 
 
 def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(server, monkeypatch):
@@ -141,7 +161,9 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
         max_tokens=None,
         parameters={"seed": 3},
         api_key_env="JUDGE_KEY",
+        form="line",
     )
+    server.replies["{x} é"] = [says("Score: 7")]
     score(judge, response="{x} é", prompt="{level}?", answer="72", level=0.00005, notes=["é", 1])
     assert server.bodies == [
         {
@@ -152,7 +174,9 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
                 {"role": "system", "content": "You know 72."},
                 {
                     "role": "user",
-                    "content": '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é',
+                    "content": '{"of": 0.00005, "notes": ["é", 1]}\n{level}? 72\n{x} é\n\n'
+                    "End your answer with a line that has nothing but Score: X, where X is a "
+                    "number from 0 to 10.",
                 },
             ],
         }
@@ -187,7 +211,7 @@ def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
         fails(503, Retry_After="soon"),
         CLOSE,
         HANG,
-        says("7"),
+        verdict(7),
     ]
     assert score(judge_at(server.url, retries=5, timeout_s=3.0)) == 0.7
     assert server.asked["r"] == 6
@@ -223,10 +247,10 @@ def test_an_endpoint_that_is_not_there_is_a_failure():
         (fails(404, "no model"), ("no model", "Judge.url and Judge.model")),
         (fails(402, "pay"), ("status 402: pay", "Judge.url")),
         (fails(307, Location="http://127.0.0.1:9/"), ("http://127.0.0.1:9/", "Judge.url")),
-        (says("7")._replace(body="<html>hello"), ("no chat completion", "<html>hello")),
-        (says("7")._replace(body='{"choices": []}'), ("no chat completion",)),
-        (says("7")._replace(body="[7]"), ("no chat completion",)),
-        (says("7")._replace(status=404, body="plain"), ("status 404: plain",)),
+        (verdict(7)._replace(body="<html>hello"), ("no chat completion", "<html>hello")),
+        (verdict(7)._replace(body='{"choices": []}'), ("no chat completion",)),
+        (verdict(7)._replace(body="[7]"), ("no chat completion",)),
+        (verdict(7)._replace(status=404, body="plain"), ("status 404: plain",)),
     ],
 )
 def test_a_refusal_is_not_asked_again_and_has_its_message_and_a_remedy(
@@ -244,7 +268,7 @@ def test_a_refusal_is_not_asked_again_and_has_its_message_and_a_remedy(
 def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, form):
     date = email.utils.formatdate(time.time() + 600, usegmt=True)
     wait = date if form == "date" else "600"
-    server.replies["r"] = [fails(429, Retry_After=wait), says("7")]
+    server.replies["r"] = [fails(429, Retry_After=wait), verdict(7)]
     found = failure(judge_at(server.url))
     assert found.kind == "judge_failed" and server.asked["r"] == 1
     assert "beyond Judge.deadline_s (120)" in found.message
@@ -324,7 +348,7 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
         return server.asked.total() - before
 
     assert asks() == 1
-    assert [asks(), asks(pattern="(7)"), asks(highest=20), asks(retries=0)] == [0, 0, 0, 0]
+    assert [asks(), asks(retries=0), asks(weight=2.0)] == [0, 0, 0]
     others = [
         {"response": "other"},
         {"model": "other"},
@@ -333,16 +357,17 @@ def test_an_answer_is_asked_once_while_nothing_that_decides_it_changes(server, t
         {"temperature": 0.5},
         {"max_tokens": 100},
         {"parameters": {"seed": 1}},
+        {"highest": 20},
     ]
-    assert [asks(**other) for other in others] == [1] * 7
-    assert [asks(**other) for other in others] == [0] * 7
-    assert calls_in(tmp_path) == 8
+    assert [asks(**other) for other in others] == [1] * 8
+    assert [asks(**other) for other in others] == [0] * 8
+    assert calls_in(tmp_path) == 9
 
 
 def test_another_endpoint_has_answers_of_its_own(server, tmp_path):
     score(judge_at(server.url, cache=str(tmp_path)))
     with served() as other:
-        other.replies["r"] = [says("2")]
+        other.replies["r"] = [verdict(2)]
         assert score(judge_at(other.url, cache=str(tmp_path))) == 0.2
 
 
@@ -427,9 +452,9 @@ def test_a_budget_ends_the_run_whatever_share_of_failures_is_allowed(server, tmp
 
 def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(server):
     server.replies = {
-        "worst": [says("0")],
+        "worst": [verdict(0)],
         "mute": [says("I cannot say.")],
-        "high": [says("11")],
+        "high": [verdict(11)],
         "long": [fails(400, "too long")],
         "down": [fails(500)],
     }
@@ -510,9 +535,8 @@ BROKEN = {
     "a name without a name": ({"template": "{} {response}"}, "Judge.template has {}"),
     "an attribute": ({"template": "{response.text}"}, "Judge.template has {response.text}"),
     "a form": ({"system": "{level:.2f}"}, "Judge.system has {level:.2f}"),
-    "no expression": ({"pattern": "("}, "Judge.pattern is '('"),
-    "no group": ({"pattern": r"\d+"}, "0 groups"),
-    "two groups": ({"pattern": r"(\d)/(\d)"}, "2 groups"),
+    "no form": ({"form": "xml"}, "Judge.form is 'xml': give one of json, line"),
+    "a form of its own": ({"parameters": {"response_format": {}}}, "set Judge.form"),
     "a scale without width": ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
     "an endless scale": ({"highest": float("inf")}, "Judge.highest is inf"),
     "a key for a name": ({"api_key_env": KEY}, "may be the key itself"),
@@ -588,4 +612,7 @@ def test_rewards_without_a_judge_import_no_http():
 def test_a_cached_answer_is_the_text_that_the_judge_wrote(server, tmp_path):
     score(judge_at(server.url, cache=str(tmp_path)))
     (file,) = answer_files(tmp_path)
-    assert json.loads(file.read_text()) == {"text": "Well. 7", "finish_reason": "stop"}
+    assert json.loads(file.read_text()) == {
+        "text": '{"reason": "Well.", "score": 7}',
+        "finish_reason": "stop",
+    }

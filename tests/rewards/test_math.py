@@ -1,7 +1,7 @@
 """MATH's own answers are right however they are written, and verdicts on final answers are those of
 math-verify.
 
-Covers lrl/rewards/answer_words.py, expression_text.py, final_answer.py, unicode_math.py.
+Covers lrl/rewards/answer_words.py, denied.py, expression_text.py, final_answer.py, unicode_math.py.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from math_verify import parse, verify
 
-from lrl.rewards import Math
+from lrl.rewards import GSM8K, Math
 
 DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
 MADE_UP = [
@@ -177,6 +177,10 @@ def test_mathematics_in_unicode_is_the_same_as_in_latex(answer, response):
         ("C", r"\text{(C)}", r"\text{(D)}"),
         ("True", "true", "False"),
         ("infinity", r"\infty", r"-\infty"),
+        ("no", "No.", "on"),
+        ("no", r"\text{no}", r"n \cdot o"),
+        ("east", r"\text{the East}", "s e a t"),
+        ("the derivative", "derivative", "the integral"),
         ("xy", "yx", "xz"),  # two letters are a product
         (r"\text{Ärger}", "ärger", "Ärgre"),
     ],
@@ -221,11 +225,96 @@ def test_words_are_compared_as_words_and_not_as_products_of_letters(answer, same
         ("[1,2)", r"\left[1,2\right)", "[1,2]"),
         ("1,-2", r"\{-2, 1\}", "-2"),
         (r"50\%", "0.5", "0.05"),
+        ("5 meters", "5", "5 feet"),
+        ("5 meters", "5 m", r"5\text{ ft}"),
+        (r"3\text{ hours}", "3 hr", "3 min"),
+        (r"5\text{ square metres}", "5 m^2", r"5 \textnormal{ square miles}"),
+        ("12 apples", "12 red apples", "13 apples"),
+        ("125", r"125\textnormal{ miles}", r"126\textnormal{ miles}"),
+        (r"125\textsf{ miles}", r"125\ \mathsf{mi}", "125 kilometers"),
+        (r"1 \le x < 2", "[1,2)", "[1,2]"),
+        ("[1,2)", r"1 \le x < 2", "1 < x < 2"),
+        (r"(2,\infty)", "x > 2", r"x \ge 2"),
     ],
 )
 def test_units_separators_and_forms_do_not_matter_and_values_do(answer, same, other):
     assert Math()("", rf"\boxed{{{same}}}", answer=answer) == 1.0
     assert Math()("", rf"\boxed{{{other}}}", answer=answer) == 0.0
+
+
+DENIALS = [
+    "It is not 42.", "The answer is 7, not 42.", "The answer is $7$, not $42$.", "It can't be $42$.", "7 (not 42)",
+    r"The answer is not \boxed{42}.", "We rule out 42.", "The answer is definitely not 42, though.", "#### not 42",
+    "6 * 7 = 42. The answer is not 42.", "7 rather than 42", "neither 42 nor 7", "42 is not the answer.", "42 is wrong",
+    "Is it 42? No.", "<answer>anything but 42</answer>", "The answer isn’t equal to 42", r"not \boxed{\frac{84}{2}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reward", [Math(), GSM8K()])
+@pytest.mark.parametrize("response", DENIALS)
+def test_what_a_response_denies_is_not_its_answer(reward, response):
+    assert reward("", response, answer="42") == 0.0
+
+
+@pytest.mark.parametrize("reward", [Math(), GSM8K()])
+@pytest.mark.parametrize(
+    "response",
+    [
+        *(
+            "The answer is 42, not 7.",
+            "It is 42 rather than 7",
+            "not 7 but 42",
+            "It isn't 7. It is 42.",
+        ),
+        *(
+            "7 is wrong. 42",
+            "I am not sure, but 42",
+            r"7 is not it: \boxed{42}",
+            "Since 7 is not 2, it is 42.",
+        ),
+        *("He can buy no more than 42", r"\boxed{42}, which is not 42.5"),
+    ],
+)
+def test_what_a_response_says_beside_a_denial_is_its_answer(reward, response):
+    assert reward("", response, answer="42") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "response"),
+    [
+        ("34", "Final Answer: The largest $n$ is 34."),
+        (
+            "34",
+            "Final Answer: The largest $n$ such that $n^2 < 1200$ is $34$, which is $2$ times 17.",
+        ),
+        ("34", "**Final Answer**\n\nThe largest $n$ is **34**."),
+        ("34", "The answer is that $n$ is equal to 34"),
+        ("34", "Final answer: $n$ is 34."),
+        ("34", "Final answer: the number $34$, which is $2$ times 17."),
+        ("yes", "Yes."),
+        ("yes", "Each side is even.\n**Yes**"),
+        ("no", "<answer>No.</answer>"),
+        ("5 meters", "It is $5$ meters long."),
+        (r"x \ne 42", r"The answer is $x \ne 42$."),
+        (r"\text{not }5", r"\boxed{\text{not }5}"),
+    ],
+)
+def test_an_answer_in_a_sentence_is_what_the_sentence_says_and_not_what_it_names(answer, response):
+    assert Math()("", response, answer=answer) == 1.0
+
+
+@pytest.mark.parametrize("response", ["5 feet", "The answer is 5 feet.", "It is $5$ feet long."])
+def test_another_unit_in_a_sentence_is_wrong(response):
+    assert Math()("", response, answer="5 meters") == 0.0
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["not ", "1.2,", "1 * ", "$1", r"\boxed{", r"\boxed{{1}}", "$a$ is ", ", ", "not 42 or "],
+)
+def test_the_search_for_an_answer_takes_a_time_in_proportion_to_the_text(part):
+    """With a search of every place from every place it would never end."""
+    assert Math()("", part * 10_000, answer="7") == GSM8K()("", part * 10_000, answer="7") == 0.0
 
 
 def test_it_works_outside_the_main_thread():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrl.environments import Message, ToolCall, Written
@@ -22,6 +23,7 @@ from lrl.environments.chat_splice import (
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rollouts.chat_template import encode_chat, named_errors
+from lrl.rollouts.response_text import decoded
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
@@ -102,9 +104,9 @@ class ObservationTokens:
 
     def behind(self, chat: Chat, word: str) -> Behind:
         """Returns what the rendering of a chat has behind its last stand-in."""
-        found = behind_stand_in(self.chat(chat), word, self.ends, self.tokenizer.decode)
+        found = behind_stand_in(self.chat(chat), word, self.ends, partial(decoded, self.tokenizer))
         if found is None:
-            ends = sorted(self.tokenizer.decode([end]) for end in self.ends)
+            ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
             raise EpisodeError(
                 "environment_error",
                 "the chat template puts no token that ends a response "
@@ -219,7 +221,7 @@ class Transcript:
         if form not in self._tokens.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = self._tokens.tokenizer.decode(tokens_of(_grown(self._chat, turn + words)))
+            text = decoded(self._tokens.tokenizer, tokens_of(_grown(self._chat, turn + words)))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:

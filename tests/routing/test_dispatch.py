@@ -226,7 +226,14 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
     rewards = ModelRewards(draw, equal=0.5, every=1000)
     sampling = Sampling(n=2, max_tokens=99)
     controller = Controller(
-        Row(seed), pool, rewards, Ledger(pacing), sampling, str, 9.0, max_skipped
+        Row(seed),
+        pool,
+        rewards,
+        Ledger(pacing),
+        sampling,
+        lambda tokens, before: str(tokens),
+        9.0,
+        max_skipped,
     )
     trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
     indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]

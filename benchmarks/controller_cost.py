@@ -81,7 +81,7 @@ def make_controller(in_flight: int, steps: int) -> Controller:
         NoRewards(),
         Ledger(pacing),
         sampling,
-        lambda tokens: "",
+        lambda tokens, before: "",
         1e9,
     )
 

@@ -131,7 +131,7 @@ class Rank0:
             NoRewards(),
             Ledger(pacing),
             sampling,
-            lambda tokens: "",
+            lambda tokens, before: "",
             3600.0,
         )
 

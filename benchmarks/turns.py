@@ -30,7 +30,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -51,7 +50,7 @@ from lrl.quickstart.warmup import make_policy
 from lrl.rollouts.controller import ResponseWriter
 from lrl.rollouts.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.episode_settings import EpisodeSettings
-from lrl.rollouts.response_text import PolicyText
+from lrl.rollouts.response_text import PolicyText, decoded
 from lrl.rollouts.stop_tokens import stop_tokens
 from lrl.types import Prompt, Rollout, Sampling
 
@@ -113,7 +112,7 @@ class Bench:
         text = PolicyText(
             tokenizer=self.tokenizer,
             ends=frozenset(self.ends()),
-            decode=partial(self.tokenizer.decode, skip_special_tokens=True),
+            decode=lambda tokens, before: decoded(self.tokenizer, tokens, True),
         )
         of_run.start(text, first=None, parses=False)
         return of_run.episodes(self.pool.generate, text)

@@ -107,6 +107,8 @@ class RolloutDataModule(L.LightningDataModule):
             in (0, 1]; above it the run ends with an error. 1 never ends it.
         skip_special_tokens: Whether rewards and logs see responses without special tokens; false
             keeps those that are no end, such as a model's `<think>`.
+        prepend_opened_tag: Whether that text begins with the tag that the prompt has opened at its
+            end, such as the `<think>` of a chat template.
         rollout_timeout_s: Most seconds for the responses to one prompt; with an environment, for a
             turn.
         environment: Answers the policy's turns (`lrl.environments.Turns`); null for responses of
@@ -150,6 +152,7 @@ class RolloutDataModule(L.LightningDataModule):
         worker_start_timeout_s: float = START_TIMEOUT_S,
         max_reward_failures: float = 0.1,
         skip_special_tokens: bool = False,
+        prepend_opened_tag: bool = True,
         rollout_timeout_s: float = 1800.0,
         environment: Environment | None = None,
         max_turns: int = EpisodeSettings.max_turns,
@@ -211,8 +214,10 @@ class RolloutDataModule(L.LightningDataModule):
         )
         self.reward_launcher = reward_launcher
         self.skip_special_tokens = skip_special_tokens
+        self.prepend_opened_tag = prepend_opened_tag
         self._reward_settings = settings_of(self.reward_pool.rewards)
         self._reward_settings["data.skip_special_tokens"] = str(skip_special_tokens)
+        self._reward_settings["data.prepend_opened_tag"] = str(prepend_opened_tag)
         self.environment = _environment_of_run(
             environment,
             EpisodeSettings(
@@ -337,6 +342,7 @@ class RolloutDataModule(L.LightningDataModule):
             tokenizer=policy.tokenizer,
             ends=policy.ends_of_text,
             skip_special_tokens=self.skip_special_tokens,
+            prepend_opened_tag=self.prepend_opened_tag,
         )
 
     # ---- the parts of a run

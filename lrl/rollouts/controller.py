@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger, PromptRow
+from lrl.rollouts.response_text import Decode
 from lrl.rollouts.serialisation import Resumed
 from lrl.types import Group, Prompt, Rollout, Sampling
 
@@ -89,7 +90,7 @@ class Controller:
         rewards: Scorer,
         ledger: Ledger,
         sampling: Sampling,
-        decode: Callable[[list[int]], str],
+        decode: Decode,
         deadline_s: float,
         max_skipped: int = 0,
         teaches_nothing: Callable[[Sequence[Rollout]], bool] = lambda rollouts: False,
@@ -273,7 +274,7 @@ class Controller:
 async def score(
     prompt: Prompt,
     rollouts: list[Rollout],
-    decode: Callable[[list[int]], str],
+    decode: Decode,
     rewards: Scorer,
     *,
     judges_last_turn: bool = False,
@@ -288,9 +289,11 @@ async def score(
         judges_last_turn: Whether it gets the text of each one's last turn alone.
     """
     for rollout in rollouts:
-        rollout.text = decode(rollout.token_ids)
+        rollout.text = decode(rollout.token_ids, prompt.token_ids)
         if judges_last_turn and rollout.turns:
             start, stop = rollout.turns[-1]
-            rollout.judged = decode(rollout.token_ids[start:stop])
+            path = rollout.path_to(start + 1)[:-1]
+            before = prompt.token_ids + [rollout.token_ids[place] for place in path]
+            rollout.judged = decode(rollout.token_ids[start:stop], before)
         rollout.reward_failure = rollout.failure or None
     await rewards.score(prompt, rollouts)

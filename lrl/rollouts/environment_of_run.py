@@ -146,7 +146,7 @@ class EnvironmentOfRun:
         """Warns if the parser finds no call of a tool where the chat template writes one."""
         if tools := self.environment.tools:
             call = call_tokens(self._observation_tokens(policy), tools)
-            await parser.try_out(call, policy.decode(call), tools)
+            await parser.try_out(call, policy.decode(call, ()), tools)
 
     def _terms(self, policy: PolicyText) -> EpisodeTerms:
         tokens = self._observation_tokens(policy)

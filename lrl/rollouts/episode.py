@@ -24,6 +24,7 @@ from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.rollouts.response_text import Decode
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
 
@@ -107,7 +108,7 @@ class EpisodeTerms:
     timeout_s: float
     stop_tokens: tuple[int, ...]
     observations: Callable[[Prompt], Observations]
-    decode: Callable[[list[int]], str]
+    decode: Decode
     each_alone: bool = False
 
 
@@ -233,7 +234,9 @@ class Episode:
                 self._record(turn, Reply(), [])
                 return
             assert self._conversation is not None, "it has begun"
-            written = await self._written(turn.token_ids, len(self.rollout.turn_ends))
+            written = await self._written(
+                turn.token_ids, len(self.rollout.turn_ends), self.rollout.context
+            )
             reply = await self._conversation.reply(written)
             self._record(turn, reply, self._ids(reply, written))
             if len(self.rollout.turn_ends) > self._furthest:
@@ -292,7 +295,9 @@ class Episode:
             observation = self._ids(reply, written)
             if observation != rollout.token_ids[end_of_turn : turn.start]:
                 return False
-            written = await self._written(rollout.token_ids[turn.start : turn.stop], number)
+            written = await self._written(
+                rollout.token_ids[turn.start : turn.stop], number, range(turn.start)
+            )
             reply = await conversation.reply(written)
             if reply.done or reply.reward != reward:
                 return False
@@ -371,13 +376,15 @@ class Episode:
             raise EpisodeError("environment_error", NO_PARSER)
         return found
 
-    async def _written(self, token_ids: list[int], number: int) -> Written:
-        text = self.terms.decode(token_ids)
+    async def _written(self, token_ids: list[int], number: int, context: Sequence[int]) -> Written:
+        """Returns a turn that follows the prompt and the tokens at the places `context`."""
+        before = self.prompt.token_ids + [self.rollout.token_ids[place] for place in context]
+        text = self.terms.decode(token_ids, before)
         if not (tools := self._observations.tools):
             return Written(text, token_ids, content=text)
         assert self._find_calls is not None, "no observation brings tools then"
         content, calls = await self._find_calls(token_ids, number, tools)
-        return Written(text, token_ids, calls, content)
+        return Written(text, token_ids, calls, self.terms.decode([], before) + content)
 
 
 def shared_with(rollout: Rollout, read: list[int]) -> tuple[Fork, int]:

@@ -22,6 +22,7 @@ from lrl.environments.chat_splice import (
 from lrl.environments.play import Reply
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rollouts.chat_template import encode_chat, named_errors, render_chat
+from lrl.rollouts.response_text import decoded
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class ObservationTokens:
         behind = self._behind_word(_grown(chat, messages), word)
         special = self.tokenizer.all_special_ids
         if (found := behind_stand_in(alone, behind, self.ends, special)) is None:
-            ends = sorted(self.tokenizer.decode([end]) for end in self.ends)
+            ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
             raise EpisodeError(
                 "environment_error",
                 "the chat template puts no token that ends a response "
@@ -240,7 +241,7 @@ class Transcript:
         if form not in self._tokens.shown:
             # Digits: a small vocabulary may have no letters.
             words = [one | {"content": str(70310 + number)} for number, one in enumerate(messages)]
-            text = self._tokens.tokenizer.decode(tokens_of(self._chat, words))
+            text = decoded(self._tokens.tokenizer, tokens_of(self._chat, words))
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:

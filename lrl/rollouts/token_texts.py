@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lrl.rollouts.response_text import decoded
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -54,8 +56,4 @@ class TokenTexts:
         return self._decode(token_ids)[self._skipped :]
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(
-            [*self._before, *token_ids],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
+        return decoded(self._tokenizer, [*self._before, *token_ids])

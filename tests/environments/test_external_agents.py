@@ -129,7 +129,7 @@ def play(
             **limits | terms,
             stop_tokens=(),
             observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
-            decode=tokenizer.decode,
+            decode=lambda tokens, before: tokenizer.decode(tokens),
             each_alone=True,
         ),
     )
@@ -150,7 +150,7 @@ def play(
                 for task in (playing, working):
                     task.cancel()
                 agents.close()
-        await score(prompt, rollouts, tokenizer.decode, NoRewards())
+        await score(prompt, rollouts, lambda tokens, before: tokenizer.decode(tokens), NoRewards())
         assert not agents.server.playing
 
     asyncio.run(run())

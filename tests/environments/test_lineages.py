@@ -13,7 +13,7 @@ import copy
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -28,6 +28,7 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.rollouts.observations import ObservationTokens, Transcript
 from lrl.rollouts.packing import Packer
+from lrl.rollouts.response_text import Decode
 from lrl.types import Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.agents import ADD
@@ -171,7 +172,7 @@ def play(
     """Plays a group of episodes with a plan, and scores it."""
     ends = frozenset(tokenizer.convert_tokens_to_ids(end) for end in CHATML.ends)
     tokens = ObservationTokens(tokenizer=tokenizer, ends=ends, opens=True, writes_prompt=True)
-    decode: Callable[[list[int]], str] = lambda ids: tokenizer.decode(  # noqa: E731
+    decode: Decode = lambda ids, before: tokenizer.decode(  # noqa: E731
         ids, skip_special_tokens=True
     )
     terms = EpisodeTerms(

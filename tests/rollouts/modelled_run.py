@@ -194,7 +194,7 @@ class ModelledRun:
             self.judges,
             self.ledger,
             Sampling(n=self.responses_each, max_tokens=MAX_TOKENS),
-            str,
+            lambda tokens, before: str(tokens),
             deadline_s=60.0,
             max_skipped=self.max_skipped,
             teaches_nothing=GroupMean().teaches_nothing,
@@ -213,7 +213,7 @@ class ModelledRun:
             timeout_s=1e9,
             stop_tokens=(),
             observations=lambda prompt: TokenObservations(),
-            decode=str,
+            decode=lambda tokens, before: str(tokens),
         )
         return Episodes(self.pool.generate, self.environments, terms)
 

@@ -119,7 +119,7 @@ def make_controller(
         scores,
         Ledger(pacing),
         sampling,
-        str,
+        lambda tokens, before: str(tokens),
         deadline_s=60.0,
         max_skipped=max_skipped,
         teaches_nothing=GroupMean().teaches_nothing,

@@ -114,7 +114,7 @@ def terms(vocabulary: int = 1000, **changed: Any) -> EpisodeTerms:
         "timeout_s": 1000.0,
         "stop_tokens": (STOP,),
         "observations": lambda prompt: Transcript(tokens, prompt, vocabulary),
-        "decode": str,
+        "decode": lambda tokens, before: str(tokens),
     }
     return EpisodeTerms(**settings | changed)
 
@@ -172,6 +172,30 @@ def test_the_first_observation_stands_after_the_prompt_and_is_none_of_the_policy
     assert {tuple(one.turns) for one in rollouts} == {(Turn(2, 3),), (Turn(2, 4), Turn(5, 6))}
 
 
+class Reads(Turns):
+    """Keeps the texts of turns, which it answers with `c` until the third."""
+
+    def start(self, prompt: str, **columns: Any) -> Observation:
+        self.texts: list[str] = []
+        return ""
+
+    async def reply(self, turn: str) -> Answer:
+        self.texts.append(turn)
+        return "c", len(self.texts) == 3, float(self.texts == ["8:4", "99:5", "99:6"])
+
+
+def test_the_text_of_a_turn_and_the_text_that_is_judged_are_read_with_what_stands_before() -> None:
+    """A tag that the prompt or an observation opens is part of them (`ResponseDecoder`)."""
+
+    def decode(tokens: Sequence[int], before: Sequence[int]) -> str:
+        return f"{before[-1]}:{tokens[0]}"
+
+    rollout = one(Here(Reads()), [[4, 2], [5, 2], [6, 2]], decode=decode)
+    assert rollout.turn_rewards == [0.0, 0.0, 1.0]
+    run(score(PROMPT, [rollout], decode, Judge(), judges_last_turn=True))
+    assert (rollout.text, rollout.judged) == ("8:4", "99:6")
+
+
 def test_what_the_policy_causes_is_cut_and_scored_by_its_name() -> None:
     turns = one(Here(Adds()), [[4, 2]] * 9, max_turns=3)
     assert turns.finish_reason == "turns" and len(turns.turns) == 3 and turns.cut
@@ -204,7 +228,7 @@ def test_what_the_environment_causes_fails_by_its_name_and_gets_no_reward() -> N
     slow = one(Here(Adds(seconds=30.0)), [[4, 2]] * 9, timeout_s=70.0)
     unreadable = one(Here(Adds()), [[990, 2, STOP]], vocabulary=1000)
     rollouts += [slow, unreadable]
-    run(score(PROMPT, rollouts, str, Judge()))
+    run(score(PROMPT, rollouts, lambda tokens, before: str(tokens), Judge()))
     kinds = [(one.reward_failure or "").partition(":")[0] for one in rollouts]
     assert kinds == [
         "tool_timeout",
@@ -314,7 +338,7 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
     tokens = ObservationTokens(tokenizer=tokenizer, ends=frozenset({end}), tools=[{"name": "add"}])
     settings: Any = {
         "observations": lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
-        "decode": tokenizer.decode,
+        "decode": lambda tokens, before: tokenizer.decode(tokens),
         "stop_tokens": (2, STOP),
     }
 

@@ -232,7 +232,7 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
         rewards,
         Ledger(pacing),
         sampling,
-        str,
+        lambda tokens, before: str(tokens),
         9.0,
         max_skipped,
         GroupMean().teaches_nothing,

@@ -173,7 +173,7 @@ class ModelEpisodes(Episodes):
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
             stop_tokens=(),
             observations=lambda prompt: ModelObservations(),
-            decode=lambda tokens: "",
+            decode=lambda tokens, before: "",
         )
         super().__init__(write, ModelEnvironments(shapes, lengths), terms)
 

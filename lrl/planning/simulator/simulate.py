@@ -127,7 +127,7 @@ class Simulation:
             rewards=NoRewards(),
             ledger=Ledger(pacing),
             sampling=Sampling(n=self.rollouts_per_group, max_tokens=2**62),
-            decode=lambda tokens: "",
+            decode=lambda tokens, before: "",
             deadline_s=float("inf"),
         )
         trainer = ModelTrainer(

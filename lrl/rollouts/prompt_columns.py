@@ -95,13 +95,16 @@ def messages_of(value: Any, where: str) -> list[Message]:
     return messages
 
 
+_UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+
+
 def _stored_messages(text: str) -> list[Message]:
     """Returns the messages of their JSON text, or of Python's as pandas writes it; none of another
     text."""
     if not text.lstrip().startswith("[") or "role" not in text:
         return []
     for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        with suppress(*_UNREADABLE):
             found = read(text.strip())
             return found if all(isinstance(one, dict) and "role" in one for one in found) else []
     return []

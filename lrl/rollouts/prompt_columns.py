@@ -13,7 +13,6 @@ import math
 import re
 import string
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from lrl.environments.base import Message
@@ -101,9 +100,11 @@ def _stored_messages(text: str) -> list[Message]:
     if not text.lstrip().startswith("[") or "role" not in text:
         return []
     for read in (json.loads, ast.literal_eval):
-        with suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        try:
             found = read(text.strip())
-            return found if all(isinstance(one, dict) and "role" in one for one in found) else []
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if all(isinstance(one, dict) and "role" in one for one in found) else []
     return []
 
 

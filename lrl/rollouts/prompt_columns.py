@@ -13,7 +13,6 @@ import math
 import re
 import string
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from lrl.environments.base import Message
@@ -95,18 +94,17 @@ def messages_of(value: Any, where: str) -> list[Message]:
     return messages
 
 
-_UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
-
-
 def _stored_messages(text: str) -> list[Message]:
     """Returns the messages of their JSON text, or of Python's as pandas writes it; none of another
     text."""
     if not text.lstrip().startswith("[") or "role" not in text:
         return []
     for read in (json.loads, ast.literal_eval):
-        with suppress(*_UNREADABLE):
+        try:
             found = read(text.strip())
-            return found if all(isinstance(one, dict) and "role" in one for one in found) else []
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if all(isinstance(one, dict) and "role" in one for one in found) else []
     return []
 
 

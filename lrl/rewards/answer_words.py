@@ -43,7 +43,7 @@ def choice_of(text: str) -> str | None:
 
 
 def _cleaned(text: str) -> str:
-    text = _without_markup(unicodedata.normalize("NFKC", text)).rstrip(".")
+    text = _without_markup(unicodedata.normalize("NFKC", text)).rstrip(". ")
     bracket = _IN_BRACKETS.fullmatch(text)
     return bracket[1].strip() if bracket else text
 

@@ -24,8 +24,8 @@ class ChatEndpoint(ModelEndpoint[Answer]):
     first_path = "/v1"
     answers_with = "chat completion"
     remedies = {
-        400: "See Judge.model, max_tokens, temperature, parameters and form (line, if the server knows "
-        "no JSON schema), and whether the response is too long for the judge",
+        400: "See Judge.model, max_tokens, temperature, parameters and form (line, if the server "
+        "knows no JSON schema), and whether the response is too long for the judge",
         401: "Set the key in the environment variable that Judge.api_key_env names",
         403: "Set a key with access to Judge.model in the variable that Judge.api_key_env names",
         404: "See Judge.url and Judge.model",

@@ -14,13 +14,15 @@ FORMULA = re.compile(
 )
 _BOX = r"\\(?:boxed|fbox)\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _NUMBER = (
-    r"[-+]?\\?\$?(?:\\[dtc]?frac\s*\{[^{}]*+\}\s*\{[^{}]*+\}|(?<!\d)(?<!\d[.,/])\.?\d++(?:[.,/]\d++)*+)"
+    r"[-+]?\\?\$?(?:\\[dtc]?frac\s*\{[^{}]*+\}\s*\{[^{}]*+\}"
+    r"|(?<!\d)(?<!\d[.,/])\.?\d++(?:[.,/]\d++)*+)"
     r"(?:\s*(?:\\times|\\cdot|[*/^])\s*\{?-?\d++\}?){0,3}+"
 )
 _PIECE = f"(?:{_BOX}|{FORMULA.pattern}|{_NUMBER})"
 _DENIAL = (
     r"(?:(?<![\s,;(])[\s,;(]++(?:(?:and|but)\s++)?)?+"
-    r"(?:\b(?:not|cannot|never|neither|nor|without|except|unlike|isnt|instead\s+of|anything\s+but|far\s+from|no\s+longer|rul(?:e|es|ed|ing)\s+out"
+    r"(?:\b(?:not|cannot|never|neither|nor|without|except|unlike|isnt|instead\s+of"
+    r"|anything\s+but|far\s+from|no\s+longer|rul(?:e|es|ed|ing)\s+out"
     r"|(?<!no more )(?<!no less )(?<!no fewer )(?<!not more )(?<!not less )than)\b|n['’]t\b)"
     r"(?:[\s*_:\"'({]|\b(?:[a-z]+ly|an?|be|been|equals?|to|the|just|even|number|value)\b)*+"
 )

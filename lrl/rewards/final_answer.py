@@ -17,6 +17,7 @@ denies (`denied`).
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from lrl.rewards.answer_words import words_of
@@ -70,7 +71,7 @@ def marked_answers(text: str) -> list[str]:
 
     `\boxed{1} and \boxed{2}` gives `["2", "1,2"]`. Empty if no box and no tag has a content.
     """
-    return _alone_and_listed(_trailing_list(text, _marked(text)))
+    return _alone_and_listed(_listed(text, _marked(text)))
 
 
 def final_answers(text: str) -> list[str]:
@@ -79,7 +80,7 @@ def final_answers(text: str) -> list[str]:
     Empty if the text has none of the forms above.
     """
     text, written = without_denied(text), text
-    marked = _trailing_list(text, _marked(text))
+    marked = _listed(text, _marked(text))
     if marked and text.startswith("<", marked[-1].start):
         return _stated_answers(marked[-1].content) or _alone_and_listed(marked)
     stated = _alone_and_listed(marked) or _stated_answers(text)
@@ -91,7 +92,7 @@ def _stated_answers(text: str) -> list[str]:
     *_, phrase = [None, *_PHRASE.finditer(text)]
     if phrase is not None and (found := _answers_of_sentence(text, phrase.end())):
         return found
-    if listed := _trailing_list(text, reversed(list(_formulas(text)))):
+    if listed := _listed(text, reversed(list(_formulas(text)))):
         value = _value_of(text, listed[-1])
         return _alone_and_listed(listed) if value is None else _answers_of_sentence(text, value)
     lines = text.strip().splitlines()
@@ -128,7 +129,7 @@ def _answers_of_sentence(text: str, start: int) -> list[str]:
     first = next((formula for formula in formulas if formula.start <= sentence.end()), None)
     begins_with_number = _NUMBER_FIRST.match(stated) is not None
     if first is not None and (first.start == start or not begins_with_number):
-        return _alone_and_listed(_leading_list(text, first, formulas), first)
+        return _alone_and_listed(_listed(text, chain([first], formulas)), first)
     numbers = numbers_in(stated) if first is not None or _is_prose(stated) else []
     if numbers:
         return [numbers[0].text + unit_at(numbers[0].rest)]
@@ -171,32 +172,21 @@ def _closing_brace(text: str, start: int) -> int:
 def _formulas(text: str, start: int = 0) -> Iterator[_Piece]:
     for formula in FORMULA.finditer(text, start):
         content = next(filter(None, formula.groups()), "")
-        unit = unit_at(text, formula.end()) if content[-1:].isdigit() else ""
+        is_number = content[-1:].isdigit() and not has_letters(content)
+        unit = unit_at(text, formula.end()) if is_number else ""
         yield _Piece(formula.start(), formula.end(), content + unit)
 
 
-def _trailing_list(text: str, from_the_end: Iterable[_Piece]) -> list[_Piece]:
-    """Returns the list of pieces that ends with the last one; often that one alone."""
+def _listed(text: str, pieces: Iterable[_Piece]) -> list[_Piece]:
+    """Returns the list that begins or ends with the first of the pieces; often that one alone."""
     listed: list[_Piece] = []
-    for piece in from_the_end:
-        if listed and not _is_separator(text, piece.end, listed[0].start):
-            break
-        listed.insert(0, piece)
-        if len(listed) == _LONGEST_LIST:
-            break
-    return listed
-
-
-def _leading_list(text: str, first: _Piece, others: Iterable[_Piece]) -> list[_Piece]:
-    """Returns the list of pieces that begins with `first`; often that one alone."""
-    listed = [first]
-    for piece in others:
-        if not _is_separator(text, listed[-1].end, piece.start):
-            break
+    for piece in islice(pieces, _LONGEST_LIST):
+        if listed:
+            left, right = sorted((listed[-1], piece))
+            if not _is_separator(text, left.end, right.start):
+                break
         listed.append(piece)
-        if len(listed) == _LONGEST_LIST:
-            break
-    return listed
+    return sorted(listed)
 
 
 def _is_separator(text: str, start: int, end: int) -> bool:

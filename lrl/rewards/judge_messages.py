@@ -26,7 +26,8 @@ class JudgeMessages:
     """
 
     def __init__(self, template: str, system: str | None, asked: str) -> None:
-        self.texts = [("user", [*_pieces("template", template), (f"\n\n{asked}", None)])]
+        pieces = [*_pieces("template", template), (f"\n\n{asked}", None)]
+        self.texts = [("user", pieces)]
         if system is not None:
             self.texts.insert(0, ("system", _pieces("system", system)))
         self.names = {name for _, pieces in self.texts for _, name in pieces if name is not None}

@@ -143,7 +143,9 @@ def _reference(columns: Mapping[str, Any]) -> str:
 
 def _has_words(final: str, words: frozenset[str]) -> bool:
     choice = choice_of(final)
-    return words_of(final, fewest_letters=1) == words or (choice is not None and words == {choice})
+    return words_of(_EQUALS.split(final)[-1], fewest_letters=1) == words or (
+        choice is not None and words == {choice}
+    )
 
 
 def _parsed(text: str) -> list[Any]:

@@ -178,6 +178,8 @@ def test_mathematics_in_unicode_is_the_same_as_in_latex(answer, response):
         ("True", "true", "False"),
         ("infinity", r"\infty", r"-\infty"),
         ("no", "No.", "on"),
+        (r"\text{even}", r"\text{even}.", r"\text{evne}."),
+        ("east", r"x = \text{east}", r"x = \text{seat}"),
         ("no", r"\text{no}", r"n \cdot o"),
         ("east", r"\text{the East}", "s e a t"),
         ("the derivative", "derivative", "the integral"),

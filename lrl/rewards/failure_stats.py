@@ -16,7 +16,7 @@ JUDGE_KINDS = {
     "judge_failed": (
         "See that the judge's endpoint answers; raise Judge.timeout_s and deadline_s if it is slow."
     ),
-    "judge_no_score": "Say in Judge.template how to write the score, or set Judge.pattern.",
+    "judge_no_score": "Take another judge, or another Judge.form: the answer was not in the form it asks for.",
     "judge_budget": "Raise Judge.max_calls.",
 }
 """Reasons for a response that a judge has not scored, each with its remedy."""

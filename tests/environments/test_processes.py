@@ -112,7 +112,7 @@ def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: boo
         async with asyncio.timeout(60):
             episode = made.open(prompt)
             await episode.begin()
-            await asyncio.sleep(3.0)  # the policy writes, for longer than a busy agent waits
+            await asyncio.sleep(8.0)  # the policy writes, for longer than a busy agent waits
             return await ending(episode.reply(say("go")))
 
     try:

@@ -10,6 +10,7 @@ import lrl.errors
 from tests.test_imports import ROOT, modules
 
 PRIVATE = {
+    "Gone",
     "BadCallError",
     "Deadlock",
     "JoinEnded",

@@ -26,7 +26,7 @@ import time
 import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,10 +81,10 @@ def link_clone(target: Path) -> None:
     """Links lrl, and writes its entry points as an installation would."""
     link(target / "lrl", ROOT / "lrl")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    name, version = project["name"], project["version"]
-    info = target / f"{name}-{version}.dist-info"
+    name, release = project["name"], project["version"]
+    info = target / f"{name}-{release}.dist-info"
     info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
     with (info / "entry_points.txt").open("w") as file:
         for group, entries in project["entry-points"].items():
             file.write(f"[{group}]\n")
@@ -100,12 +100,11 @@ def environment(target: Path) -> dict[str, str]:
 def serve_once() -> None:
     """Has vLLM answer one prompt with a tiny model of random weights, and prints what ran."""
     started = time.monotonic()
-    import torch
     import transformers
-    import vllm
+    from vllm import LLM, SamplingParams
 
-    for package in (torch, vllm, transformers):
-        print(package.__name__, package.__version__, flush=True)
+    for package in ("torch", "transformers"):
+        print(package, version(package), flush=True)
     plugins = entry_points(group="vllm.general_plugins", name="lrl")
     assert [plugin.load() for plugin in plugins], "vLLM does not find lrl's plugin"
     config = transformers.LlamaConfig(
@@ -118,14 +117,14 @@ def serve_once() -> None:
     )
     with tempfile.TemporaryDirectory() as model:
         transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(model)
-        engine = vllm.LLM(
+        engine = LLM(
             model,
             skip_tokenizer_init=True,
             enforce_eager=True,
             kv_cache_memory_bytes=2**26,
             gpu_memory_utilization=0.1,
         )
-    sampling = vllm.SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True, detokenize=False)
     (answer,) = engine.generate({"prompt_token_ids": [1, 2, 3]}, sampling, use_tqdm=False)
     assert len(answer.outputs[0].token_ids) == 8, answer
     print(f"vLLM answered after {time.monotonic() - started:.0f} s", flush=True)

@@ -37,6 +37,7 @@ NEEDED: dict[str, Any] = {
     "source": [{"prompt": "1+1="}],
     "tasks": "leg_counting",
     "jobs": 1,
+    "template": "{response}",
 }
 """What classes need besides."""
 
@@ -66,11 +67,14 @@ def test_a_word_that_a_setting_does_not_know_is_refused(kind: type, setting: str
     """A script may give any: such a `data.stragglers` neither waited nor masked, and tokens of any
     age were trained."""
     parameters = inspect.signature(kind).parameters
+    required = inspect.Parameter.empty
     needed = {name: value for name, value in NEEDED.items() if name in parameters}
     if "tasks" in parameters:
         pytest.importorskip("reasoning_gym")
     if "url" in parameters:
-        needed = {"url": "http://127.0.0.1:1"}
+        needed = {"url": "http://127.0.0.1:1"} | {
+            name: value for name, value in needed.items() if parameters[name].default is required
+        }
     with pytest.raises(ConfigError, match=f"{setting} is 'odd'"):
         kind(**needed | {setting: "odd"})
 

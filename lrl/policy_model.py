@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lrl.distributed.collective import collective
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
+from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text
 from lrl.rollouts.stop_tokens import stop_tokens
@@ -42,6 +43,7 @@ from lrl.training.model import (
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.training.reference import Reference
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
+from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.shared_passes import shared_passes
 from lrl.training.tree_cost import attention_tokens_of
@@ -59,9 +61,11 @@ class PolicyModel(L.LightningModule):
     reference's."""
 
     model: str
+    objective: Objective
     lora: LoRA | None
     reference: Reference | None
     critic: Critic | None
+    schedule: Schedule
     dtype_name: Dtype
     attention: str | None
     gradient_checkpointing: bool

@@ -76,7 +76,6 @@ def newest_checkpoint(trainer: L.Trainer) -> str | None:
             "the run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path "
             "out."
         )
-        return None
     latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
     candidates = [path for paths in runs for path in paths] if named else latest
     return _newest(candidates)

@@ -104,7 +104,7 @@ def run_command(words: list[str]) -> int:
     if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
         from lrl.cli import fit_help
 
-        sys.stdout.write(fit_help.text(words[0], ", ".join(sorted(recipes()))))
+        sys.stdout.write(fit_help.text(words[0], sorted(recipes())))
         return 0
     try:
         words = with_recipe_paths(words)
@@ -127,9 +127,8 @@ def run_lightning(words: Sequence[str]) -> int:
     # Before torch is imported; see lrl.system.cpu_affinity.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with quick_imports():
-        from lrl.cli.interpolation import from_the_root
         from lrl.cli.lightning import LrlCLI
-        from lrl.system import config_errors
+        from lrl.cli.parsing import from_the_root
         from lrl.system.signals import exit_status
 
     with_current_folder()  # also for classes, which LightningCLI finds
@@ -139,8 +138,7 @@ def run_lightning(words: Sequence[str]) -> int:
         *from_the_root(words, words[0]),
     ]
     try:
-        with config_errors.collected():
-            LrlCLI()
+        LrlCLI()
     except KeyboardInterrupt:  # before the run listens for signals, or after it
         return exit_status(signal.SIGINT)
     except LrlCLI.expected_errors as error:

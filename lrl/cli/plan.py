@@ -357,9 +357,11 @@ def base_recipe(name: str) -> Path:
     path = recipes().get(name, Path(name))
     if not path.is_file():
         raise FileNotFoundError(f"--base is {name!r}; give a YAML file or one of {known}.")
-    text, fault = config_file.read(path)
-    if fault := fault or config_file.fault_of(text):
-        raise ValueError(f"--base {name}{fault}")
+    text = config_file.read(path)
+    try:
+        config_file.check(text)
+    except ValueError as error:
+        raise ValueError(f"--base {name}: {error}") from error
     recipe = yaml.safe_load(text)
     parts = ("model", "data", "trainer")
     if not isinstance(recipe, dict) or not all(

@@ -14,7 +14,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lrl.cli.interpolation import from_the_root
+from lrl.cli.parsing import from_the_root
 from lrl.cli.ray_request import RayRequest
 from lrl.cli.recipes import with_recipe_paths
 from lrl.errors import RayRunError

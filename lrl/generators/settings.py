@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from lrl.system.config_errors import fault, noting, one_of
+from lrl.system.config_errors import fault, one_of
 from lrl.system.endpoint import LOOPBACK, Endpoint
 
 ServerDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -146,8 +146,7 @@ class ServerSettings:
         for name in self.extra_args:
             _check_flag(name, setting_names)
         _check_speculation(self.extra_args)
-        with noting():
-            self.endpoint.check()
+        self.endpoint.check()
 
     @property
     def endpoint(self) -> Endpoint:
@@ -174,7 +173,6 @@ def _check_flag(name: str, setting_names: set[str]) -> None:
             f"{where} is no name of a flag of vLLM: give the name alone, such as "
             "enable_expert_parallel, and its value."
         )
-        return
     flag = _switch(name)
     # argparse takes the beginning of a flag's name for the flag.
     if taken := sorted(one for one in setting_names if one.startswith(flag)):
@@ -198,7 +196,6 @@ def _check_speculation(extra_args: dict[str, Any]) -> None:
                 f"{where}: give speculative decoding as one mapping, speculative-config: {{method: "
                 f"..., ...}}, and not as {name!r}."
             )
-            continue
         sampler = {dashed(key): found for key, found in value.items()}.get(
             "rejection-sample-method", "standard"
         )

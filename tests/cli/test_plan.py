@@ -403,7 +403,7 @@ def out_of(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
             ["--cluster", "8xH100", "--lengths", "lognormal:mean=5,max=inf"],
             "--lengths is 'lognormal:mean=5,max=inf'",
         ),
-        (["--cluster", "8xH100", "--base", "no_yaml"], "--base no_yaml, line 1, column 5"),
+        (["--cluster", "8xH100", "--base", "no_yaml"], "--base no_yaml: line 1, column 5"),
         (
             ["--cluster", "8xH100", "--base", "no_recipe"],
             "--base is 'no_recipe', which is no recipe",

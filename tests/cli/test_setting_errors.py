@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+import lrl
+from lrl.cli import fit_help
 from lrl.cli.setting_errors import explain
+from lrl.system import aliases
 
 ELSEWHERE = {
     "num_generations": "data.rollouts_per_group",
     "actor_rollout_ref.rollout.n": "data.rollouts_per_group",
     "learning_rate": "model.lr",
     "max_completion_length": "data.max_response_tokens",
-    "data.max_prompt_length": "data.max_prompt_tokens",
-    "beta": "model.reference.coefficient",
-    "clip_ratio_high": "epsilon_high",
-    "train_batch_size": "data.groups_per_step",
-    "num_iterations": "There is none",
-    "top_p": "There is none",
+    "beta": "model.reference",
+    "num_iterations": "There is none here",
     "Max-Staleness": "data.max_lag",
 }
 
@@ -31,49 +32,33 @@ def test_a_setting_of_another_library_is_answered_with_the_one_here(name: str, o
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("--max_lag", "--data.max_lag"),
-        ("--modle.lr", "--model.lr"),
-        ("--data.max_lagg", "--data.max_lag"),
-        ("--dtype", "--model.dtype or --trainer.strategy.server.dtype"),
-        ("--lr_schedule", "--model.schedule"),
+        ("--max_lag", "data.max_lag"),
+        ("--data.max_lagg", "data.max_lag"),
+        ("--dtype", "model.dtype or trainer.strategy.server.dtype"),
+        ("--lr_schedule", "model.schedule"),
     ],
 )
 def test_a_misspelt_setting_is_answered_with_the_nearest_one(word: str, meant: str) -> None:
     assert explain(f"unrecognized arguments: {word} 8").endswith(f"Did you mean {meant}?")
 
 
-@pytest.mark.parametrize(
-    "word", ["--data.num_rollout_workers", "--model.foo", "--trainer.strategy.colocate", "--x"]
-)
+@pytest.mark.parametrize("word", ["--data.num_rollout_workers", "--trainer.strategy.colocate"])
 def test_what_is_like_no_setting_is_answered_with_none(word: str) -> None:
     assert explain(f"unrecognized arguments: {word} 8") == f"{word}: there is no such setting."
 
 
-NESTED = """Parser key "data":
-    - Problem with given class_path 'lrl.RolloutDataModule':
-        Parser key "environment":
-          {}
-"""
+def test_every_setting_and_class_of_an_answer_exists() -> None:
+    known = {*fit_help.all_settings(), "trainer.logger", "--ckpt_path"}
+    for answer in aliases.SETTINGS:
+        assert set(re.findall(r"\b(?:model|data|trainer)(?:\.\w+)+", answer)) <= known, answer
+    for answer in aliases.OBJECTIVES.values():
+        assert all(hasattr(lrl.objectives, name) for name in re.findall(r"objective (\w+)", answer))
+        assert all(
+            hasattr(lrl.advantages, name) for name in re.findall(r"advantages (\w+)", answer)
+        )
 
 
-def test_a_text_in_the_place_of_a_list_is_told_that_it_must_be_one() -> None:
-    of_tools = """- Problem with given class_path 'lrl.environments.Tools':
-                Parser key "tools":
-                  Expected a <class 'collections.abc.Sequence'>. Got value: my_tools.look"""
-    assert explain(NESTED.format(of_tools)) == (
-        "data.environment.tools is 'my_tools.look'; it must be a list, as in [1, 2]."
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("environment.py:Guess", " Did you mean environment.Guess?"),
-        ("./games/guess.py:Guess", " Did you mean games.guess.Guess?"),
-        ("games.guess:", ""),
-    ],
-)
-def test_a_class_that_is_named_as_a_function_of_a_file_is_answered(name: str, meant: str) -> None:
-    text = explain(NESTED.format(f"Unexpected import path format: {name}"))
-    assert text.startswith(f"data.environment is {name!r}; it takes the name of a class")
-    assert text.endswith(f"follows --config.{meant}")
+def test_no_alias_is_a_setting_that_there_is() -> None:
+    own = {name.rpartition(".")[2] for name in fit_help.all_settings()} - {"seed"}
+    elsewhere = {word for names in aliases.SETTINGS.values() for word in names.split()}
+    assert not own & {*elsewhere, *aliases.ABSENT.split()}, "`seed` is that of a data set's order"

@@ -1,7 +1,7 @@
 """What a typed value becomes: texts stay as they are, files are named and not read, short forms
 become classes.
 
-Covers lrl/cli/typed_values.py, short_forms.py.
+Covers lrl/cli/parsing.py.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ import json
 
 Words = tuple[str, ...]
 Case = tuple[Words, Words]
-TOGETHER = 8
-"""Cases of one run at most: an error names as many faults."""
 
 
 def setting(name: str, value: object, *named: str) -> Case:
@@ -58,32 +56,3 @@ def evaluation(settings: dict[str, object], *named: str) -> Case:
 
 def only(*callbacks: str) -> Words:
     return "--trainer.callbacks", json.dumps([{"class_path": name} for name in callbacks])
-
-
-def runs_of(cases: dict[str, Words]) -> list[list[str]]:
-    """Divides cases among runs: of one run, no case changes a setting of another one."""
-    runs: list[list[str]] = []
-    for name, words in cases.items():
-        fitting = (
-            run
-            for run in runs
-            if len(run) < TOGETHER
-            and not any(share_a_setting(words, cases[other]) for other in run)
-        )
-        if (run := next(fitting, None)) is None:
-            runs.append([name])
-        else:
-            run.append(name)
-    return runs
-
-
-def share_a_setting(one: Words, other: Words) -> bool:
-    """Whether both change the same setting, or one a setting of an object that the other makes; a
-    file may change any."""
-    ours, others = (
-        [f"{word.rstrip('+')}." for word in words if word.startswith("--")]
-        for words in (one, other)
-    )
-    return "--config." in ours + others or any(
-        a.startswith(b) or b.startswith(a) for a in ours for b in others
-    )

@@ -312,7 +312,7 @@ DATA: dict[str, list[Any] | bytes] = {
 
 def checkpoints(model: Path) -> dict[str, dict[str, Any]]:
     """What Lightning would have saved after one step, right and wrong."""
-    from lrl.preflight.model_folder import shape_of
+    from lrl.preflight.model import shape_of
 
     sizes = shape_of(str(model), None).tensors
     weights = {f"network.{name}": torch.zeros(size) for name, size in sizes.items()}

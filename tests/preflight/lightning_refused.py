@@ -52,7 +52,7 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "num_sanity_val_steps": (
         {"num_sanity_val_steps": 1},
-        ("trainer.num_sanity_val_steps=1", "at step 0"),
+        ("trainer.num_sanity_val_steps=1", *EVALUATION),
     ),
     "limit_val_batches": (
         {"limit_val_batches": 4},
@@ -62,17 +62,13 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"limit_test_batches": 4},
         ("trainer.limit_test_batches=4",),
     ),
-    "limit_train_batches=0": (
-        {"limit_train_batches": 0},
-        ("trainer.limit_train_batches is 0", "lrl validate"),
-    ),
     "overfit_batches": (
         {"overfit_batches": 2},
         ("trainer.overfit_batches=2", "data.prompts.limit"),
     ),
     "sync_batchnorm": ({"sync_batchnorm": True}, ("trainer.sync_batchnorm=True", "no batch norm")),
     "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
-    "barebones": ({"barebones": True}, ("trainer.barebones=True", "lrl.callbacks.Throughput")),
+    "barebones": ({"barebones": True}, ("trainer.barebones=True", "metrics")),
 }
 
 CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {

@@ -3,13 +3,11 @@ starts.
 
 Every case changes one thing on the command line of a small run that is right in everything.
 
-Covers lrl/preflight/checkpoint.py, datasets.py, disagreements.py, folders.py, model_folder.py,
-monitors.py, policy.py, lrl/cli/null_values.py.
+Covers lrl/preflight/checkpoint.py, data.py, model.py, lrl/cli/setting_errors.py.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -28,19 +26,16 @@ from lrl.cli.lightning import USUAL_CALLBACKS
 from lrl.cli.main import main
 from lrl.cli.recipes import recipes
 from lrl.generators.server import Server
-from lrl.preflight import resources, settings
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
+from lrl.weights.staged_file import SHARED_MEMORY
 from tests.preflight.bad_files import DATA, MODELS, RESUMES
 from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER, WORDS
-from tests.preflight.bad_words import evaluation, monitor, only, runs_of
+from tests.preflight.bad_words import only
 from tests.preflight.broken_inputs import make
 
-FOUND_TOGETHER = SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
-CASES = WORDS | FOUND_TOGETHER
-RUNS = runs_of({name: words for name, (words, _) in FOUND_TOGETHER.items()})
-"""A command takes a core half a second, and names all faults that it finds."""
+CASES = WORDS | SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
 Run = Callable[..., tuple[int, str]]
 
 
@@ -100,80 +95,19 @@ def message(printed: str) -> str:
 FIT = ("fit", "--config", "{in}/run.yaml")
 
 
-@pytest.mark.parametrize("cases", [[case] for case in WORDS] + RUNS, ids=lambda cases: cases[0])
-def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(
-    cases: list[str], run: Run
-) -> None:
-    """As for a user who mends what is named, until nothing is left."""
-    left = cases
-    while left:
-        named = named_by(run, left)
-        if not named:
-            assert len(left) > 1, left
-            break
-        left = [case for case in left if case not in named]
-    for case in left:  # some mend one another
-        assert named_by(run, [case])
-
-
-def named_by(run: Run, cases: list[str]) -> list[str]:
-    """Returns the cases of a run that its error names."""
-    try:
-        status, output = run(*FIT, *(word for case in cases for word in CASES[case][0]))
-    except (ServerReached, KeyError):
-        return []
-    assert status == 2
-    assert len(output.splitlines()) <= 10, output
-    assert "Traceback" not in output and "Expected a <class" not in output, output
-    assert len(cases) > 1 or "cannot work:" not in output, "one fault is said once"
-    named = [case for case in cases if is_named(case, output)]
-    assert named or len(cases) > 1, output
-    return named
-
-
-def is_named(case: str, output: str) -> bool:
-    """Whether one fault of those in an error has all names of the case."""
-    _, several, faults = output.partition("cannot work:\n")
-    return any(
-        all(name in fault for name in CASES[case][1])
-        for fault in (faults.splitlines() if several else [output])
-    )
-
-
-def test_a_setting_of_another_class_is_not_taken_for_one_that_it_is_only_like(run: Run) -> None:
-    words = ("--trainer.callbacks+", "Throughput", "--trainer.callbacks.every_n_steps", "5")
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run: Run) -> None:
+    words, named = CASES[case]
     status, output = run(*FIT, *words)
     assert status == 2
-    assert output == (
-        "lrl: error: trainer.callbacks.every_n_steps: lrl.callbacks.Throughput has no such setting."
-    )
+    assert all(name in output for name in named), output
+    assert len(output.splitlines()) <= 5, output
+    assert "Traceback" not in output and "Expected a <class" not in output, output
 
 
-def test_there_are_eighty_cases() -> None:
+def test_no_case_hides_another() -> None:
     kinds = (WORDS, SETTINGS, TRAINER, SERVERS, DATA, MODELS, RESUMES)
-    assert len(CASES) == sum(map(len, kinds)) >= 80
-
-
-def test_a_character_that_a_policy_cannot_spell_is_named_before_the_policy_is_made(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.quickstart.warmup.make_policy", lambda *_: pytest.fail("it is made"))
-    words = ("--model.model", "lrl.quickstart.warmup:policy")
-    status, output = run(*FIT, *words, "--data.prompts.source", "{in}/data/letters.jsonl")
-    assert status == 2 and len(output.splitlines()) == 1
-    assert "Row 0 of letters" in output and "'H', which it has no token for" in output
-
-
-def test_a_machine_without_the_library_of_vllms_cpu_build_is_told_what_to_install(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lrl.generators.cpu_backend.LIBRARY", "libnowhere.so.1")
-    status, output = run(*FIT)
-    assert status == 2
-    assert (
-        "vLLM's CPU build needs libnowhere.so.1, which is not here. Type: sudo apt-get install "
-        "libnuma1" in output
-    ), output
+    assert len(CASES) == sum(map(len, kinds))
 
 
 HEALTHY = {
@@ -235,15 +169,10 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("cases", runs_of(HEALTHY), ids=lambda cases: cases[0])
-def test_a_healthy_run_is_not_refused(cases: list[str], run: Run) -> None:
-    with pytest.raises((ServerReached, KeyError)) as reached:
-        run(*FIT, *(word for case in cases for word in HEALTHY[case]))
-    assert (
-        reached.type is ServerReached
-        or "callbacks" in str(reached.value)
-        or "loops" in str(reached.value)
-    )
+@pytest.mark.parametrize("case", HEALTHY)
+def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
+    with pytest.raises(ServerReached):
+        run(*FIT, *HEALTHY[case])
 
 
 def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
@@ -275,13 +204,9 @@ def test_no_rank_is_started_for_a_strategy_without_generators(
     monkeypatch.setattr(
         f"{launcher}._call_children_scripts", lambda self: pytest.fail("a rank was started")
     )
-    status, output = run(
-        *FIT, "--trainer.strategy", "ddp", "--model.model", "{in}/models/no-weights"
-    )
+    status, output = run(*FIT, "--trainer.strategy", "ddp")
     assert status == 2
-    assert (
-        "trainer.strategy is ddp, which has no generators" in output and "has no weights" in output
-    )
+    assert "trainer.strategy is ddp, which has no generators" in output
 
 
 LOGGED = (
@@ -354,51 +279,6 @@ def test_the_quickstart_is_not_refused(run: Run, quickstart_policy: Path) -> Non
         )
 
 
-MANY = {
-    "data.groups_per_step is 0": ("--data.groups_per_step", "0"),
-    "AIPO(rho=0.5)": ("--model.objective", "AIPO", "--model.objective.rho", "0.5"),
-    "gradient_clip_val=1": ("--trainer.gradient_clip_val", "1"),
-    "no column 'question'": ("--data.prompts.prompt_column", "question"),
-    "model.schedule='cosine'": ("--model.schedule", "cosine", "--trainer.max_steps", "-1"),
-    "lacks weights": ("--model.model", "{in}/models/more-layers"),
-    "no such file": ("--ckpt_path", "{tmp}/none.ckpt"),
-}
-
-
-def test_all_faults_are_reported_together(run: Run) -> None:
-    status, output = run(*FIT, *(word for words in MANY.values() for word in words))
-    assert status == 2
-    assert all(name in output for name in MANY), output
-    assert output.startswith(f"lrl: error: {len(MANY)} things cannot work:")
-    assert len(output.splitlines()) == 1 + len(MANY)
-
-
-def test_more_faults_than_ten_lines_hold_are_counted(run: Run) -> None:
-    zeros = (
-        "micro_batch_tokens",
-        "max_prompt_tokens",
-        "max_response_tokens",
-        "temperature",
-        "rollout_timeout_s",
-    )
-    more = [word for name in zeros for word in (f"--data.{name}", "0")]
-    status, output = run(*FIT, *(word for words in MANY.values() for word in words), *more)
-    lines = output.splitlines()
-    assert status == 2 and len(lines) == 10, output
-    assert lines[0].startswith("lrl: error: 12 things") and lines[-1] == "  and 4 more"
-
-
-def test_a_trainer_that_cannot_be_built_does_not_hide_the_faults_of_data_and_model(
-    run: Run,
-) -> None:
-    words = ("--trainer.devices", "1", "--data.prompts.source", "{in}/data/empty.jsonl")
-    status, output = run(*FIT, *words, "--model.model", "{in}/models/no-weights")
-    assert status == 2
-    assert all(name in output for name in ("generator_devices", "is empty", "has no weights")), (
-        output
-    )
-
-
 def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wrong(
     run: Run, tmp_path: Path
 ) -> None:
@@ -408,32 +288,6 @@ def test_a_function_that_makes_the_model_is_not_run_while_something_else_is_wron
     assert "max_lag" in output and "takes long" not in output
     _, output = run(*FIT, *words[:2])
     assert "model.model" in output.replace("model=", "model.model=") and "takes long" in output
-
-
-def test_a_script_gets_the_same_faults_as_one_error(
-    inputs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import lightning as L
-
-    from lrl.callbacks import WeightSync
-
-    monkeypatch.setattr(Server, "start", lambda server: pytest.fail("a server was started"))
-    policy = lrl.PolicyModule(str(inputs / "models/no-weights"), schedule="linear")
-    data = lrl.RolloutDataModule([{"prompt": "1"}], [lrl.rewards.ExactMatch()], groups_per_step=2)
-    settings = {"max_epochs": 1, "logger": False, "accelerator": "cpu", "gradient_clip_val": 1.0}
-    trainer = L.Trainer(
-        devices=2, strategy=lrl.AsyncSingleDevice(), callbacks=[WeightSync()], **settings
-    )
-    with pytest.raises(ValueError) as caught:
-        trainer.fit(policy, data)
-    for name in (
-        "gradient_clip_val",
-        "model.schedule",
-        "has no weights",
-        "data.groups_per_step",
-        "'answer'",
-    ):
-        assert name in str(caught.value)
 
 
 def test_a_run_behind_one_that_was_refused_starts_its_own_ranks(run: Run) -> None:
@@ -451,10 +305,10 @@ def test_numbers_that_are_compared_differ_in_the_message(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 800_000  # bytes, of the megabyte that the checkpoint takes
-    disk = SimpleNamespace(total=2**40, used=0, free=free)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: disk)
+    disk, memory = (SimpleNamespace(total=2**40, used=0, free=size) for size in (free, 2**40))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: memory if path == SHARED_MEMORY else disk)
     status, output = run(*FIT)
-    found = re.search(r"where (\S+) GiB are free, and a checkpoint takes (\S+)\. Free some", output)
+    found = re.search(r"(\S+) GiB are free, and a checkpoint takes (\S+)\. Choose", output)
     assert status == 2 and found is not None, output
     assert float(found[1]) == pytest.approx(free / 2**30, rel=0.1) and float(found[2]) > float(
         found[1]
@@ -481,7 +335,7 @@ def test_numbers_that_are_compared_differ_in_the_message(
         (
             "shutil.disk_usage",
             lambda path: NOTHING_FREE,
-            ("/dev/shm", "remount", "trainer.default_root_dir", "checkpoint"),
+            ("/dev/shm", "remount"),
         ),
     ],
 )
@@ -498,74 +352,12 @@ def test_too_little_memory_is_an_error_with_its_parts(
     assert all(name in output for name in named), output
 
 
-def test_memory_that_a_full_micro_batch_may_not_have_gives_a_warning(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    least = resources.GIB + 5 * 2**19  # keys and values, and the weights of this small policy
-    free = SimpleNamespace(available=least, total=2**40)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
-    with pytest.raises(ServerReached):
-        run(*FIT)
-    assert "Memory: a full micro-batch takes about 0.0" in caplog.text, caplog.text
-    assert "lower data.micro_batch_tokens" in caplog.text
-
-
 def test_the_room_of_pull_counts_the_generators_files(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
     status, output = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
     assert status == 2 and "strategy.weight_transfer pull takes" in output
-
-
-def test_a_tight_or_odd_setting_gives_a_warning(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    sizes = ("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2")
-    words = (
-        *FIT,
-        *sizes,
-        "--model.warmup_steps",
-        "9",
-        "--data.prompts.source",
-        "{in}/data/twins.jsonl",
-    )
-    words = (*words, "--model.lr", "0")
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*words)
-    for name in (
-        "data.micro_batch_tokens is 8",
-        "max_num_seqs 2",
-        "model.warmup_steps is 9",
-        "8 of the 16 prompts",
-        "lr is 0",
-    ):
-        assert name in caplog.text
-
-
-def test_a_checkpoint_that_would_keep_the_worst_accuracy_gives_a_warning(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    words = (*evaluation({})[0], *monitor("ModelCheckpoint", "eval/rows/accuracy"))
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*FIT, *words)
-    assert "ModelCheckpoint.monitor is 'eval/rows/accuracy' with mode min" in caplog.text
-    caplog.clear()
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*FIT, *words, "--trainer.callbacks.mode", "max")
-    assert "with mode min" not in caplog.text
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_a_number_format_in_which_the_cpu_is_slow_gives_a_warning(
-    fast: bool, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, "computes_in", lambda dtype: fast or dtype == "float32")
-    halves = {"--trainer.strategy.server.dtype": "bfloat16", "--trainer.precision": "bf16-mixed"}
-    words = [word for pair in halves.items() for word in pair]
-    with caplog.at_level(logging.WARNING), pytest.raises(ServerReached):
-        run(*FIT, "--model.dtype", "float32", *words)
-    assert ("strategy.server.dtype computes in bfloat16" in caplog.text) != fast
-    assert ("trainer.precision computes in bfloat16" in caplog.text) != fast
-    assert "model.dtype computes" not in caplog.text
 
 
 def test_the_command_itself_ends_with_status_2_and_no_traceback(

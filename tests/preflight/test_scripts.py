@@ -71,7 +71,7 @@ def test_a_fit_without_data_names_the_data_module(quickstart_policy: object) -> 
         accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
     )
     with pytest.raises(
-        lrl.ConfigError, match="trainer.fit has got no data: give a lrl.RolloutDataModule"
+        lrl.ConfigError, match="trainer.fit has no data: give it a lrl.RolloutDataModule"
     ):
         trainer.fit(lrl.PolicyModule(str(quickstart_policy)))
 
@@ -82,5 +82,5 @@ def test_a_verb_is_named_as_it_is_called(verb: str, quickstart_policy: object) -
         accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
     )
     data = lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()])
-    with pytest.raises(lrl.ConfigError, match=f"^trainer.{verb} has nothing to run"):
+    with pytest.raises(lrl.ConfigError, match=f"^trainer.{verb}: an lrl policy"):
         getattr(trainer, verb)(lrl.PolicyModule(str(quickstart_policy)), datamodule=data)

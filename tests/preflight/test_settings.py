@@ -1,15 +1,13 @@
 """Settings that cannot work together are refused before anything starts: scorers that could not join
-or could not import the rewards, and ranks without work."""
+or could not import the rewards."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import pytest
 
 import lrl
@@ -29,12 +27,7 @@ from lrl.objectives import (
     Objective,
     Tokens,
 )
-from lrl.preflight.settings import (
-    check_ranks,
-    check_reward_launcher,
-    check_skipping,
-    warn_without_end,
-)
+from lrl.preflight.settings import check_launchers, check_skipping
 from lrl.rewards import GSM8K, RewardPool
 
 TOKEN = "a-token-that-is-long-enough"
@@ -45,7 +38,9 @@ def of_the_script(prompt: str, response: str, **columns: object) -> float:
 
 
 def data_with(*rewards: Any) -> Any:
-    return SimpleNamespace(reward_launcher=Given(1), reward_pool=RewardPool(rewards))
+    return SimpleNamespace(
+        reward_launcher=Given(1), reward_pool=RewardPool(rewards), trains=True, environment=None
+    )
 
 
 def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(
@@ -55,9 +50,9 @@ def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(
     with pytest.raises(
         ConfigError, match=r"data.reward_launcher is Given, and LRL_TOKEN is not set.*openssl rand"
     ):
-        check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
+        check_launchers(lrl.AsyncSingleDevice(), data_with(GSM8K()))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    check_reward_launcher(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
+    check_launchers(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
     assert data.reward_launcher.setting == "data.reward_launcher"
 
 
@@ -73,7 +68,7 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         ConfigError,
         match="'of_the_script', which is defined in the script that runs.*on each of them",
     ):
-        check_reward_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
+        check_launchers(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
 
 
 class Spread(Objective):
@@ -113,31 +108,3 @@ def test_groups_of_equal_rewards_are_not_skipped_where_something_else_has_a_grad
         check_skipping(policy, data)
     data.max_skipped_per_step = 0
     check_skipping(policy, data)
-
-
-@pytest.mark.parametrize(("verb", "ranks"), [("fit", 4), ("validate", 1), ("validate", 4)])
-def test_ranks_without_work_are_refused(verb: str, ranks: int) -> None:
-    trainer: Any = SimpleNamespace(world_size=ranks, state=SimpleNamespace(fn=verb))
-    refused = verb == "validate" and ranks > 1
-    with (
-        pytest.raises(ValueError, match="Lower trainer.devices by 3") if refused else nullcontext()
-    ):
-        check_ranks(trainer)
-
-
-@pytest.mark.parametrize(
-    ("ends", "warned"),
-    [
-        ({}, True),
-        ({"max_steps": 5}, False),
-        ({"max_epochs": 1}, False),
-        ({"max_time": "01:00:00:00"}, False),
-    ],
-)
-def test_a_run_that_nothing_ends_is_warned_of(
-    ends: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer = L.Trainer(**{"max_steps": -1, "max_epochs": -1, "accelerator": "cpu"} | ends)
-    with caplog.at_level(logging.WARNING):
-        warn_without_end(trainer)
-    assert ("Nothing ends this run" in caplog.text) is warned

@@ -2,7 +2,7 @@
 transformers. The endpoints are real servers.
 
 Covers lrl/generators/pooling_server.py, lrl/members/reward_models.py,
-lrl/preflight/reward_models.py, lrl/rewards/score_endpoint.py.
+lrl/rewards/score_endpoint.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import odd_rewards  # noqa: E402
 from judge_server import CLOSE, HANG, ScoreServer, fails, gives, served  # noqa: E402
+from lrl.preflight.reward_models import check_reward_models  # noqa: E402
 from scenes import counted, rollouts_of, scored  # noqa: E402
 
 from lrl.checkpoints.made_with import fingerprint  # noqa: E402
@@ -34,7 +35,6 @@ from lrl.generators.pooling_server import PoolingServer  # noqa: E402
 from lrl.generators.settings import ServerSettings  # noqa: E402
 from lrl.members.launchers import Given  # noqa: E402
 from lrl.members.reward_models import RewardModels  # noqa: E402
-from lrl.preflight.reward_models import check_reward_models  # noqa: E402
 from lrl.rewards import (  # noqa: E402
     Reward,
     RewardModel,

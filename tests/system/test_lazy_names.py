@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from lrl.cli.bare_names import ROOMS
+from lrl.cli.parsing import ROOMS
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -28,6 +28,4 @@ def test_an_objective_of_another_library_is_answered_in_a_script_too() -> None:
     script = "import lrl; lrl.objectives.GRPO()"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     last = ran.stderr.splitlines()[-1]
-    assert last.endswith(
-        "It is PPO with the group's advantages: --model.objective PPO --data.advantages GRPO."
-    )
+    assert last.endswith("Here it is --model.objective PPO --data.advantages GRPO.")

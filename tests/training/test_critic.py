@@ -19,8 +19,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
-from lrl.preflight.model_folder import shape_of
-from lrl.preflight.policy import check_critic
+from lrl.preflight.model import check_beside, shape_of
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.critic import Critic
@@ -342,12 +341,12 @@ def test_a_critics_setting_out_of_range_is_refused(setting: dict[str, Any]) -> N
         Critic(**setting)
 
 
-def test_a_critics_model_needs_the_policys_vocabulary_and_counts_in_the_memory(
+def test_a_critics_model_needs_the_policys_vocabulary(
     folder: str, other_folder: str, tmp_path: Path
 ) -> None:
     shape = shape_of(folder, None)
-    other = PolicyModule(folder, critic=Critic(other_folder))
-    assert check_critic(other, shape) == shape_of(other_folder, None).parameters
+    policy = PolicyModule(folder)
+    check_beside(other_folder, "model.critic.model", policy, shape)
     wide = save_model(tmp_path, LlamaConfig(**SIZES | {"vocab_size": 64}))
-    with pytest.raises(ConfigError, match="has 64 tokens .* 32: a critic needs the policy's"):
-        check_critic(PolicyModule(folder, critic=Critic(wide)), shape)
+    with pytest.raises(ConfigError, match=r"critic.model=.* has 64 tokens .* 32"):
+        check_beside(wide, "model.critic.model", policy, shape)

@@ -33,7 +33,7 @@ from transformers import (
 from lrl.cli.export import main as export
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
-from lrl.preflight.model_folder import shape_of
+from lrl.preflight.model import shape_of
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.model import checkpoint_weights

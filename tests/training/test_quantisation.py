@@ -19,7 +19,7 @@ from benchmarks.tiny_families import save_tiny
 from lrl.cli.main import main
 from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
-from lrl.preflight.model_folder import shape_of
+from lrl.preflight.model import shape_of
 from lrl.training.dequantisation import from_fp8
 from lrl.training.model import open_network
 from lrl.training.reference import Reference

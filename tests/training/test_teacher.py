@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from lrl.advantages import GroupMean
 from lrl.errors import ConfigError
 from lrl.objectives import AIPO, REINFORCE, TBA, Tokens
-from lrl.preflight.policy import check_reference, check_teacher
+from lrl.preflight.model import check_reference, shape_of
 from lrl.preflight.settings import check_objective
 from lrl.training.teacher import Teacher
 from lrl.types import Group
@@ -142,26 +142,33 @@ def test_an_objective_of_whole_responses_is_refused_beside_a_teacher() -> None:
 
 
 def test_a_teacher_needs_the_policys_tokenizer(tmp_path: Path) -> None:
-    policy: Any = SimpleNamespace(tokenizer=byte_tokenizer(), policy_folder="own")
-    byte_tokenizer().save_pretrained(tmp_path / "same")
-    check_teacher(str(tmp_path / "same"), policy)
+    teacher = save_model(tmp_path / "teacher", LlamaConfig(**SIZES))
+    policy: Any = SimpleNamespace(
+        tokenizer=byte_tokenizer(), policy_folder="own", attention=None, reference=Teacher(teacher)
+    )
+    shape = shape_of(teacher, None)
+    byte_tokenizer().save_pretrained(teacher)
+    check_reference(teacher, policy, shape)
     other = byte_tokenizer()
     other.add_tokens(["<tool>"])
-    other.save_pretrained(tmp_path / "other")
+    other.save_pretrained(teacher)
     with pytest.raises(ConfigError, match="'<tool>' is 259 there and None here.*same family"):
-        check_teacher(str(tmp_path / "other"), policy)
+        check_reference(teacher, policy, shape)
     with pytest.raises(ConfigError, match="model.reference.model="):
-        check_teacher(str(tmp_path / "none"), policy)
+        check_reference(str(tmp_path / "none"), policy, shape)
 
 
 def test_a_teacher_may_have_more_rows_than_the_policy_and_not_fewer(tmp_path: Path) -> None:
     sizes = SIZES | {"vocab_size": SIZES["vocab_size"] + 8}
     larger = save_model(tmp_path / "larger", LlamaConfig(**sizes))
-    policy: Any = SimpleNamespace(attention=None, policy_folder="own", reference=Teacher(larger))
+    byte_tokenizer().save_pretrained(larger)
+    policy: Any = SimpleNamespace(
+        tokenizer=byte_tokenizer(), attention=None, policy_folder="own", reference=Teacher(larger)
+    )
     rows = SIZES["vocab_size"]
-    check_reference(larger, None, policy, SimpleNamespace(vocabulary=rows))  # type: ignore[arg-type]
+    check_reference(larger, policy, SimpleNamespace(vocabulary=rows))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"has {rows + 8} tokens"):
-        check_reference(larger, None, policy, SimpleNamespace(vocabulary=rows + 9))  # type: ignore[arg-type]
+        check_reference(larger, policy, SimpleNamespace(vocabulary=rows + 9))  # type: ignore[arg-type]
 
 
 def test_without_a_teacher_the_advantages_are_those_of_the_rewards(folder: str) -> None:

@@ -1,7 +1,7 @@
 """A teacher on a server of its own: its log-probs are those of the model, nothing is trained without
 them, and what cannot teach is refused before a run.
 
-Covers lrl/preflight/teacher.py.
+Covers lrl/preflight/servers.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import lrl
 from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.resources import has_own_reference
-from lrl.preflight.teacher import check_teacher_server
+from lrl.preflight.servers import check_teacher
 from lrl.rewards import model_endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.training.teacher import Teacher
@@ -275,7 +275,7 @@ def check(
     sampling = SimpleNamespace(temperature=temperature)
     data: Any = SimpleNamespace(max_model_tokens=longest, sampling=sampling)
     try:
-        check_teacher_server(teacher, policy_with(tokenizer), data)
+        check_teacher(teacher, policy_with(tokenizer), data)
     except ConfigError as error:
         assert len(str(error)) < 500
         return str(error)
@@ -290,7 +290,7 @@ def test_a_server_that_cannot_teach_the_policy_is_refused(server: TeacherServer)
     assert check(teacher, longest=1023) == ""
     other = byte_tokenizer()
     other.add_tokens(["<tool>"])
-    assert "the policy's tokens. Serve one of the same family" in check(teacher, other)
+    assert "serve a teacher of the same family" in check(teacher, other)
     server.script = [fails(400, "Token id 259 is out of vocabulary")]
     assert "out of vocabulary" in check(teacher)
     server.script = [HANG]

@@ -281,7 +281,6 @@ def find_device(name: str | None) -> torch.device:
             f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must "
             "be like cuda:0 or cpu."
         )
-        return torch.device("cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         fault(
             f"data.length_predictor.ranker.device is {name!r}, and this machine has "

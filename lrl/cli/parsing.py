@@ -1,0 +1,164 @@
+"""What lrl's command line reads in another way than jsonargparse."""
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, NoReturn
+
+from jsonargparse import Namespace, _typehints
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lrl.callbacks import Evaluation
+
+NULLS = ("null", "Null", "NULL", "~")
+"""YAML's words for nothing."""
+ROOMS = (
+    "lrl",
+    "lrl.callbacks",
+    "lrl.members.launchers",
+    "lrl.objectives",
+    "lrl.rewards",
+    "lrl.routing.dispatch",
+    "lrl.routing.rankers",
+)
+"""Rooms that import a class at its first use."""
+ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
+
+_parse: Any = _typehints.parse_value_or_config
+_parse_leaf: Any = _typehints.basic_json_or_yaml_load
+_known_classes: Any = _typehints.get_all_subclass_paths
+
+
+def install() -> None:
+    """Replaces jsonargparse's reading of values and of bare class names in this process."""
+    _typehints.parse_value_or_config = _value_at_its_setting
+    _typehints.basic_json_or_yaml_load = _value_of_leaf
+    _typehints.get_all_subclass_paths = _classes_of_lrl
+
+
+def _value_at_its_setting(value: Any, *args: Any, **how: Any) -> tuple[Any, Any]:
+    """Reads a value once, where the type of its setting is known.
+
+    jsonargparse reads it as YAML at every class on the way, and passes Python's text of what it has
+    read on: `--data.prompts.system_prompt null` became the word "None".
+    """
+    if isinstance(value, _typehints.NestedArg):
+        is_last = "." not in value.key  # no further class is on the way
+        return (value._replace(val=None) if is_last and value.val in NULLS else value), None
+    return (value, None) if _begins_as_comment(value) else _parse(value, *args, **how)
+
+
+def _value_of_leaf(value: str) -> Any:
+    return value if _begins_as_comment(value) else _parse_leaf(value)
+
+
+def _begins_as_comment(value: Any) -> bool:
+    """YAML takes a text that begins with # for a comment: the template "# {question}" was silently
+    left out."""
+    return isinstance(value, str) and value.lstrip().startswith("#")
+
+
+def _classes_of_lrl(*kinds: Any, **how: Any) -> list[str]:
+    """jsonargparse knows the classes that are imported; `--model.objective TBA` needs all."""
+    _import_all()
+    found: list[str] = _known_classes(*kinds, **how)
+    return found
+
+
+@cache  # a command looks for a bare name thirty times
+def _import_all() -> None:
+    for room in map(import_module, ROOMS):
+        for name in room.__all__:
+            getattr(room, name, None)  # lrl has no version where it is not installed
+
+
+def from_the_root(words: Iterable[str], verb: str) -> list[str]:
+    """Returns the words with `${...}` that begin at the root of the parsed config.
+
+    jsonargparse reads the value of a class's setting apart from the rest, and would look for the
+    path within the class. It leaves a path with spaces around it as it is.
+    """
+    return [ABSOLUTE.sub(rf"${{ {verb}.\1 }}", word) for word in words]
+
+
+class Parser(LightningArgumentParser):
+    """Parser whose errors are one line, and which widens short forms.
+
+    `prompts: problems.jsonl` is short for `lrl.Prompts` with the setting `source`, and a reward's
+    name for `lrl.rewards.Function`. jsonargparse knows of no connection: over a short form,
+    `--data.prompts.limit 2` became a data set of one row with the column `limit`.
+    """
+
+    owner: type = object
+    """The class whose settings it parses; of several, the last one."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Exits with a short error."""
+        if not self.exit_on_error:  # a nested parser: the outer one needs its message
+            super().error(message, ex)
+        from lrl.cli import setting_errors  # only an error needs it
+
+        self.exit(2, f"lrl: error: {setting_errors.explain(message)}\n")
+
+    def add_class_arguments(self, *args: Any, **settings: Any) -> list[str]:
+        """Adds the settings of a class; none of them is read from a file whose name is its value.
+
+        jsonargparse would take the content of `problems.csv` for the name of a data set.
+        """
+        self.owner = args[0]
+        return super().add_class_arguments(*args, **settings | {"sub_configs": False})
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None, **settings: Any
+    ) -> Namespace:
+        """Parses command-line words; for a nested class a single word, over its earlier
+        settings."""
+        if args and namespace:
+            changed = [
+                word.lstrip("-").partition(".")[0] for word in args if "." in word.partition("=")[0]
+            ]
+            namespace = widen(namespace, self.owner, changed)
+        return super().parse_args(args, namespace, **settings)
+
+    def parse_object(self, obj: Any, namespace: Any = None, **settings: Any) -> Namespace:
+        """Parses the settings of a config, over the settings of earlier configs."""
+        if namespace:
+            values = vars(obj) if isinstance(obj, Namespace) else obj
+            changed = [
+                name
+                for name, value in values.items()
+                if _has_settings(value) and "class_path" not in value
+            ]
+            namespace = widen(namespace, self.owner, changed)
+        return super().parse_object(obj, namespace, **settings)
+
+
+def widen(settings: Namespace, owner: type, changed: Collection[str]) -> Namespace:
+    """Returns the settings of a class with short forms as classes.
+
+    Args:
+        settings: The settings so far; they stay as they are.
+        owner: The class whose constructor takes them.
+        changed: Names of the settings of which one of their own settings is given now.
+    """
+    widened = settings.clone() if {"prompts", "rewards"} & set(changed) else settings
+    source = widened.get("prompts")
+    if "prompts" in changed and source and not _has_settings(source):
+        # What `Prompts.coerce` makes of a source; an evaluation's is the test split.
+        split = {"split": "test"} if issubclass(owner, Evaluation) else {}
+        widened.prompts = _class("lrl.Prompts", source=source, **split)
+    rewards = widened.get("rewards")
+    last = rewards[-1] if rewards and isinstance(rewards, list) else rewards
+    if "rewards" in changed and last and not _has_settings(last):
+        function = _class("lrl.rewards.Function", function=last)
+        widened.rewards = [*rewards[:-1], function] if isinstance(rewards, list) else function
+    return widened
+
+
+def _has_settings(value: Any) -> bool:
+    return isinstance(value, dict | Namespace)
+
+
+def _class(path: str, **settings: Any) -> Namespace:
+    return Namespace(class_path=path, init_args=Namespace(**settings))

@@ -223,10 +223,10 @@ MODELS: dict[str, Case] = {
         ("Row 8", "the token 266", "259 rows"),
     ),
     "no language model": model("not-a-language-model", "AutoModelForCausalLM"),
-    "a quantised model": model("quantised", "quant_method mxfp4", "lrl dequantize"),
+    "a quantised model": model("quantised", "quant_method mxfp4", "bfloat16 copy"),
     "a quantised reference": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/quantised"),
-        ("model.reference.model=", "quant_method mxfp4", "lrl dequantize"),
+        ("model.reference.model=", "quant_method mxfp4", "bfloat16 copy"),
     ),
     "a reference without weights": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/no-weights"),

@@ -113,7 +113,7 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
     shape = check_policy(policy, data, read, trainer.strategy.server_settings.max_model_len)
     if shape is not None:
         critic = check_critic(policy, shape)
-        _check_reward_models(trainer, policy, data, evaluations)
+        _check_reward_models(policy, data, evaluations)
         _check_teacher(policy, data)
         check_resources(trainer, policy, data=data, shape=shape, ranker=ranker, critic=critic)
         if data.resumes_from is not None:
@@ -128,23 +128,23 @@ def _check_run(trainer: L.Trainer, policy: Policy, data: RolloutDataModule) -> N
 
 
 def _check_reward_models(
-    trainer: Any, policy: Policy, data: RolloutDataModule, evaluations: Sequence[Evaluation]
+    policy: Policy, data: RolloutDataModule, evaluations: Sequence[Evaluation]
 ) -> None:
     """Checks the reward models of training and evaluations, if there are any."""
     rewards = list(data.reward_pool.rewards) if data.trains else []
     for evaluation in evaluations:
         rewards += evaluation.rewards_for_evaluation(data)
     if any(reward.reads_tokens for reward in rewards):
-        from lrl.preflight.reward_models import check_reward_models  # most runs have none
+        from lrl.preflight.served_models import check_reward_models  # most runs have none
 
-        check_reward_models(rewards, policy, data, trainer.strategy.gpus_of_each > 0)
+        check_reward_models(rewards, policy)
 
 
 def _check_teacher(policy: Policy, data: RolloutDataModule) -> None:
     """Checks the teacher of a training that has one on a server."""
     teacher: Any = policy.reference
     if data.trains and teacher is not None and teacher.url is not None:
-        from lrl.preflight.teacher import check_teacher_server  # most runs have none
+        from lrl.preflight.served_models import check_teacher_server  # most runs have none
 
         with noting():
             check_teacher_server(teacher, policy, data)

@@ -342,13 +342,6 @@ SETTINGS: dict[str, Case] = {
         ("--model.critic.clip", "0.2"),
         ("model.critic.clip is 0.2", "data.replay"),
     ),
-    "a reward model that only writes": (
-        (
-            *("--data.rewards", "RewardModel", "--data.rewards.model", "{in}/models/whole"),
-            *("--data.reward_timeout_s", "150"),
-        ),
-        ("RewardModel.model=", "is a LlamaForCausalLM", "sequence classification"),
-    ),
     "equal rewards skipped beside a memory of rewards": (
         (
             *("--data.advantages", "lrl.advantages.ReinforcePlusPlus"),

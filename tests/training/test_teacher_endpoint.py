@@ -1,7 +1,7 @@
 """A teacher on a server of its own: its log-probs are those of the model, nothing is trained without
 them, and what cannot teach is refused before a run.
 
-Covers lrl/preflight/teacher.py.
+Covers lrl/preflight/served_models.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import lrl
 from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.resources import has_own_reference
-from lrl.preflight.teacher import check_teacher_server
+from lrl.preflight.served_models import check_teacher_server
 from lrl.rewards import model_endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.training.teacher import Teacher

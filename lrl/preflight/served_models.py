@@ -1,12 +1,14 @@
-"""Checks of a teacher on a server against the policy, before it is asked in a run."""
+"""Checks of reward models and teachers on servers against the policy, before a run asks them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lrl.errors import TeacherError
-from lrl.preflight.reward_models import SAMPLE
-from lrl.system.config_errors import fault
+from lrl.errors import CountedError, TeacherError
+from lrl.rewards import Reward
+from lrl.rewards.reward_model import RewardModel
+from lrl.system.config_errors import fault, noting
 from lrl.system.event_loop import run_apart
 
 if TYPE_CHECKING:
@@ -16,8 +18,33 @@ if TYPE_CHECKING:
     from lrl.preflight.policy import Policy
     from lrl.training.teacher import Teacher
 
+SAMPLE = "In 1998, three naïve foxes ate 2.5 kg: x**2 >= 7?\n\n\tif not y: 数学 — “yes”!"
+"""A text of which two tokenizers hardly make the same tokens."""
 SHOWN = 8
 """Tokens in a message."""
+
+
+def check_reward_models(rewards: Sequence[Reward], policy: Policy) -> None:
+    """Checks that the server of every reward model that reads tokens makes the policy's tokens."""
+    ours = policy.tokenizer.encode(SAMPLE, add_special_tokens=False)
+    for reward in rewards:
+        if isinstance(reward, RewardModel) and reward.reads == "tokens":
+            with noting():
+                _check_reward_model(reward, ours)
+
+
+def _check_reward_model(reward: RewardModel, ours: list[int]) -> None:
+    try:
+        theirs = run_apart(lambda: reward.tokens_of(SAMPLE))
+    except CountedError as error:
+        fault(f"RewardModel.reads is tokens, and the server does not say its own: {error}.")
+        return
+    if theirs != ours:
+        fault(
+            f"RewardModel.reads is tokens, and the server at RewardModel.url makes "
+            f"{theirs[:SHOWN]} of a text of which the policy's tokenizer makes {ours[:SHOWN]}. Set "
+            "reads to messages or text."
+        )
 
 
 def check_teacher_server(teacher: Teacher, policy: Policy, data: RolloutDataModule) -> None:

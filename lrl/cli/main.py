@@ -33,7 +33,6 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              compared with a run:         lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
-             what lies between nodes:     lrl doctor --cluster HOST:PORT
   --version  lrl's version
 
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).

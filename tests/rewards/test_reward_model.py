@@ -1,7 +1,7 @@
 """A reward model: what it is asked, that a failure is never a 0, and that vLLM's scores are those of
 transformers. The endpoints are real servers.
 
-Covers lrl/preflight/served_models.py, lrl/rewards/score_endpoint.py.
+Covers lrl/rewards/score_endpoint.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ response lengths.
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
     python -m benchmarks.skewness --plot-only                     draw and print what is there
-    python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
 Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its
 micro-batches and computes nothing. Its weights are random and constant; they are synced after every
@@ -41,7 +40,6 @@ from lrl.routing.dispatch import (
     LeastTokens,
     RoundRobin,
     SkewnessAware,
-    TailBatching,
 )
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
@@ -59,15 +57,12 @@ RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
     "LeastLoaded": lambda decode_latency: LeastLoaded(),
     "LeastTokens": lambda decode_latency: LeastTokens(),
     "SkewnessAware": lambda decode_latency: SkewnessAware(decode_latency=decode_latency),
-    "TailBatching": lambda decode_latency: TailBatching(),
 }
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
 CASES += [
     f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")
 ]
 """The rule, and what it knows of lengths; ratios are to the first."""
-KNOWN = [*CASES, "TailBatching:seen", "TailBatching:oracle"]
-"""All cases; without knowledge a rule that reads lengths would get those that were seen."""
 
 
 class TakesResponses(lrl.PolicyModule):
@@ -234,7 +229,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     knows = "rule:what it knows of lengths (%(default)s)"
     parser.add_argument(
-        "--cases", nargs="+", choices=KNOWN, default=CASES, metavar="CASE", help=knows
+        "--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=knows
     )
     parser.add_argument(
         "--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)"

@@ -114,9 +114,7 @@ class Evaluation(OnRankZero):
             data.requests, n=self.sampling.n, temperature=self.sampling.temperature
         )
         data.load(self.prompts)
-        rewards = self.rewards_for_evaluation(data)
-        data.serve_reward_models(rewards)
-        self._pool = data.reward_pool.like(rewards, workers=1)
+        self._pool = data.reward_pool.like(self.rewards_for_evaluation(data), workers=1)
         self._pool.start(next(iter(self.prompts)))
 
     def rewards_for_evaluation(self, data: RolloutDataModule) -> list[Reward]:

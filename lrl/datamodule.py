@@ -20,7 +20,7 @@ from lrl.errors import ConfigError
 from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
-from lrl.rewards import Reward, RewardPool, TurnRewards
+from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.controller_calls import ControllerCalls
@@ -237,7 +237,6 @@ class RolloutDataModule(L.LightningDataModule):
         self._loaded: list[Prompts] = []
         self._calls: ControllerCalls | None = None
         self._restored: dict[str, Any] | None = None
-        self._reward_models: Any = None
         self.step_stream: StepStream | None = None
         """The step that trains now, or the last one; callbacks of rank 0 read its groups and
         counts."""
@@ -494,7 +493,6 @@ class RolloutDataModule(L.LightningDataModule):
             self._restored = None  # of an earlier fit; a checkpoint is loaded after this
             self._learners.begin_anew()
             self.load(self.prompts)
-            self.serve_reward_models(self.reward_pool.rewards)
             self.reward_pool.start(next(iter(self.prompts)))
             if self.length_predictor is not None:
                 self.length_predictor.ranker.start()
@@ -504,18 +502,6 @@ class RolloutDataModule(L.LightningDataModule):
             self.environment.start(self.policy_text, first, server.tool_parser is not None)
             if (agents := self.environment.external) is not None:
                 rank_zero_info(agents.listen(server.endpoint, run_folder(self._trainer)))
-
-    def serve_reward_models(self, rewards: Sequence[Reward]) -> None:
-        """Starts the servers that these rewards need, and waits until they answer; they end with
-        the run."""
-        if not any(reward.needs_server for reward in rewards):
-            return
-        from lrl.members.reward_models import RewardModels  # most runs have none
-
-        if self._reward_models is None:
-            interrupted = self._strategy.signals.check
-            self._reward_models = RewardModels(run_folder(self._trainer), interrupted)
-        self._reward_models.serve(rewards)
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
@@ -550,9 +536,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _end_processes(self) -> None:
         self.reward_pool.close()
-        if self._reward_models is not None:
-            self._reward_models.close()
-            self._reward_models = None
         if self.environment is not None:
             self.environment.close()
         if self.length_predictor is not None:

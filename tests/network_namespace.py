@@ -67,13 +67,6 @@ class Machine:
             raise OSError(ctypes.get_errno(), f"setns into {self.name}")
         os.close(file)
 
-    def add_interface(self, name: str, address: str) -> None:
-        """Adds one that leads to no other machine."""
-        _ip("-n", self.name, "link", "add", name, "type", "veth", "peer", "name", f"{name}-end")
-        _ip("-n", self.name, "address", "add", f"{address}/24", "dev", name)
-        for end in (name, f"{name}-end"):
-            _ip("-n", self.name, "link", "set", end, "up")
-
     def cut(self) -> None:
         """Cuts the cable."""
         _ip("-n", self.name, "link", "set", self.cable, "down")

@@ -59,44 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="lrl doctor", description="Check this machine; takes a few seconds."
     )
-    parser.add_argument("folder", nargs="?", type=Path, help="the folder of runs (runs)")
     parser.add_argument(
-        "--cluster",
-        nargs="?",
-        const="",
-        metavar="HOST:PORT",
-        help=(
-            "check the network between the nodes of a run instead: type it on each, under torchrun "
-            "or srun, or with an address and a free port of the first; a folder before it must be "
-            "seen by all"
-        ),
+        "folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)"
     )
-    parser.add_argument(
-        "--nodes", type=int, default=2, help="with HOST:PORT: how many nodes there are (2)"
-    )
-    parser.add_argument(
-        "--node", type=int, help="with HOST:PORT: the number of this one (0 on HOST, else 1)"
-    )
-    parser.add_argument(
-        "--timeout_s", type=float, default=120.0, help="longest wait for the other nodes (120)"
-    )
-    args = parser.parse_args(argv)
-    if args.cluster is None:
-        return show(checks(args.folder or Path("runs")))
-    if args.cluster and not args.cluster.rpartition(":")[2].isdecimal():
-        parser.error(
-            f"--cluster is {args.cluster!r}: give HOST:PORT of the first node, or nothing under "
-            "torchrun or srun. A folder stands before it: lrl doctor FOLDER --cluster"
-        )
-    from lrl.cli import doctor_cluster
-
-    return doctor_cluster.main(
-        args.cluster,
-        nodes=args.nodes,
-        node=args.node,
-        timeout_s=args.timeout_s,
-        folder=args.folder,
-    )
+    return show(checks(parser.parse_args(argv).folder))
 
 
 def packages() -> list[Check]:

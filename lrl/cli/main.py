@@ -24,7 +24,6 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   ray        train on nodes of Ray:       lrl ray --nodes 2 fit --config RECIPE
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export CHECKPOINT FOLDER
-  dequantize a quantised model, whole:    lrl dequantize FOLDER OUT
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0
   prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
   join       one more generator for it:   lrl join runs/quickstart/version_0
@@ -34,7 +33,6 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              compared with a run:         lrl plan --compare runs/quickstart/version_0
   doctor     what this machine can do, and what to type where something is wrong
-             what lies between nodes:     lrl doctor --cluster HOST:PORT
   --version  lrl's version
 
 `lrl fit --help` lists the settings; a RECIPE is a YAML file, or the name of a shipped one ({recipes}).
@@ -45,7 +43,6 @@ OTHERS = (
     "ray",
     "chat",
     "export",
-    "dequantize",
     "view",
     "prompt",
     "join",

@@ -265,28 +265,6 @@ class Server:
             "dtype": settings.dtype,
             "tensor-parallel-size": settings.tensor_parallel_size,
             "enforce-eager": settings.enforce_eager or None,
-        }
-        flags |= self.task_flags()
-        gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
-        flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
-        flags |= {dashed(name): value for name, value in settings.extra_args.items()}
-        # vLLM puts each middleware around those before it: the token's is the last, and guards them
-        # all.
-        layers = [*self.layers, "lrl.system.auth.TokenMiddleware"]
-        around = [word for layer in layers for word in ("--middleware", layer)]
-        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a
-        # `random.py`.
-        return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
-
-    @property
-    def layers(self) -> Sequence[str]:
-        """Class paths of the routes that lrl adds."""
-        return ["lrl.vllm_plugin.write_route.WriteRoute", *self.middleware]
-
-    def task_flags(self) -> dict[str, Any]:
-        """Returns the flags of vLLM that only a server which writes has."""
-        settings = self.settings
-        return {
             "enable-scale-out": True,
             "weight-transfer-config": {"backend": self.backend},
             "logprobs-mode": "processed_logprobs",
@@ -297,6 +275,20 @@ class Server:
             "tool-call-parser": settings.tool_parser,
             "enable-auto-tool-choice": settings.tool_parser is not None or None,
         }
+        gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
+        flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
+        flags |= {dashed(name): value for name, value in settings.extra_args.items()}
+        # vLLM puts each middleware around those before it: the token's is the last, and guards them
+        # all.
+        layers = [
+            "lrl.vllm_plugin.write_route.WriteRoute",
+            *self.middleware,
+            "lrl.system.auth.TokenMiddleware",
+        ]
+        around = [word for layer in layers for word in ("--middleware", layer)]
+        # -P: the server imports nothing from the current folder, where a user may have a `lrl` or a
+        # `random.py`.
+        return [sys.executable, "-P", "-m", "lrl.vllm_plugin.api_server", *around, *as_flags(flags)]
 
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with

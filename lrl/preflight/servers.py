@@ -54,10 +54,12 @@ def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule
     # With all tokens that were added to the vocabulary, such as those of a chat template.
     text = SAMPLE + "".join(sorted(policy.tokenizer.get_added_vocab()))
     ours = policy.tokenizer.encode(text, add_special_tokens=False)
-    last = max(policy.tokenizer.get_vocab().values())  # the teacher must have a row for it
+    sample = policy.tokenizer.encode(SAMPLE, add_special_tokens=False)
+    # The teacher must have a row for the last token, too.
+    trial = [*sample, max(policy.tokenizer.get_vocab().values())]
     try:
         theirs = run_apart(lambda: teacher.endpoint.tokens_of(text))
-        run_apart(lambda: teacher.endpoint.once().logprobs([[*ours, last]]))
+        run_apart(lambda: teacher.endpoint.once().logprobs([trial]))
     except TeacherError as error:
         raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
     if theirs.token_ids != ours:

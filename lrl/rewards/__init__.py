@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lrl.rewards.math import Math
     from lrl.rewards.pool import RewardPool
     from lrl.rewards.reasoning_gym import ReasoningGym
-    from lrl.rewards.reward_model import RewardModel, RewardModelServer
+    from lrl.rewards.reward_model import RewardModel
     from lrl.rewards.turn_rewards import TurnRewards
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

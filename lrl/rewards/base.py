@@ -51,8 +51,6 @@ class Reward(ABC):
     """Whether it gets three more values of the response: `prompt_token_ids`, `response_token_ids`
     (of an episode with branches those of its last one) and `prompt_messages` (the messages of a
     chat, else None)."""
-    needs_server: bool = False
-    """Whether the run has to start a server for it before its workers (`RewardModel`)."""
 
     def __init__(self, weight: float = 1.0, name: str = "") -> None:
         self.weight = weight

@@ -25,20 +25,12 @@ class ScoreEndpoint(ModelEndpoint[list[float]]):
         422: "See RewardModel.reads",
     }
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.token: str | None = None
-        """The token of a server that the run has started; None for one that somebody runs."""
-
     def read(self, found: Any) -> list[float]:
         (only,) = found["data"]
         scores = [float(number) for number in only["probs"]]
         if not scores or not all(map(math.isfinite, scores)):
             raise ValueError(f"{scores} are no finite numbers")
         return scores
-
-    def _key(self) -> str | None:
-        return self.token or super()._key()
 
 
 class TokenizeEndpoint(ModelEndpoint[list[int]]):

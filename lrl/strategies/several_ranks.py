@@ -10,7 +10,7 @@ together with the rank 0 that has started it, and the first signal ends any rank
 nothing to save, and no Python handler runs while it waits.
 
 Ranks of several machines meet twice: at their start, before anything costs time, in a rendezvous
-that says who is missing and why (`lrl.distributed.rendezvous`); and when rank 0 has made its
+that says who is missing (`lrl.distributed.rendezvous`); and when rank 0 has made its
 checks, in the process group.
 """
 
@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -107,26 +107,21 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         assert self.cluster_environment is not None, "Lightning's connector sets it"
         processes = len(self.parallel_devices or ())
         self._launcher = RankLauncher(
-            self.cluster_environment, processes, self.num_nodes, rendezvous=self.rendezvous
+            self.cluster_environment, processes, self.num_nodes, meet=self.meet
         )
 
-    @contextmanager
-    def rendezvous(self) -> Iterator[None]:
-        """Has the ranks of several machines meet; one that fails before they have a process group
-        ends them all.
+    def meet(self) -> None:
+        """Has the ranks of several machines meet.
 
         Raises:
-            ConfigError: The network of this machine is set wrongly; see `Rendezvous.meet`.
-            RendezvousError: Not all came within `meeting_timeout_s`, or one of them failed.
+            RendezvousError: Not all came within `meeting_timeout_s`.
         """
-        self._rendezvous = None
         if self.num_nodes == 1 or dist.is_initialized():  # by an earlier run of this process
-            yield
             return
         cluster: Any = self.cluster_environment
         self.set_world_ranks()  # type: ignore[attr-defined]
         of_node = len(self.parallel_devices or ())
-        with Rendezvous(
+        self._rendezvous = Rendezvous(
             cluster.main_address,
             cluster.main_port,
             rank=self.global_rank,
@@ -135,9 +130,8 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
             hosts=self.global_rank == 0 and not _torchelastic_use_agent_store(),
             timeout_s=self.meeting_timeout_s,
             silence_s=self.heartbeat_s,
-        ) as self._rendezvous:
-            self._rendezvous.meet()
-            yield
+        )
+        self._rendezvous.meet()
 
     def setup_environment(self) -> None:
         """Connects the ranks. Signals are for rank 0: it stops between two steps, and the others
@@ -218,11 +212,10 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
                     self.meeting_timeout_s if self.is_global_zero else MEETING.total_seconds()
                 )
                 # Rank 0 comes last, from its checks.
-                self._rendezvous.wait_all("process group", None, checks_s)
+                self._rendezvous.wait_all("process group", checks_s)
             with self.signals.at_once():
                 yield
-            if self._rendezvous is not None:
-                self._rendezvous.end()
+            self._rendezvous = None  # the process group notices errors itself
         except dist.DistError as error:
             raise RuntimeError(
                 f"Rank {self.global_rank} has not met all {self.world_size} ranks within "
@@ -253,6 +246,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def teardown(self) -> None:
         """Ends the generators, and after an error the ranks that rank 0 has started."""
         super().teardown()
+        self._rendezvous = None  # after an error the others see that it is gone
         if self._node_generators is not None:
             self._node_generators.stop()
             self._node_generators = None
@@ -276,9 +270,9 @@ class RankLauncher(_SubprocessScriptLauncher):
     Rank 0 notices the failure by itself, saves a checkpoint and ends its generators.
     """
 
-    def __init__(self, *args: Any, rendezvous: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, *args: Any, meet: Callable[[], None]) -> None:
         super().__init__(*args)
-        self._rendezvous = rendezvous
+        self._meet = meet
 
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
@@ -298,11 +292,8 @@ class RankLauncher(_SubprocessScriptLauncher):
                 self._call_children_scripts()
             finally:
                 del os.environ[STARTED_BY]
-        # Wherever Lightning or torch calls one.
-        with (
-            self._rendezvous(),
-            explain_broken_collective(),
-        ):
+        self._meet()
+        with explain_broken_collective():  # wherever Lightning or torch calls one
             return function(*args, **kwargs)
 
     def kill(self, signum: int | signal.Signals) -> None:

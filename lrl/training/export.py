@@ -105,9 +105,8 @@ def save_policy(
         lora.save(adapters, base, folder / "adapter")
 
 
-def with_dtype(config: dict[str, Any], dtype: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns the content of a config.json with another dtype, also of its parts, and without some
-    entries."""
+def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Returns the content of a config.json with another dtype, also of its parts."""
 
     def changed(part: dict[str, Any]) -> dict[str, Any]:
         kept = {
@@ -115,9 +114,8 @@ def with_dtype(config: dict[str, Any], dtype: str, without: tuple[str, ...] = ()
             for name, value in part.items()
         }
         return {
-            name: dtype if name in ("dtype", "torch_dtype") else kept[name]
-            for name in kept
-            if name not in without
+            name: dtype if name in ("dtype", "torch_dtype") else value
+            for name, value in kept.items()
         }
 
     found = changed(config)
@@ -147,7 +145,7 @@ def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> 
     if type(before) is not type(network.config):
         return  # the policy is the text part of a larger model, and transformers has written that part's config
     saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    original = with_dtype(
+    original = _with_dtype(
         json.loads((first_folder / CONFIG).read_text(encoding="utf-8")), saved["dtype"]
     )
     then, now = _without_dtype(before), _without_dtype(network.config)
@@ -164,7 +162,7 @@ def _keep_config(network: PreTrainedModel, first_folder: Path, folder: Path) -> 
 
 
 def _without_dtype(config: PreTrainedConfig) -> dict[str, Any]:
-    return with_dtype(json.loads(json.dumps(config.to_dict(), default=str)), "")
+    return _with_dtype(json.loads(json.dumps(config.to_dict(), default=str)), "")
 
 
 def _is_tokenizer_of(base: str, tokenizer: PreTrainedTokenizerBase) -> bool:

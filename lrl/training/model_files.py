@@ -44,7 +44,11 @@ def model_files(folder: str, ranks: Ranks) -> Iterator[ModelFiles]:
     if everywhere:
         yield ModelFiles(folder, True)
         return
-    names = [name for name in wanted or () if is_small(name)] if ranks.rank == 0 else []
+    names = (
+        [name for name in wanted or () if Path(name).suffix not in WEIGHTS]
+        if ranks.rank == 0
+        else []
+    )
     small = ranks.share({name: Path(folder, name).read_bytes() for name in names})
     if sees:
         yield ModelFiles(folder, False)
@@ -62,11 +66,6 @@ def files_in(folder: str) -> dict[str, tuple[int, int]] | None:
         return None
     found = [(path.name, path.stat()) for path in directory.iterdir() if path.is_file()]
     return {name: (status.st_size, status.st_mtime_ns) for name, status in found}
-
-
-def is_small(name: str) -> bool:
-    """Returns whether a file is one that every rank gets: not of weights."""
-    return Path(name).suffix not in WEIGHTS
 
 
 def open_on_all_ranks(

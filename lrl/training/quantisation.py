@@ -2,8 +2,7 @@
 
 A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync.
 transformers opens some quantised folders, but its way back to the names of a checkpoint quantises
-again: syncs and exports would have rounded weights, or leave weights out. So such a folder is
-written anew once, by `lrl dequantize`.
+again: syncs and exports would have rounded weights, or leave weights out.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from lrl.errors import ConfigError
 from lrl.system import hub
 from lrl.training.weight_files import stored_tensors
 
-FORMS = ("mxfp4", "fp8")
-"""The values of `quant_method` that `lrl dequantize` reads."""
+REMEDY = "Take the bfloat16 copy from which it was made."
 KEYS = ("quantization_config", "compression_config")
 """Entries of config.json that say how weights are quantised; the second is an older one of
 compressed-tensors."""
@@ -50,23 +48,13 @@ def check_whole(folder: str, config: Any) -> None:
         name, numbers = found
         raise ConfigError(
             f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no "
-            "quantization_config that says how. Take the model in bfloat16 from which it was made."
+            f"quantization_config that says how. {REMEDY}"
         )
     if method is not None:
         raise ConfigError(
             f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. "
-            f"{remedy(folder, method)}"
+            f"{REMEDY}"
         )
-
-
-def remedy(folder: str, method: str) -> str:
-    """Returns the remedy for a quantised folder."""
-    if method in FORMS:
-        return f"Write it whole with `lrl dequantize {folder} OUT`, and give OUT."
-    return (
-        "Take the model in bfloat16 from which it was made: `lrl dequantize` reads "
-        f"{' and '.join(FORMS)} alone."
-    )
 
 
 def quant_method(config: Any) -> str | None:

@@ -18,7 +18,6 @@ from lrl.quickstart.warmup import VOCABULARY, make_model, make_tokenizer
 from lrl.rollouts import prompt_form
 from lrl.rollouts.prompts import Prompts
 from lrl.types import Prompt
-from tests.quantised_policies import quantised
 from tests.tiny_policies import with_special_tokens
 
 EIGHT, EOS = VOCABULARY.index("8"), VOCABULARY.index("<eos>")
@@ -82,12 +81,15 @@ def test_a_prompt_that_cannot_be_read_is_an_error(
     assert "cannot read 'hello'" in capsys.readouterr().err
 
 
-def test_a_quantised_policy_is_named_with_the_command_that_makes_it_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_quantised_policy_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = quantised("fp8", tmp_path / "policy")
-    assert chat.main([str(folder), "1+7="]) == 2
-    assert f"lrl dequantize {folder} OUT" in capsys.readouterr().err
+    quantised = shutil.copytree(folder, tmp_path / "quantised")
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (quantised / "config.json").write_text(json.dumps(config))
+    assert chat.main([str(quantised), "1+7="]) == 2
+    assert "quant_method fp8" in capsys.readouterr().err
 
 
 BROKEN = {

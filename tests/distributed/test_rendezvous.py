@@ -1,7 +1,4 @@
-"""Ranks on two machines (network namespaces) meet, or end with the reason, on both.
-
-Covers lrl/distributed/interface.py.
-"""
+"""Ranks on two machines (network namespaces) meet, or end with who is missing."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ LONG_S = 120.0
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[Machine, Machine]]:
     with two_machines() as found:
-        found[0].add_interface("apart", "10.98.0.1")
-        found[1].add_interface("apart", "10.99.0.1")
         yield found
 
 
@@ -35,7 +30,7 @@ def start(machines: tuple[Machine, Machine], tmp_path: Path) -> Iterator[Callabl
 
 def met(machines: tuple[Machine, Machine], own: int) -> str:
     cable = machines[own].cable
-    return f"met {[(one.address, one.cable) for one in machines]} {cable} ={cable}"
+    return f"met by {cable} ={cable}"
 
 
 def test_each_node_finds_the_interface_that_leads_to_the_other(
@@ -57,56 +52,15 @@ def test_ranks_whose_own_machine_leads_them_to_themselves_take_the_interface_tha
         second.said,
         third.said,
     ]
-    rows = [(machines[number].address, machines[number].cable) for number in (0, 0, 1)]
-    for node, (_, cable) in zip((first, second, third), rows, strict=True):
-        assert f"met {rows} {cable} ={cable}" in node.said
-
-
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize(
-    ("variable", "value"), [("GLOO_SOCKET_IFNAME", "eth77"), ("NCCL_SOCKET_IFNAME", "=eth77")]
-)
-def test_an_interface_that_a_node_does_not_have_ends_both_with_the_setting_and_the_remedy(
-    start: Callable[..., Node], number: int, variable: str, value: str
-) -> None:
-    both = {
-        number: start(number, LONG_S, **{variable: value}),
-        1 - number: start(1 - number, LONG_S),
-    }
-    wrong, other = both[number], both[1 - number]
-    wrong.wait_for(f"{variable} is {value!r}, and this machine")
-    assert wrong.status() == 1 and "eave it out" in wrong.said and "Traceback" not in wrong.said
-    if number == 1:
-        assert (
-            other.status() == 1
-            and "rank 1 (node 1) on" in other.said.lower()
-            and value in other.said
-        )
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_an_interface_that_leads_to_no_other_node_ends_both(
-    start: Callable[..., Node], number: int
-) -> None:
-    set_here = {"GLOO_SOCKET_IFNAME": "apart"}
-    both = [start(one, LONG_S, **(set_here if one == number else {})) for one in range(2)]
-    assert [node.status() for node in both] == [1, 1]
-    for node in both:
-        assert (
-            "cannot connect" in node.said
-            and "(apart)" in node.said
-            and "Leave GLOO_SOCKET_IFNAME out" in node.said
-        )
-        assert "Traceback" not in node.said
+    for node, number in zip((first, second, third), (0, 0, 1), strict=True):
+        assert met(machines, number) in node.said
 
 
 def test_a_node_that_comes_late_is_waited_for_and_named_meanwhile(
     start: Callable[..., Node],
 ) -> None:
     first = start(0, LONG_S)
-    first.wait_for(
-        "1 of 2 ranks have come to the meeting at 10.213.0.1:29500; rank 1 (node 1) has not"
-    )
+    first.wait_for("Waiting for rank 1 (node 1) at the meeting at 10.213.0.1:29500")
     second = start(1, LONG_S)
     assert [first.status(), second.status()] == [0, 0], [first.said, second.said]
 
@@ -120,7 +74,7 @@ def test_a_second_node_without_a_first_says_at_its_deadline_where_nobody_answers
         f"nobody answers at MASTER_ADDR:MASTER_PORT, 10.213.0.1:{PORT}" in only.said
         and "Traceback" not in only.said
     )
-    assert "strategy.meeting_timeout_s (2)" in only.said
+    assert "After 2 s" in only.said
 
 
 def test_a_first_node_without_a_second_says_at_its_deadline_which_rank_has_not_come(
@@ -128,27 +82,24 @@ def test_a_first_node_without_a_second_says_at_its_deadline_which_rank_has_not_c
 ) -> None:
     only = start(0, 2.0)
     assert only.status() == 1
-    assert (
-        "1 of 2 ranks have come to the meeting at 10.213.0.1:29500; rank 1 (node 1) has not"
-        in only.said
-    )
-    assert "strategy.meeting_timeout_s (2)" in only.said and "Traceback" not in only.said
+    assert "rank 1 (node 1) has not come to the meeting at 10.213.0.1:29500" in only.said
+    assert "strategy.meeting_timeout_s" in only.said and "Traceback" not in only.said
 
 
 def test_a_port_that_another_process_has_is_named_at_once(start: Callable[..., Node]) -> None:
     first = start(0, LONG_S)
-    first.wait_for("rank 1 (node 1) has not")
+    first.wait_for("Waiting for rank 1")
     assert start(0, LONG_S).status() == 1
-    assert f"MASTER_PORT is {PORT}, which rank 0 (node 0) on" in first.said
+    assert f"MASTER_PORT is {PORT}: " in first.said
 
 
-def test_a_fault_that_rank_0_finds_in_its_checks_ends_the_node_that_waits_for_it_with_that_fault(
+def test_a_fault_that_rank_0_finds_in_its_checks_ends_the_node_that_waits_for_it(
     machines: tuple[Machine, Machine], tmp_path: Path
 ) -> None:
     with nodes(tmp_path) as start_node:
         both = [start_node(number, machines[number], await_rank_0, 1.0) for number in range(2)]
         assert [node.status() for node in both] == [1, 1]
-        assert "Rank 0 (node 0) on" in both[1].said and "data.temperature is 0." in both[1].said
+        assert "rank 0, or its machine, is gone" in both[1].said
         assert "Traceback" not in both[0].said + both[1].said
 
 

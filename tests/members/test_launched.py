@@ -3,7 +3,7 @@ them.
 
 The jobs are models, but for the last test.
 
-Covers lrl/members/run_members.py, lrl/members/launchers/base.py, given.py, local.py.
+Covers lrl/members/run_members.py, lrl/members/launchers/base.py.
 """
 
 from __future__ import annotations
@@ -164,10 +164,6 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
     one.prepare(2, "127.0.0.1")
-    with pytest.raises(
-        ConfigError, match="data.reward_launcher is Local, which a run uses by itself"
-    ):
-        Local([[]]).prepare(0, "127.0.0.1", "data.reward_launcher")
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 

@@ -198,10 +198,10 @@ MODELS: dict[str, Case] = {
     "a tokenizer that is no JSON": model("broken-tokenizer", "AutoTokenizer"),
     "a tokenizer with more tokens than the model": model("larger-tokenizer", "309", "259 rows"),
     "no language model": model("not-a-language-model", "AutoModelForCausalLM"),
-    "a quantised model": model("quantised", "quant_method mxfp4", "lrl dequantize"),
+    "a quantised model": model("quantised", "quant_method mxfp4", "bfloat16 copy"),
     "a quantised reference": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/quantised"),
-        ("model.reference.model=", "quant_method mxfp4", "lrl dequantize"),
+        ("model.reference.model=", "quant_method mxfp4", "bfloat16 copy"),
     ),
     "a reference without weights": (
         ("--model.reference", "lrl.Reference", "--model.reference.model", "{in}/models/no-weights"),

@@ -1,8 +1,7 @@
 """A reward model: what it is asked, that a failure is never a 0, and that vLLM's scores are those of
 transformers. The endpoints are real servers.
 
-Covers lrl/generators/pooling_server.py, lrl/members/reward_models.py,
-lrl/rewards/score_endpoint.py.
+Covers lrl/rewards/score_endpoint.py.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import inspect
 import pickle
 import re
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,32 +24,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import odd_rewards  # noqa: E402
 from judge_server import CLOSE, HANG, ScoreServer, fails, gives, served  # noqa: E402
-from lrl.preflight.reward_models import check_reward_models  # noqa: E402
 from scenes import counted, rollouts_of, scored  # noqa: E402
 
 from lrl.checkpoints.made_with import fingerprint  # noqa: E402
 from lrl.errors import ConfigError, RewardModelError  # noqa: E402
-from lrl.generators.pooling_server import PoolingServer  # noqa: E402
+from lrl.generators.server import Server  # noqa: E402
 from lrl.generators.settings import ServerSettings  # noqa: E402
-from lrl.members.launchers import Given  # noqa: E402
-from lrl.members.reward_models import RewardModels  # noqa: E402
+from lrl.preflight.servers import check_reward_models  # noqa: E402
 from lrl.rewards import (  # noqa: E402
     Reward,
     RewardModel,
-    RewardModelServer,
     RewardPool,
     model_endpoint,  # noqa: E402
 )
-from lrl.system import job_supervisor  # noqa: E402
 from lrl.types import Chat, Fork, Prompt  # noqa: E402
-from tests.http_call import call  # noqa: E402
 from tests.lent_server import LentServer  # noqa: E402
 from tests.runs.test_async_run import fit  # noqa: E402
 from tests.tiny_policies import (  # noqa: E402
     byte_tokenizer,
-    tiny_llama,
     tiny_reward_model,
-    with_special_tokens,  # noqa: E402
 )
 
 URL = "http://127.0.0.1:9"
@@ -210,97 +201,36 @@ def test_a_model_that_does_not_answer_is_refused_before_a_run():
         pool.start(Prompt(id=0, token_ids=[1], text=""))
 
 
-def test_outside_of_a_run_a_model_has_no_server():
-    found = failure(RewardModel(model="anywhere"))
-    assert found.kind == "reward_model_refused" and "Outside of a run give" in found.message
+# ---- in vLLM
 
 
-# ---- a server of the run's own
-
-
-class Program(PoolingServer):
-    """The server with a small program in the place of vLLM."""
-
-    SOURCE = """
-import http.server, sys
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
+class PoolingServer(Server):
+    """`vllm serve MODEL --runner pooling`."""
 
     def command(self):
-        return [sys.executable, "-c", self.SOURCE, str(self.port)]
-
-
-@pytest.fixture
-def program(tmp_path):
-    settings = ServerSettings(start_timeout_s=60.0, stop_timeout_s=30.0)
-    found = Program("", settings, [], tmp_path, "reward model 0")
-    yield found
-    found.close()
-
-
-def until(holds, within_s=60.0):
-    end = time.monotonic() + within_s
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.02)
-    return holds()
-
-
-def test_a_server_that_dies_answers_again_at_the_same_address(program):
-    program.open()
-    url, first = program.url, program.processes()
-    for process in first:
-        process.kill()
-    assert until(lambda: program._starts == 2 and program.alive and program.ready())
-    assert program.url == url and not {one.pid for one in first} & {
-        one.pid for one in program.processes()
-    }
-
-
-@pytest.mark.parametrize("cause", ["ValueError: no room", "Is a directory"])
-def test_a_server_that_cannot_start_again_is_tried_again_and_says_why(
-    program, caplog, monkeypatch, cause
-):
-    monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
-    program.open()
-    program.SOURCE = "raise ValueError('no room')"
-    if cause == "Is a directory":  # as a disk without room for a file
-        program.log_path.unlink()
-        program.log_path.mkdir()
-    for process in program.processes():
-        process.kill()
-    assert until(lambda: caplog.text.count(cause) > 2)
-    assert "Reward model 0 is replaced in" in caplog.text
-
-
-def test_a_server_that_is_closed_is_not_started_again(program, caplog):
-    program.open()
-    left = program.processes()
-    program.close()
-    assert not program.alive and "is replaced" not in caplog.text
-    assert left and not any(process.is_running() for process in left)
+        words = ["--model", self.model, "--runner", "pooling", "--host", "127.0.0.1"]
+        words += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "256"]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
 
 
 @pytest.fixture(scope="module")
 def served_model(tmp_path_factory):
-    """A reward model in vLLM, as a run serves it, and its server."""
+    """A reward model in vLLM, and its server."""
     folder = tmp_path_factory.mktemp("reward-model")
     tiny_reward_model(folder / "model")
-    settings = RewardModelServer(dtype="float32", max_tokens=256, kv_cache_gib=0.1)
-    model = RewardModel(model=str(folder / "model"), reads="tokens", server=settings)
-    twin = RewardModel(model=str(folder / "model"), server=settings, name="twin")
-    models = RewardModels(folder, lambda: None)
+    settings = ServerSettings(kv_cache_gib=0.1)
+    server = PoolingServer(str(folder / "model"), settings, "", [], folder, 0, "reward")
+    server.start()
     try:
-        models.serve([model, twin])
-        (one,) = models.servers.values()
-        yield SimpleNamespace(tokens=model, messages=twin, server=one, folder=folder / "model")
+        server.wait_ready()
+        yield SimpleNamespace(
+            tokens=RewardModel(url=server.url, reads="tokens"),
+            messages=RewardModel(url=server.url),
+            server=server,
+            folder=folder / "model",
+        )
     finally:
-        models.close()
+        server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -334,9 +264,7 @@ def test_messages_go_through_the_reward_models_own_template(served_model, networ
 
 
 def test_an_activation_is_applied_only_if_asked_for(served_model, network):
-    model = served_model.tokens
-    squashed = RewardModel(model=model.model, reads="tokens", activation=True)
-    squashed.serve_at(served_model.server.url, served_model.server.token)
+    squashed = RewardModel(url=served_model.server.url, reads="tokens", activation=True)
     raw = torch.tensor(own_score(network, [5, 6, 7, 2]))
     assert score(squashed) == pytest.approx(raw.sigmoid().item(), abs=1e-4)
 
@@ -346,21 +274,16 @@ def test_an_input_beyond_the_context_is_refused_and_not_cut(served_model):
     assert found.kind == "reward_model_refused" and "256" in found.message
 
 
-def test_a_server_of_the_run_answers_with_its_token_alone(served_model):
-    for route in ("/classify", "/tokenize", "/v1/models", "/collective_rpc"):
-        assert call(served_model.server.url, "POST", route, {}, b"{}")[0] == 401
-    stranger = RewardModel(url=served_model.server.url, reads="tokens")
-    assert "status 401" in failure(stranger).message
-
-
 def test_a_run_learns_from_its_scores(
-    served_model, network, lent_server: LentServer, policy_folder, tmp_path, monkeypatch
+    served_model, network, lent_server: LentServer, policy_folder, tmp_path
 ):
-    # The run finds its server started, and leaves it running.
-    monkeypatch.setattr(RewardModels, "_server", lambda *_: served_model.server)
-    model = RewardModel(model=str(served_model.folder), reads="tokens")
     run = fit(
-        lent_server, policy_folder, tmp_path, steps=1, rewards=[model], reward_timeout_s=150.0
+        lent_server,
+        policy_folder,
+        tmp_path,
+        steps=1,
+        rewards=[served_model.tokens],
+        reward_timeout_s=150.0,
     )
     groups = [group for _, group in run.groups]
     assert groups
@@ -377,80 +300,22 @@ def policy_with(tokenizer):
     return SimpleNamespace(tokenizer=tokenizer)
 
 
-def data_with(*rewards, max_model_tokens=100, reward_launcher=None):
-    return SimpleNamespace(
-        reward_pool=SimpleNamespace(rewards=rewards),
-        max_model_tokens=max_model_tokens,
-        reward_launcher=reward_launcher,
-    )
-
-
-def accepted(*rewards):
-    check_reward_models(rewards, policy_with(byte_tokenizer()), data_with(*rewards), False)
-
-
-def refusal(*rewards, tokenizer=None, on_cuda=False, **data):
-    with pytest.raises(ConfigError) as caught:
-        policy = policy_with(tokenizer or byte_tokenizer())
-        check_reward_models(rewards, policy, data_with(*rewards, **data), on_cuda)
-    message = str(caught.value)
-    assert len(message) < 500 and len(message.splitlines()) <= 2
-    return message
-
-
 def test_tokens_need_a_server_that_makes_the_policys_tokens(served_model, monkeypatch):
-    monkeypatch.setenv("MODEL_KEY", served_model.server.token)
-    model = RewardModel(url=served_model.server.url, reads="tokens", api_key_env="MODEL_KEY")
-    accepted(model)
-    other = byte_tokenizer()
-    monkeypatch.setattr(type(other), "encode", lambda *_, **__: [9, 9])
-    assert "Set reads to messages or text" in refusal(model, tokenizer=other)
-    assert "status 401" in refusal(RewardModel(url=served_model.server.url, reads="tokens"))
+    rewards = [served_model.tokens, served_model.messages]
+    tokenizer = byte_tokenizer()
+    check_reward_models(rewards, policy_with(tokenizer))
+    monkeypatch.setattr(type(tokenizer), "encode", lambda *_, **__: [9, 9])
+    with pytest.raises(ConfigError, match="Set reads to messages or text"):
+        check_reward_models(rewards, policy_with(tokenizer))
 
 
-def test_tokens_need_a_model_with_the_policys_tokenizer(served_model):
-    check = [served_model.tokens, served_model.messages]
-    accepted(*check)
-    other = byte_tokenizer()
-    other.add_tokens(["<tool>"])
-    found = refusal(*check, tokenizer=other)
-    assert "the token '<tool>' is None there and 259 here" in found and "set it to mess" in found
-
-
-def test_a_model_that_cannot_work_is_refused_before_a_server_starts(served_model, tmp_path):
-    folder = str(served_model.folder)
-    assert "RewardModel.label is 1, and the model has the labels 0 to 0" in refusal(
-        RewardModel(model=folder, label=1)
-    )
-    assert (
-        "server.max_tokens is 256 tokens, and a prompt with its response may have 300"
-        in refusal(served_model.tokens, max_model_tokens=300)
-    )
-    assert "listens on this machine alone" in refusal(
-        served_model.messages, reward_launcher=Given(1)
-    )
-    assert "RewardModel.server.device is null" in refusal(served_model.messages, on_cuda=True)
-    with_device = RewardModel(model=folder, server=RewardModelServer(device=0))
-    assert "the trainer is on a CPU" in refusal(with_device)
-    assert "RewardModel.model='no/such'" in refusal(RewardModel(model="no/such"))
-    writer = tiny_llama(tmp_path / "writer")
-    assert "is a LlamaForCausalLM, whose number" in refusal(RewardModel(model=str(writer)))
-    plain = tiny_reward_model(tmp_path / "plain")
-    with_special_tokens("$A").save_pretrained(plain)
-    (plain / "chat_template.jinja").unlink(missing_ok=True)
-    assert "has no chat template" in refusal(RewardModel(model=str(plain)))
+def test_tokens_need_a_server_that_says_its_own():
+    with pytest.raises(ConfigError, match="does not say its own"):
+        check_reward_models([RewardModel(url=URL, reads="tokens")], policy_with(byte_tokenizer()))
 
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "no place": ({"url": None}, "RewardModel.url is None and RewardModel.model is None"),
-    "two places": ({"model": "m"}, "give one of them"),
-    "no model": ({"url": None, "model": " "}, "RewardModel.model is ' '"),
     "no address": ({"url": "model:8000"}, "RewardModel.url is 'model:8000'"),
-    "settings of another's server": ({"server": RewardModelServer()}, "RewardModel.server is set"),
-    "a key for the run's own": (
-        {"url": None, "model": "m", "api_key_env": "KEY"},
-        "RewardModel.api_key_env is set",
-    ),
     "something else to read": ({"reads": "words"}, "RewardModel.reads is 'words'"),
     "no label": ({"label": -1}, "RewardModel.label is -1"),
     "no time": ({"timeout_s": 0}, "RewardModel.timeout_s is 0"),
@@ -467,21 +332,6 @@ def test_a_setting_that_cannot_work_is_refused_by_name(settings, named):
     assert named in str(caught.value) and len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"device": -1}, "RewardModel.server.device is -1"),
-        ({"max_tokens": 0}, "RewardModel.server.max_tokens is 0"),
-        ({"gpu_memory_utilization": 1.5}, "give at most 1"),
-        ({"kv_cache_gib": 0}, "RewardModel.server.kv_cache_gib is 0"),
-        ({"start_timeout_s": 0}, "RewardModel.server.start_timeout_s is 0"),
-    ],
-)
-def test_a_setting_of_the_server_that_cannot_work_is_refused_by_name(settings, named):
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        RewardModelServer(**settings)
-
-
 def test_a_pool_that_would_end_it_before_its_deadline_is_refused():
     with pytest.raises(ConfigError, match="data.reward_timeout_s is 10.*'reward_model'"):
         RewardPool([RewardModel(url=URL)])
@@ -491,29 +341,24 @@ def test_a_checkpoint_sees_a_change_of_the_score_and_not_of_how_long_it_is_tried
     same = [RewardModel(url=URL), RewardModel(url=URL, retries=1, timeout_s=1.0)]
     others = [
         RewardModel(url=URL, reads="text"),
-        RewardModel(model="m"),
         RewardModel(url=URL + "0"),
     ]
     assert len({fingerprint(model) for model in same}) == 1
-    assert len({fingerprint(model) for model in [*same, *others]}) == 4
+    assert len({fingerprint(model) for model in [*same, *others]}) == 3
 
 
 def test_it_is_configured_by_class_path():
     parser = ArgumentParser()
     parser.add_argument("--rewards", type=list[Reward])
-    init_args = {"model": "m", "server": {"max_tokens": 64}, "weight": 0.5}
+    init_args = {"url": URL, "reads": "text", "weight": 0.5}
     given = [{"class_path": "lrl.rewards.RewardModel", "init_args": init_args}]
     (model,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
-    assert (type(model), model.server.max_tokens, model.weight) == (RewardModel, 64, 0.5)
+    assert (type(model), model.reads, model.weight) == (RewardModel, "text", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("heading", "kind"),
-    [("## A reward model", RewardModel), ("### Its server", RewardModelServer)],
-)
-def test_the_settings_of_the_page_are_those_of_the_class(heading, kind):
+def test_the_settings_of_the_page_are_those_of_the_class():
     page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
-    section = re.split("\n##", page.partition(f"\n{heading}\n")[2])[0]
+    section = re.split("\n##", page.partition("\n## A reward model\n")[2])[0]
     rows = re.findall(r"^\| (`[^|]+) \|", section, re.M)
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-    assert named == set(inspect.signature(kind).parameters) - {"weight", "name"}
+    assert named == set(inspect.signature(RewardModel).parameters) - {"weight", "name"}

@@ -1,7 +1,7 @@
 """Dispatch policies: the invariants of all, and the purpose of each.
 
-Covers lrl/routing/dispatch/base.py, decode_latency.py, greedy.py, skewness_aware.py,
-tail_batching.py.
+Covers lrl/routing/dispatch/base.py, decode_latency.py, greedy.py,
+skewness_aware.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from lrl.routing.dispatch import (
     Request,
     RoundRobin,
     SkewnessAware,
-    TailBatching,
 )
 from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
@@ -44,8 +43,6 @@ RULES: dict[str, Callable[[], DispatchPolicy]] = {
     "least tokens": LeastTokens,
     "skewness-aware": SkewnessAware,
     "skewness-aware, sum": lambda: SkewnessAware(combine="sum"),
-    "tail rounds": TailBatching,
-    "tail rounds at the last moment": lambda: TailBatching(0.5, 0),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
@@ -94,10 +91,8 @@ def send_all(dispatch: DispatchPolicy, generators: list[Model]) -> list[tuple[Re
     return sent
 
 
-def goes_before(rule: DispatchPolicy, waiting: Request, sent: Request, version: int) -> bool:
+def goes_before(rule: DispatchPolicy, waiting: Request, sent: Request) -> bool:
     """Returns whether `waiting` must go before `sent`."""
-    if isinstance(rule, TailBatching) and waiting.due > version + rule.steps_ahead:
-        return False  # it may be held
     if isinstance(rule, SkewnessAware):
         return waiting.due < sent.due
     return rule.order(waiting) < rule.order(sent)
@@ -141,11 +136,10 @@ def test_waiting_requests_are_sent_once_in_order_and_within_capacity(
                 generator.version += 1
         elif what == "lose" and len(generators) > 1:
             generators.pop(draw.randrange(len(generators)))
-        version = generators[0].version
         while (chosen := dispatch.send(generators)) is not None:
             sent, generator = chosen[0], generators[chosen[1]]
             assert sent in waiting, "discarded, or sent twice"
-            assert not any(goes_before(dispatch, other, sent, version) for other in waiting)
+            assert not any(goes_before(dispatch, other, sent) for other in waiting)
             assert not generator.has or generator.in_flight + sent.responses <= generator.capacity
             waiting.remove(sent)
             generator.has.append(sent)
@@ -335,65 +329,11 @@ def test_an_idle_generator_helps_the_other_part() -> None:
     assert [position for _, position in send_all(dispatch, generators)] == [0]
 
 
-def tail(steps_ahead: int = 1) -> TailBatching:
-    """Expected lengths of 10 tokens."""
-    dispatch = TailBatching(steps_ahead=steps_ahead)
-    with_oracle(dispatch)
-    for _ in range(50):
-        dispatch.add(request(10))
-    send_all(dispatch, [Model(999)])
-    return dispatch
-
-
-def test_long_requests_of_several_steps_go_together() -> None:
-    generators, dispatch = [Model(6, has=[request(10)]), Model(6, has=[request(10)])], tail()
-    for due in (3, 4):
-        dispatch.add(request(90, responses=2, due=due))
-        dispatch.add(request(10, due=due))
-        assert [sent.prompt.token_ids[0] for sent, _ in send_all(dispatch, generators)] == [10]
-    dispatch.add(request(90, responses=2, due=5))
-    # Enough to fill a generator.
-    assert [sent.due for sent, _ in send_all(dispatch, generators)] == [
-        3,
-        4,
-        5,
-    ]
-
-
-@pytest.mark.parametrize(("steps_ahead", "version"), [(0, 5), (1, 4), (3, 2)])
-def test_nothing_is_held_when_the_trainer_is_near(steps_ahead: int, version: int) -> None:
-    generators, dispatch = [Model(has=[request(10)])], tail(steps_ahead)
-    dispatch.add(request(90, due=5))
-    for generators[0].version in range(version):
-        assert not send_all(dispatch, generators)
-    generators[0].version = version
-    assert len(send_all(dispatch, generators)) == 1
-
-
-def test_a_held_request_that_is_discarded_is_never_sent() -> None:
-    generators, dispatch = [Model(has=[request(10)])], tail()
-    gone, kept = request(90, due=9), request(91, due=9)
-    for held in (gone, kept):
-        dispatch.add(held)
-    assert not send_all(dispatch, generators)
-    dispatch.discard(gone)
-    generators[0].has.clear()
-    assert [sent for sent, _ in send_all(dispatch, generators)] == [kept]
-
-
-def test_an_idle_generator_takes_a_held_request() -> None:
-    generators, dispatch = [Model(has=[request(10)]), Model()], tail()
-    dispatch.add(request(90, due=9))
-    assert [position for _, position in send_all(dispatch, generators)] == [1]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: SkewnessAware(long_tail=1.0), "data.dispatch.long_tail is 1.0"),
         (lambda: SkewnessAware(combine=("mean")), "data.dispatch.combine is 'mean'"),  # type: ignore[arg-type]
-        (lambda: TailBatching(long_tail=0.0), "data.dispatch.long_tail is 0.0"),
-        (lambda: TailBatching(steps_ahead=-1), "data.dispatch.steps_ahead is -1"),
         (lambda: DecodeLatency(step_ms=0.0), "step_ms is 0.0"),
     ],
 )
@@ -411,7 +351,7 @@ def test_the_order_is_the_steps_then_the_lengths_then_the_groups() -> None:
     assert sorted(shuffled, key=longest_first) == made
 
 
-@pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens, TailBatching])
+@pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens])
 def test_a_later_turn_goes_to_the_generator_with_its_beginning_if_that_has_room(
     rule: Callable[[], DispatchPolicy],
 ) -> None:

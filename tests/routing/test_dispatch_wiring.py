@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lrl
-from lrl.routing.dispatch import LeastLoaded, RoundRobin, TailBatching
+from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from tests.checkpoints.through_files import through_a_file
@@ -42,12 +42,12 @@ def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
     assert data_module(dispatch=RoundRobin()).length_predictor is None
     assert isinstance(data_module(migration=Migration()).length_predictor, LengthPredictor)
     mine = LengthPredictor(seen_prompts=7)
-    data = data_module(dispatch=TailBatching(), length_predictor=mine)
+    data = data_module(dispatch=LeastTokens(), length_predictor=mine)
     assert data.length_predictor is mine
 
 
 def test_learned_lengths_are_in_the_checkpoint_and_may_be_absent() -> None:
-    data, resumed = data_module(dispatch=TailBatching()), data_module(dispatch=TailBatching())
+    data, resumed = data_module(dispatch=LeastTokens()), data_module(dispatch=LeastTokens())
     data._learners.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())
     resumed.load_state_dict(state)

@@ -1,7 +1,5 @@
 """A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another
 namespace.
-
-Covers lrl/members/launchers/slurm.py.
 """
 
 from __future__ import annotations

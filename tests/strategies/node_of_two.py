@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from lrl.distributed import rendezvous
-from lrl.distributed.interface import GLOO, NCCL
-from lrl.distributed.rendezvous import Rendezvous
+from lrl.distributed.rendezvous import GLOO, NCCL, Rendezvous
 from lrl.errors import ConfigError
 from tests.leftovers import wait_for
 from tests.network_namespace import Machine
@@ -175,35 +175,42 @@ class Telling(L.Callback):
 
 
 def meet(timeout_s: float) -> None:
-    """Meets the other node, and tells where both are."""
+    """Meets the other node, and tells by which interface."""
     rendezvous.LOG_AFTER_S = 0.5
     rendezvous.CONNECT_S = 3.0
+    call = call_for(timeout_s)
+    call.meet()
+    print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)
+    call._store.set(f"left/{call.rank}", "")
+    if call.rank == 0:  # the store ends with it
+        everyone = [f"left/{rank}" for rank in range(call.ranks)]
+        call._store.wait(everyone, timedelta(seconds=DEADLINE_S))
+
+
+def call_for(timeout_s: float) -> Rendezvous:
+    """Returns this node's rendezvous."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with Rendezvous(
-        os.environ["MASTER_ADDR"], PORT, rank, ranks, hosts=rank == 0, timeout_s=timeout_s
-    ) as call:
-        places = call.meet()
-    print(
-        "met",
-        [(place.address, place.interface) for place in places],
-        os.environ[GLOO],
-        os.environ[NCCL],
-        flush=True,
+    return Rendezvous(
+        os.environ["MASTER_ADDR"],
+        PORT,
+        rank,
+        ranks,
+        of_node=1,
+        hosts=rank == 0,
+        timeout_s=timeout_s,
+        silence_s=3.0,
     )
 
 
 def await_rank_0(checks_s: float) -> None:
     """Meets, and waits until rank 0 has made its checks, which take so long."""
-    rank = int(os.environ["RANK"])
-    with Rendezvous(
-        os.environ["MASTER_ADDR"], PORT, rank, 2, hosts=rank == 0, silence_s=3.0
-    ) as call:
-        call.meet()
-        print("met", flush=True)
-        if rank == 0:
-            time.sleep(checks_s)
-            raise ConfigError("data.temperature is 0.")
-        call.wait_all("ready", None, DEADLINE_S)
+    call = call_for(DEADLINE_S)
+    call.meet()
+    print("met", flush=True)
+    if call.rank == 0:
+        time.sleep(checks_s)
+        raise ConfigError("data.temperature is 0.")
+    call.wait_all("ready", DEADLINE_S)
 
 
 def fit(

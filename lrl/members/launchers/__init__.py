@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING
 from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lrl.members.launchers.base import Job, Launcher
-    from lrl.members.launchers.given import Given
-    from lrl.members.launchers.local import Local
+    from lrl.members.launchers.base import Given, Job, Launcher, Local, Slurm
     from lrl.members.launchers.ray import Ray
-    from lrl.members.launchers.slurm import Slurm
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,15 +1,21 @@
-"""The base of a launcher."""
+"""What a launcher is, and the launchers whose jobs are processes: nobody's, this machine's, and
+SLURM's."""
 
 import contextlib
+import shutil
 import subprocess
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from lrl.errors import ConfigError
 from lrl.system.config_errors import at_least
+from lrl.system.parent_death import bound_to_this_process
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
+PROGRAM = str(Path(sys.executable).with_name("lrl"))
 
 
 class Job(ABC):
@@ -137,3 +143,87 @@ class Launcher(ABC):
         Raises:
             OSError: It cannot be started now.
         """
+
+
+class Given(Launcher):
+    """Starts nothing: the run prints the command, and waits until so many have joined.
+
+    Args:
+        jobs: How many.
+    """
+
+    starts = False
+
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
+        return _SomebodyElsesJob()
+
+
+class _SomebodyElsesJob(Job):
+    alive = True
+
+    def stop(self) -> None:
+        """It ends with the run by itself."""
+
+    def tail(self) -> str:
+        return ""
+
+
+class Local(Launcher):
+    """Starts one on each group of this machine's generator devices. It ends with the thread that has
+    started it.
+
+    The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
+    the fleet's.
+
+    Args:
+        placements: CUDA indices of each job; empty for one on a CPU.
+    """
+
+    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
+        super().__init__(len(placements))
+        self.placements = placements
+
+    def devices(self, index: int) -> Sequence[int]:
+        return self.placements[index]
+
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
+        return ProcessJob(bound_to_this_process([PROGRAM, *words]), environment)
+
+
+class Slurm(Launcher):
+    """Starts each job by `srun`, on one node.
+
+    Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation
+    and waits for it, as long as `server.start_timeout_s` allows.
+
+    Args:
+        jobs: How many.
+        options: More words for srun, such as `--partition=gpu`, `--exact`, `--cpus-per-task=16`. It
+            asks for the GPUs of a generator (`server.tensor_parallel_size`) by itself.
+
+    Raises:
+        ConfigError: There are no jobs.
+    """
+
+    def __init__(self, jobs: int, options: list[str] | None = None) -> None:
+        super().__init__(jobs)
+        self.options = options or []
+
+    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+        super().prepare(gpus, host, setting)
+        if shutil.which("srun") is None:
+            raise ConfigError(
+                f"{setting} is Slurm, and there is no srun on the path: start the run on a machine "
+                "of a SLURM cluster, or leave the launcher out."
+            )
+
+    def start(
+        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> Job:
+        srun = ["srun", "--nodes=1", "--ntasks=1", f"--job-name=lrl-{name}", "--export=ALL"]
+        srun += ["--unbuffered", *([f"--gpus={self.gpus}"] if self.gpus else []), *self.options]
+        return ProcessJob([*srun, PROGRAM, *words], environment, folder / f"srun-{name}.log")

@@ -20,6 +20,5 @@ if TYPE_CHECKING:
     )
     from lrl.routing.dispatch.greedy import LeastLoaded, LeastTokens, RoundRobin
     from lrl.routing.dispatch.skewness_aware import SkewnessAware
-    from lrl.routing.dispatch.tail_batching import TailBatching
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,19 +8,12 @@ import random
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
 
 import torch
 import transformers
 from torch import Tensor
 from torch.nn.functional import mse_loss
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BatchEncoding,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
 from lrl.system.parent_death import die_with
 
@@ -35,47 +28,40 @@ BYTES_A_PARAMETER = 16
 Row = tuple[str, float]
 """A prompt's text and its number."""
 
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Arguments of `LanguageModelRanker` of the same names."""
-
-    model: str
-    device: str
-    lr: float
-    passes: int
-    fitted_prompts: int
+_model: "FineTuned"
+"""The model of this process."""
 
 
 class FineTuned:
-    """Fine-tuned model that learns the numbers of texts and guesses the numbers of others.
+    """Fine-tuned model that learns the numbers of texts and guesses the numbers of others; its
+    arguments are those of `LanguageModelRanker`.
 
     Weights, gradients and moments are float32 (`BYTES_A_PARAMETER`); on CUDA it computes in
     bfloat16.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
-        self._device = torch.device(recipe.device)
+    def __init__(
+        self, model: str, device: str, lr: float, passes: int, fitted_prompts: int
+    ) -> None:
+        self._device = torch.device(device)
+        self._passes = passes
         self._tokenizer = AutoTokenizer.from_pretrained(
-            recipe.model, padding_side="right", truncation_side="left"
+            model, padding_side="right", truncation_side="left"
         )
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._network = open_with_scalar_head(recipe.model, self._tokenizer.pad_token_id).to(
-            self._device
-        )
-        self._optimizer = torch.optim.AdamW(
-            self._network.parameters(), lr=recipe.lr, weight_decay=0.0
-        )
-        self._older = deque[Row](maxlen=recipe.fitted_prompts)
+        self._network = AutoModelForSequenceClassification.from_pretrained(
+            model, num_labels=1, pad_token_id=self._tokenizer.pad_token_id, dtype=torch.float32
+        ).to(self._device)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=lr, weight_decay=0.0)
+        self._older = deque[Row](maxlen=fitted_prompts)
         self._draw = random.Random(0)
 
     def learn(self, rows: Sequence[Row]) -> None:
         """Trains on `rows`, and in each pass on as many older rows, so that the model does not
         forget them."""
         self._network.train()
-        for _ in range(self._recipe.passes):
+        for _ in range(self._passes):
             older = self._draw.sample(self._older, min(len(rows), len(self._older)))
             for batch in self._shuffled([*rows, *older]):
                 self._step(batch)
@@ -89,9 +75,8 @@ class FineTuned:
         found: dict[int, float] = {}
         for start in range(0, len(texts), BATCH):
             batch = by_length[start : start + BATCH]
-            found |= zip(
-                batch, self._numbers([texts[index] for index in batch]).tolist(), strict=True
-            )
+            numbers = self._numbers([texts[index] for index in batch]).tolist()
+            found |= zip(batch, numbers, strict=True)
         return [found[index] for index in range(len(texts))]
 
     def _shuffled(self, rows: list[Row]) -> Iterator[list[Row]]:
@@ -118,52 +103,24 @@ class FineTuned:
             return self._network(**read.to(self._device)).logits[:, 0].float()
 
 
-def open_with_scalar_head(model: str, pad_token_id: int) -> PreTrainedModel:
-    """Opens a causal language model with a new scalar head in the place of its language model head.
-
-    Raises:
-        RuntimeError: Other weights than the head's would be random, too.
-    """
-    network, report = AutoModelForSequenceClassification.from_pretrained(
-        model,
-        num_labels=1,
-        pad_token_id=pad_token_id,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
-    head = [
-        name
-        for name, _ in network.named_parameters()
-        if not name.startswith(network.base_model_prefix + ".")
-    ]
-    if new := sorted(set(report["missing_keys"]) - set(head)):
-        raise RuntimeError(
-            f"{model} lacks {len(new)} weights, the first {new[0]}: they would be random"
-        )
-    return network
-
-
-fine_tuned = cache(FineTuned)
-"""Returns the model of this process. The first job opens it, so an error of the model is that job's
-error."""
-
-
-def begin(owner: int, on_cpu: bool) -> None:
-    """Sets up the new process, which dies with `owner`."""
+def begin(owner: int, settings: tuple[str, str, float, int, int]) -> None:
+    """Sets up the new process, which dies with `owner`, and opens its model."""
+    global _model
     die_with(owner)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
     transformers.logging.set_verbosity_error()  # it would warn of the new head at its end
     transformers.logging.disable_progress_bar()
-    if on_cpu:  # trainer and generators need the same cores
+    if settings[1] == "cpu":  # trainer and generators need the same cores
         os.nice(19)
         torch.set_num_threads(1)
+    _model = FineTuned(*settings)
 
 
-def learn(recipe: Recipe, rows: Sequence[Row]) -> None:
+def learn(rows: Sequence[Row]) -> None:
     """See `FineTuned.learn`."""
-    fine_tuned(recipe).learn(rows)
+    _model.learn(rows)
 
 
-def guess(recipe: Recipe, texts: Sequence[str]) -> list[float]:
+def guess(texts: Sequence[str]) -> list[float]:
     """See `FineTuned.guess`."""
-    return fine_tuned(recipe).guess(texts)
+    return _model.guess(texts)

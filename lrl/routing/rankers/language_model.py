@@ -10,22 +10,20 @@ learnt nothing yet does no harm.
 import logging
 import multiprocessing
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pebble import ProcessPool
 from torch import Tensor
 
 from lrl.routing.rankers import finetuning
 from lrl.routing.rankers.base import Ranker
-from lrl.routing.rankers.finetuning import Recipe, Row
+from lrl.routing.rankers.finetuning import Row
 from lrl.routing.rankers.ngrams import NgramRanker
 from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
@@ -34,8 +32,6 @@ MAX_GUESSES = 512
 """Numbers to which the weights of both guesses are fitted."""
 MIN_GUESSES = 64
 """Numbers below which the second guess has no weight."""
-JOB_S = 1800.0
-"""Longest time to open the model, to learn a step or to guess one, in seconds."""
 MAX_KEPT_GUESSES = 65_536
 """Prompts whose guesses are kept, the newest."""
 
@@ -116,16 +112,13 @@ class LanguageModelRanker(Ranker):
         at_least(1, "data.length_predictor.ranker", passes=passes, fitted_prompts=fitted_prompts)
         self.model = model
         self.device = find_device(device)
-        self._recipe = Recipe(
-            model, str(self.device), lr=lr, passes=passes, fitted_prompts=fitted_prompts
-        )
+        self._settings = (model, str(self.device), lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
         self._ensemble = Ensemble()
         self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
-        self._lock = threading.Lock()  # one thread may close the pool while another gives it a job
-        self._pool: ProcessPool | None = None
+        self._pool: ProcessPoolExecutor | None = None  # of one process
         self._learning: Future[None] | None = None
         self._guessing: Future[list[float]] | None = None
 
@@ -138,12 +131,12 @@ class LanguageModelRanker(Ranker):
         """Judges both guesses by `numbers` and trains both models; the language model as soon as it
         is free."""
         found = list(zip(prompts, numbers, strict=True))
-        both = [
-            (self._ngrams.guess(prompt), self._guesses.get(prompt.id), number)
-            for prompt, number in found
-        ]
         self._ensemble.judge(
-            [(first, second, number) for first, second, number in both if second is not None]
+            [
+                (self._ngrams.guess(prompt), self._guesses[prompt.id], number)
+                for prompt, number in found
+                if prompt.id in self._guesses
+            ]
         )
         self._ngrams.learn(prompts, numbers)
         self._add([(prompt.text, number) for prompt, number in found])
@@ -154,49 +147,51 @@ class LanguageModelRanker(Ranker):
         self._teach()
 
     def _teach(self) -> None:
-        """Gives the process the rows to learn, if it is free."""
-        if self._to_learn and self._is_free(self._learning):
-            self._learning = self._schedule(finetuning.learn, list(self._to_learn))
+        """Gives the process the rows to learn, if it has learnt the ones before."""
+        if self._to_learn and (self._learning is None or self._learning.done()):
+            self._learning = self._submit(finetuning.learn, list(self._to_learn))
             if self._learning is not None:
                 self._to_learn.clear()
 
     def look_ahead(self, prompts: Sequence[Prompt]) -> None:
         """Has the process guess `prompts`, unless it still guesses the ones before."""
-        if self._is_free(self._guessing):
+        if self._guessing is None or self._guessing.done():
             ids = [prompt.id for prompt in prompts]
             texts = [prompt.text for prompt in prompts]
-            self._guessing = self._schedule(finetuning.guess, texts)
+            self._guessing = self._submit(finetuning.guess, texts)
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
-    def _schedule(self, job: Callable[..., Any], rows: Sequence[Any]) -> Future[Any] | None:
+    def _submit(self, job: Callable[..., Any], rows: Sequence[Any]) -> Future[Any] | None:
         """Gives the process a job, which waits for earlier jobs; returns None without a process."""
-        with self._lock:
-            if self._pool is None or not self._pool.active:
-                return None
-            return self._pool.schedule(job, (self._recipe, rows), timeout=JOB_S)
+        pool = self._pool
+        try:
+            future = None if pool is None else pool.submit(job, rows)
+        except RuntimeError:  # it has just ended; `_report` or `close` does the rest
+            return None
+        if future is not None:
+            future.add_done_callback(self._report)
+        return future
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
-        """Keeps the guesses of a job; runs on pebble's thread. `_is_free` reports the job's error
-        later."""
+        """Keeps the guesses of a job; runs on the pool's thread."""
         if not guessing.cancelled() and guessing.exception() is None:
             self._guesses |= zip(ids, guessing.result(), strict=True)
             while len(self._guesses) > MAX_KEPT_GUESSES:
                 del self._guesses[next(iter(self._guesses))]
 
-    def _is_free(self, job: Future[Any] | None) -> bool:
-        """Returns whether another job may start; ends the process if `job` failed."""
-        if job is None or not job.done() or job.cancelled():
-            return job is None
-        if (error := job.exception()) is not None:
-            log.warning(
-                "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are "
-                "guessed from n-grams alone until this run ends; a resumed one begins with it "
-                "again.",
-                *(self.model, type(error).__name__, error),
-            )
-            self.close()
-        return error is None
+    def _report(self, job: Future[Any]) -> None:
+        """Ends the process if a job has failed, and says so; runs on the pool's thread."""
+        pool = self._pool  # None: `close` has ended it
+        if pool is None or job.cancelled() or (error := job.exception()) is None:
+            return
+        self._pool = None
+        _kill(pool)
+        log.warning(
+            "data.length_predictor.ranker: the process with %s is lost (%s: %s). Lengths are guessed "
+            "from n-grams alone until this run ends; a resumed one begins with it again.",
+            *(self.model, type(error).__name__, error),
+        )
 
     def metrics(self) -> dict[str, float]:
         """Returns the correlation of both guesses with the true numbers, over the last prompts with
@@ -210,25 +205,23 @@ class LanguageModelRanker(Ranker):
 
     def start(self) -> None:
         """Starts the process, which opens the model while the generators start."""
-        on_cpu = self.device.type == "cpu"
         # As for reward workers: a fork would inherit open pipes.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPool(
-            1, initializer=finetuning.begin, initargs=(os.getpid(), on_cpu), context=context
+        self._pool = ProcessPoolExecutor(
+            1, context, initializer=finetuning.begin, initargs=(os.getpid(), self._settings)
         )
-        self.look_ahead([])
+        self.look_ahead([])  # a pool starts its process with the first job
         self._to_learn.clear()
         self._to_learn.extend(self._learnt)  # a new process has the original model
         self._teach()
 
     def close(self) -> None:
         """Ends the process at once."""
-        with self._lock:
-            pool, self._pool = self._pool, None
+        pool, self._pool = self._pool, None
         self._learning = self._guessing = None
         if pool is not None:
-            pool.stop()
-            pool.join()
+            _kill(pool)
+            pool.shutdown(cancel_futures=True)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until the process has done its jobs; for tests and measurements, no run waits.
@@ -236,20 +229,17 @@ class LanguageModelRanker(Ranker):
         Raises:
             TimeoutError: The jobs take longer than `timeout_s`.
         """
-        jobs: list[Future[Any]] = [
-            job for job in (self._learning, self._guessing) if job is not None
-        ]
+        jobs: list[Future[Any]] = [job for job in (self._learning, self._guessing) if job]
         if futures.wait(jobs, timeout_s).not_done:
             raise TimeoutError(f"The process with {self.model} was not done in {timeout_s:g} s.")
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the learnt texts with their numbers, and the judged guesses; no weights of the
         model."""
-        texts, numbers = zip(*self._learnt, strict=True) if self._learnt else ((), ())
         return {
             "ngrams": self._ngrams.state_dict(),
-            "texts": list(texts),
-            "numbers": torch.tensor(numbers, dtype=torch.float32),
+            "texts": [text for text, _ in self._learnt],
+            "numbers": torch.tensor([number for _, number in self._learnt], dtype=torch.float32),
             "model": self.model,
             "judged": self._ensemble.state_dict(),
         }
@@ -260,30 +250,23 @@ class LanguageModelRanker(Ranker):
         self._ngrams.load_state_dict(state["ngrams"])
         if state.get("model") == self.model:
             self._ensemble.load_state_dict(state["judged"])
-        else:
-            log.warning(
-                "data.length_predictor.ranker.model was %s and is %s: its guesses are judged anew.",
-                *(state.get("model"), self.model),
-            )
         self._learnt.clear()
         self._to_learn.clear()
         self._add(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
 
 
+def _kill(pool: ProcessPoolExecutor) -> None:
+    for process in list((pool._processes or {}).values()):  # `kill_workers` since Python 3.14
+        process.kill()
+
+
 def find_device(name: str | None) -> torch.device:
     """Returns the device of that name; a fault (ValueError) if this machine has none."""
-    if name is None:
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        fault(
-            f"data.length_predictor.ranker.device is {name!r}, which torch does not know; it must "
-            "be like cuda:0 or cpu."
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    chosen = (*gpus, "cpu")[0] if name is None else "cuda:0" if name == "cuda" else name
+    if chosen not in (*gpus, "cpu"):
         fault(
             f"data.length_predictor.ranker.device is {name!r}, and this machine has "
-            f"{torch.cuda.device_count()} CUDA devices: name one of them, or cpu."
+            f"{', '.join((*gpus, 'cpu'))}."
         )
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    return torch.device(chosen)

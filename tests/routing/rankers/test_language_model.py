@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from lrl.routing.rankers import LanguageModelRanker
-from lrl.routing.rankers.finetuning import FineTuned, Recipe
+from lrl.routing.rankers.finetuning import FineTuned
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
@@ -144,11 +144,11 @@ def a_stopped_process_blocks_nothing(ranker: LanguageModelRanker, process: int) 
 def without_its_process_the_n_grams_continue_and_one_warning_is_logged(
     ranker: LanguageModelRanker, process: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranker.learn(*step(400))
-    os.kill(process, signal.SIGKILL)
-    ranker.wait(DEADLINE_S)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "lrl"):
+        ranker.learn(*step(400))
+        os.kill(process, signal.SIGKILL)
+        ranker.wait(DEADLINE_S)
         for start in range(440, 560, 40):
             ranker.learn(*step(start))
             ranker.look_ahead(step(start + 40)[0])
@@ -195,14 +195,14 @@ def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Pa
 def test_a_guess_does_not_depend_on_the_other_texts_of_its_batch(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    tuned = FineTuned(Recipe(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100))
+    tuned = FineTuned(str(make(tmp_path)), "cpu", LR, passes=1, fitted_prompts=100)
     texts = [told(id)[0].text * (1 + id % 3) for id in range(20)]
     tuned.learn([(text, float(len(text) > 40)) for text in texts])
     assert tuned.guess(texts) == pytest.approx([tuned.guess([text])[0] for text in texts], abs=1e-5)
 
 
 def test_the_first_lessons_are_not_forgotten(model: str) -> None:
-    tuned = FineTuned(Recipe(model, "cpu", LR, passes=8, fitted_prompts=100))
+    tuned = FineTuned(model, "cpu", LR, passes=8, fitted_prompts=100)
     draw = random.Random(0)
     tuned.learn([("aaaa", 1.0)] * 20)
     for _ in range(4):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.tiny_families import save_tiny
+from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer
 
 BLOCK = (16, 32)

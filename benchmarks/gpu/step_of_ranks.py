@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Sequence
+import random
+from collections.abc import ItemsView, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +11,44 @@ import torch
 from torch import Tensor
 
 import lrl
-from benchmarks.sharded_run import MICRO_BATCH_TOKENS, groups
 from lrl.advantages import Baseline
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import blank
 from lrl.training.gradients import scale_and_clip
 from lrl.training.sharding import Sharding, on_cpu, whole_on_rank_0
-from lrl.types import MicroBatch
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 MAX_NORM = 1.0
+GROUPS, RESPONSES = 4, 2
+PROMPT_TOKENS, RESPONSE_TOKENS = 32, 96
+MICRO_BATCH_TOKENS = 256
+"""Two responses: each of two ranks has two passes a step."""
+
+
+def groups(step: int, vocabulary: int) -> Iterator[Group]:
+    """Yields the made-up groups of a step, always the same."""
+    draw = random.Random(step)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(count)]
+
+    for index in range(step * GROUPS, (step + 1) * GROUPS):
+        rollouts = [
+            Rollout(
+                token_ids=tokens(RESPONSE_TOKENS),
+                logprobs=[-10.0] * RESPONSE_TOKENS,
+                versions=[step] * RESPONSE_TOKENS,
+                finish_reason="length",
+                reward=draw.random(),
+            )
+            for _ in range(RESPONSES)
+        ]
+        yield Group(
+            index=index,
+            prompt=Prompt(id=index, token_ids=tokens(PROMPT_TOKENS), text=""),
+            rollouts=rollouts,
+        )
 
 
 class NoBaseline(Baseline):

@@ -53,18 +53,3 @@ def test_where_the_simulator_is_right_every_forecast_is_the_fact(tmp_path: Path)
     assert (tmp_path / "forecast.png").stat().st_size > 10_000
     lines = forecast_report.table(rows).splitlines()
     assert len(lines) == 2 + len(rows) and "| B | lag 3 |" in lines[3] and "0%" in lines[3]
-
-
-def test_each_run_differs_from_the_fitted_one_in_the_setting_of_its_name() -> None:
-    described = {name: forecast.described(ARGS, name) for name in forecast.SCENES}
-    fitted = described[forecast.FITTED]
-    differ = {
-        name: {key for key, value in one.items() if value != fitted[key]} - {"run", "about"}
-        for name, one in described.items()
-    }
-    assert differ == {
-        "A": set(),
-        "B": {"max_lag"},
-        "C": {"groups", "steps"},
-        "D": {"generators", "max_lag", "placement", "steps"},
-    }

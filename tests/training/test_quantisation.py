@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.tiny_families import save_tiny
 from lrl.cli.main import main
 from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
@@ -24,6 +23,7 @@ from lrl.training.dequantisation import from_fp8
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
 from tests.quantised_policies import BLOCK, quantised, write
+from tests.tiny_families import save_tiny
 
 METHODS = [
     *(

@@ -1,19 +1,59 @@
-"""The benchmarks of dispatch: what rules are told, what is compared with what."""
+"""Drawn lengths, and what the tables of step times compare."""
 
-import argparse
-from typing import Any
+from __future__ import annotations
 
-import pytest
-
-from benchmarks import simulated_skewness, skewness
-from benchmarks.forced_lengths import Before, long_tailed
+from benchmarks import overlap, timed_run
+from benchmarks.against_trl import speed
+from benchmarks.forced_lengths import Before, equal, long_tailed
 from benchmarks.oracle import Oracle
-from benchmarks.simulated_skewness import case_s, told
-from benchmarks.simulated_table3 import SCENES, simulate
 from benchmarks.skewness_report import newest, ratios, table
-from benchmarks.streamrl_setup import MODELS
-from lrl.planning.planner.devices import parse_cluster
+from benchmarks.timed_run import Timed
 from lrl.types import Prompt
+
+
+def test_drawn_lengths_have_the_stated_mean_and_maximum() -> None:
+    drawn = [length for group in range(400) for length in long_tailed().of(group, group, 16)]
+    assert 62 < sum(drawn) / len(drawn) < 66 and max(drawn) == 512
+    assert set(equal().of(3, 3, 16)) == {64}
+
+
+def took(seconds: float) -> dict[str, list[float]]:
+    return {
+        "step": [seconds - 0.1, seconds, seconds + 0.1],
+        "wait": [0.0] * 3,
+        "sync": [0.1] * 3,
+        "sync_pause": [0.0] * 3,
+        "on_core": [seconds] * 3,
+    }
+
+
+def test_overlap_is_compared_with_the_slower_side() -> None:
+    step = {
+        "asynchronous": took(3.3),
+        "writing": took(1.0),
+        "training": took(3.0),
+        "synchronous": took(6.6),
+    }
+    found = overlap.table({("equal", name): row for name, row in step.items()})
+    assert "1.10 times the larger of both alone" in found
+    assert "2.00 times as fast as lrl's synchronous one" in found
+
+
+def test_lrl_is_compared_with_the_faster_of_trls_ways() -> None:
+    speeds = {"trl": 20.0, "trl-pieces": 25.0, "split": 30.0, "trainer-all": 40.0}
+    parts = {part: [1.0, 1.0, 1.0] for part in speed.PARTS}
+    rows = {
+        ("equal", name): parts | {"answers_per_s": value, "trl": "1"}
+        for name, value in speeds.items()
+    }
+    assert "trains 1.60 times TRL's responses" in speed.table(
+        rows
+    ) and "TRL 1, in pieces" in speed.table(rows)
+
+
+def test_a_mean_counts_the_step_that_waited() -> None:
+    found = timed_run.means([Timed({"train": 1.0}), Timed({"train": 1.0, "wait_last": 3.0})])
+    assert found["step"] == 2.5 and found["wait"] == 1.5 and found["train"] == 1.0
 
 
 def test_an_oracle_expects_the_drawn_responses() -> None:
@@ -26,41 +66,10 @@ def test_an_oracle_expects_the_drawn_responses() -> None:
     assert oracle.recall(0.2) == 1.0
 
 
-def test_the_ranker_finds_the_longest_as_often_as_the_papers() -> None:
-    found = [told("ranker", 20_000, seed).recall(0.2) for seed in range(8)]
-    assert sum(found) / len(found) == pytest.approx(0.87, abs=0.01)
-
-
 def test_an_epoch_before_has_other_responses_to_the_same_prompts() -> None:
     alike, mixed = long_tailed(prompt_share=1.0), long_tailed(prompt_share=0.5)
     assert Before(alike).of(7, 7, 4) == alike.of(7, 7, 4)
     assert Before(mixed).of(7, 7, 4) != mixed.of(7, 7, 4)
-
-
-def test_separate_generators_for_the_long_responses_beat_random_fifo() -> None:
-    model = MODELS["32B"]
-    by_chance, apart = (
-        case_s(model, case, 5000, 0) for case in ("Random:nothing", "SkewnessAware:oracle")
-    )
-    assert apart < 0.97 * by_chance
-
-
-def test_each_part_of_table_3_adds_to_the_throughput() -> None:
-    args = argparse.Namespace(generation=80, passes=6.2, contexts=True, steps=4, seed=0)
-    seconds = [simulate(scene, parse_cluster("128xH800"), args)["step_s"] for scene in SCENES]
-    assert seconds == sorted(seconds, reverse=True)
-
-
-@pytest.mark.parametrize("benchmark", [skewness, simulated_skewness])
-@pytest.mark.parametrize("case", ["Fastest:oracle", "LeastTokens", "SkewnessAware:nothing"])
-def test_an_unknown_case_is_refused_with_the_known_ones(
-    benchmark: Any, case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        benchmark.main(["--cases", case])
-    message = capsys.readouterr().err
-    assert f"argument --cases: invalid choice: '{case}'" in message
-    assert all(known in message for known in benchmark.KNOWN)
 
 
 def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:

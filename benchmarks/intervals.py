@@ -14,7 +14,6 @@ BLOCKS = 10
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Returns half of the t interval of the mean of at most ten values; NaN for a single one."""
     if len(values) < 2:
         return math.nan
     return T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))

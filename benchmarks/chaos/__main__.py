@@ -23,7 +23,6 @@ EXPERIMENTS = {
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:
-    """Returns the command line of one experiment."""
     experiment = importlib.import_module(f"benchmarks.chaos.{name}")
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.chaos {name}",
@@ -36,7 +35,6 @@ def make_parser(name: str) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one experiment and returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     described = "\n".join(f"  {name:12} {about}" for name, about in EXPERIMENTS.items())
     choice = argparse.ArgumentParser(

@@ -47,8 +47,6 @@ class Death(NamedTuple):
 
 
 def before_each_call(module: str, path: str, act: Callable[[], None]) -> None:
-    """Has this process call `act` before each call of a function, given by its module and its name
-    in there."""
     owner: Any = importlib.import_module(module)
     *inner, name = path.split(".")
     for part in inner:

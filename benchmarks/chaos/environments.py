@@ -46,7 +46,6 @@ NONE = "none"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     names = [NONE, *KINDS]
     parser.add_argument("--faults", nargs="+", choices=names, default=names)
     parser.add_argument("--share", type=float, default=0.05, help="of the turns (%(default)s)")
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table."""
     found = records.read(args.out)
     missing = [
         fault for fault in args.faults if records.find(found, described(args, fault)) is None
@@ -77,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> RunSettings:
-    """Returns the settings that all runs share."""
     return RunSettings(
         seed=args.seed,
         max_lag=1,
@@ -90,7 +87,6 @@ def settings_of(args: argparse.Namespace) -> RunSettings:
 
 
 def described(args: argparse.Namespace, fault: str) -> dict[str, Any]:
-    """Returns the fields by which a run's record is found."""
     share = 0.0 if fault == NONE else args.share
     return {"fault": fault, "share": share, **asdict(settings_of(args))}
 
@@ -104,13 +100,11 @@ class Trained(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Counts the prompts of the step that has just ended."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         self.prompts.update(group.prompt.id for group in data.step_stream.groups)
 
 
 def measure(server: LentServer, args: argparse.Namespace, fault: str) -> dict[str, Any]:
-    """Makes one run, from its start to its record."""
     settings = settings_of(args)
     folder = args.folder / fault
     marks = folder / "marks"
@@ -150,7 +144,6 @@ def measure(server: LentServer, args: argparse.Namespace, fault: str) -> dict[st
 
 
 def row(record: dict[str, Any]) -> str:
-    """Returns a run as a line of the table."""
     counts = record["counts"]
     kind = KINDS.get(record["fault"], "")
     others = sum(count for name, count in counts.items() if name != kind)

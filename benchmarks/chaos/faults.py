@@ -41,7 +41,6 @@ class Fault:
         return f"{'freeze' if self.freeze else 'kill'} {self.part} of {whose}"
 
     def inject(self, trainer: int) -> None:
-        """Sends the signal to the generators of the process `trainer`."""
         supervisors = supervisors_of(trainer)
         targets = [part_of(supervisors[generator], self.part) for generator in self.generators]
         for target in targets:
@@ -49,8 +48,6 @@ class Fault:
 
 
 def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
-    """Returns the faults of one run: each part in turn, generator after generator, freezes among
-    the kills, both at the end."""
     parts = list(PARTS)
     faults = [Fault(parts[number % 3], (number % 2,)) for number in range(kills)]
     apart = max(1, kills // max(1, freezes))
@@ -149,7 +146,6 @@ def part_of(supervisor: psutil.Process, part: str) -> psutil.Process:
 
 
 def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
-    """Returns the processes that score a trainer's responses."""
     return [
         child
         for child in psutil.Process(trainer).children()
@@ -158,13 +154,11 @@ def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
 
 
 def port(supervisor: psutil.Process) -> int:
-    """Returns the port of the supervisor's generator."""
     command = words(supervisor)
     return int(command[command.index("--port") + 1])
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Returns the command line of a process; empty when it has ended."""
     try:
         return process.cmdline()
     except psutil.Error:

@@ -34,7 +34,6 @@ HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument(
         "--kills", type=int, default=12, help="API server, EngineCore, Worker in turn (%(default)s)"
     )
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures unless the record is there, then prints the table."""
     settings = settings_of(args, steps=-1, steps_per_epoch=0, schedule="constant")
     asked = {"kills": args.kills, "freezes": args.freezes, "both": args.both}
     described = {"asked": asked, "settings": settings.described}
@@ -63,7 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any]:
-    """Makes the run, from its start to its record."""
     started = time.monotonic()
     shutil.rmtree(settings.folder, ignore_errors=True)
     with Target(settings) as target:
@@ -126,7 +123,6 @@ def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
 
 
 def losses(target: Target, fault: Fault) -> Sequence[Line]:
-    """Returns the lines that report as many generators out as the fault hits."""
     return [
         line
         for line in target.lines("lost")
@@ -135,7 +131,6 @@ def losses(target: Target, fault: Fault) -> Sequence[Line]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
     faults, trained = record["faults"], record["trained"]
     rows = [
         f"| {f['fault']} | {f['detected_s']:.1f} | {f['whole_s']:.0f} | {f['reissued']} |"

@@ -103,13 +103,10 @@ class TargetSettings:
 
     @property
     def words(self) -> list[str]:
-        """The arguments of `python -m benchmarks.chaos.target`."""
         return [f"--{name}={value}" for name, value in asdict(self).items()]
 
     @property
     def described(self) -> dict[str, object]:
-        """The fields by which a record is found: all but the folder, and the second node's and the
-        environment where there is none."""
         left_out = {"folder", "host", "launcher"}
         for name in ("second_node", "environment"):
             if not getattr(self, name):
@@ -133,7 +130,6 @@ def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> TargetSettings:
-    """Returns the settings that `add_settings` has read, with those that the experiment fixes."""
     fixed.setdefault("folder", str(args.folder.resolve()))
     names = {field.name for field in fields(TargetSettings)} - set(fixed)
     return TargetSettings(
@@ -193,7 +189,6 @@ class Target:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def lines(self, event: str) -> list[Line]:
-        """Returns the lines of one kind that this launch has written so far."""
         self.journal.refresh()
         return [line for line in self.journal.of(event) if line["launch"] == self.number]
 
@@ -287,7 +282,6 @@ class Target:
 
 
 def _inode(path: Path) -> int | None:
-    """Returns None if the file has gone meanwhile."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:

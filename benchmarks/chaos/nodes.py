@@ -98,7 +98,6 @@ class Scene:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument(
         "--second", nargs="+", choices=SECONDS, default=SECONDS, help="one run for each (all)"
     )
@@ -111,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures each run unless its record is there, then prints the tables."""
     for kind in args.second:
         settings = settings_of(
             args,
@@ -135,7 +133,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(kind: str, places: list[str], faults: list[str] | None) -> list[tuple[str, str]]:
-    """Returns faults with their places, in their order."""
     common = [*OF_GENERATOR, "reward worker", "cut for 5 s", "cut for good", "trainer"]
     common += ["rank 1"] if kind == "trainer" else []
     found = [(fault, place) for place in places for fault in common]
@@ -144,7 +141,6 @@ def plan(kind: str, places: list[str], faults: list[str] | None) -> list[tuple[s
 
 
 def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str, Any]:
-    """Makes all launches of one run, and its record."""
     started = time.monotonic()
     token = secrets.token_hex(16)
     kind = settings.second_node
@@ -236,20 +232,17 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
 
 
 def is_whole(target: Target, lost: int, whole: int) -> bool:
-    """Whether all generators serve: none was lost since, or they are all back."""
     losses = target.lines("lost")[lost:]
     returns = target.lines("whole")[whole:]
     return not losses or bool(returns and returns[-1]["time"] > losses[-1]["time"])
 
 
 def target_heartbeat(target: Target) -> float:
-    """Returns the run's seconds of a heartbeat."""
     word = next(word for word in target.words if word.startswith("--heartbeat_s="))
     return float(word.partition("=")[2])
 
 
 def start_again(beside: RayGenerators, fault: str) -> None:
-    """Starts a lost node of the cluster again; with its head all nodes."""
     cluster = beside.cluster
     if fault == "raylet":
         # Its generators end by themselves and leave nothing; only then is the rest killed.
@@ -278,7 +271,6 @@ def end_machine(node: RayNode) -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
     kind, trained = record["settings"]["second_node"], record["trained"]
     lines = ["| second node | fault | in | outcome |", "|---" * 4 + "|"]
     for one in record["faults"]:

@@ -23,7 +23,6 @@ PLACES: dict[str, tuple[str, str]] = {
 
 
 def obey(folder: Path) -> None:
-    """Has this process carry out the orders that come into the folder."""
     for place, function in PLACES.items():
         before_each_call(
             *function,
@@ -40,7 +39,6 @@ def _carry_out(order: Path, told: Path) -> None:
 
 
 def give(folder: Path, place: str, words: str) -> None:
-    """Orders a shell command at a place."""
     (folder / "carried-out").unlink(missing_ok=True)
     unfinished = folder / "unfinished-order"
     unfinished.write_text(words)
@@ -48,7 +46,5 @@ def give(folder: Path, place: str, words: str) -> None:
 
 
 def carried_out(folder: Path) -> float | None:
-    """Returns when the last order was carried out, in seconds since 1970; None if it was not
-    yet."""
     told = folder / "carried-out"
     return float(told.read_text() or "nan") if told.exists() else None

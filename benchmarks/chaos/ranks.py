@@ -35,12 +35,10 @@ EXPLAINED = "look for its error above"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     add_settings(parser, steps=12, groups=16, responses=4, capacity=4)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures, unless that is in the results already, then prints the table."""
     settings = settings_of(
         args, folder=str(args.folder.resolve()), steps_per_epoch=args.steps, ranks=RANKS
     )
@@ -56,7 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(settings: TargetSettings) -> dict[str, Any]:
-    """Makes all launches of the run, and its record."""
     shutil.rmtree(settings.folder, ignore_errors=True)
     deaths = []
     for place in CALLS:
@@ -79,7 +76,6 @@ def steps_until(steps: int, place: str, rank: int) -> int:
 
 
 def kill(settings: TargetSettings, death: Death) -> dict[str, Any]:
-    """Makes one launch, which one of its ranks ends."""
     told = Path(settings.folder) / "died"
     told.unlink(missing_ok=True)
     with Target(settings, death) as target:
@@ -102,7 +98,6 @@ def kill(settings: TargetSettings, death: Death) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
     columns = (
         "a rank dies in",
         "rank",

@@ -49,7 +49,6 @@ class StepRecorder(OnRankZero):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps the half-written responses, to find each again in the trained ones."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
             responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
             self._begun[group["index"]] = [
@@ -60,7 +59,6 @@ class StepRecorder(OnRankZero):
             ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes `start`: the first version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         resumed = data.controller.resumed
         found = {
@@ -72,7 +70,6 @@ class StepRecorder(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Writes `step`: its version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         groups, step = data.step_stream.groups, data.step_stream.step
         lags = [
@@ -118,7 +115,6 @@ class StepRecorder(OnRankZero):
         return {"continued": kept, "rewritten": len(pairs) - kept}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes `end`, with the evaluation if there is one."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         ledger = data.state_dict()["ledger"]
         evaluation = find(trainer, Evaluation)
@@ -138,7 +134,6 @@ class StepRecorder(OnRankZero):
 
 
 def _half_written(reason: str, episode: dict[str, Any]) -> bool:
-    """Tells whether a saved response continues: it has not ended, or only its last turn has."""
     return not reason or episode.get("recorded") is not None
 
 
@@ -161,7 +156,6 @@ class FleetRecorder(OnRankZero):
         self._over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the thread."""
         fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
@@ -179,11 +173,9 @@ class FleetRecorder(OnRankZero):
                 whole = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the thread: the generators end now, which is no loss."""
         self._over.set()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """See `on_train_end`."""
         self._over.set()

@@ -45,7 +45,6 @@ HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument("--kinds", nargs="+", choices=["none", *FAULTS], default=["none", *FAULTS])
     parser.add_argument(
         "--share", type=float, default=0.05, help="of the responses that fail (%(default)s)"
@@ -62,7 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table."""
     runs = [("", False)] * ("none" in args.kinds) + [
         (kind, once) for kind in args.kinds if kind != "none" for once in (False, True)
     ]
@@ -91,7 +89,6 @@ class CountingPool(RewardPool):
         self.struck = 0
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
-        """See `RewardPool.score`."""
         await super().score(prompt, rollouts)
         self.struck += sum(self.reward.strikes(prompt.text, rollout.text) for rollout in rollouts)
 
@@ -99,7 +96,6 @@ class CountingPool(RewardPool):
 def described(
     args: argparse.Namespace, kind: str, once: bool
 ) -> tuple[RunSettings, dict[str, Any]]:
-    """Returns a run's settings, and the fields by which its record is found."""
     settings = RunSettings(
         seed=args.seed, max_lag=1, lr=args.lr, schedule=(
             "linear"
@@ -111,7 +107,6 @@ def described(
 
 
 def measure(server: LentServer, args: argparse.Namespace, kind: str, once: bool) -> dict[str, Any]:
-    """Makes one run, from its start to its record."""
     settings, description = described(args, kind, once)
     evaluation = held_out(args.steps)
     folder = args.folder / f"{kind or 'none'}{'-once' * once}"
@@ -142,7 +137,6 @@ def measure(server: LentServer, args: argparse.Namespace, kind: str, once: bool)
 
 
 def row(record: dict[str, Any]) -> str:
-    """Returns a run as a line of the table."""
     counts, kind = record["counts"], record["fault"]
     others = sum(counts[name] for name in FAULTS if name != kind)
     strikes = "first try" if record["first_try_only"] else "every try"

@@ -51,7 +51,6 @@ HEAD = "| | mean | slope per 1,000 steps | 95 % interval |\n|---|---|---|---|"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument(
         "--every-s", type=float, default=60.0, help="seconds between faults (%(default)s)"
     )
@@ -67,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures unless the record is there, then prints the table."""
     settings, kept = target_settings(args), os.environ.get(CACHE)
     asked = {
         "every_s": args.every_s,
@@ -82,12 +80,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def target_settings(args: argparse.Namespace) -> TargetSettings:
-    """Returns the settings of a target with small steps."""
     return settings_of(args, steps_per_epoch=0, schedule="constant", evaluate=False)
 
 
 def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any]:
-    """Makes the run, from its start to its record."""
     started = time.monotonic()
     shutil.rmtree(settings.folder, ignore_errors=True)
     with Target(settings) as target:
@@ -156,7 +152,6 @@ def watch(target: Target, faults: RandomFaults, every_s: float) -> list[dict[str
 
 
 def last_event(target: Target) -> str:
-    """Returns the event of the fleet's newest line: `lost` or `whole`."""
     return max(target.lines("lost") + target.lines("whole"), key=lambda line: line["time"])["event"]
 
 
@@ -176,7 +171,6 @@ def trend(samples: Sequence[dict[str, float]], name: str) -> dict[str, float | N
 
 
 def late(series: dict[str, list[float]], name: str) -> dict[str, float | None]:
-    """Returns the trend of a series over the second half of the steps."""
     pairs = zip(series["step"], series[name], strict=True)
     return trend(
         [{"step": step, name: value} for step, value in pairs if step >= series["step"][-1] / 2],
@@ -185,12 +179,10 @@ def late(series: dict[str, list[float]], name: str) -> dict[str, float | None]:
 
 
 def thinned(values: list[float], most: int = 400) -> list[float]:
-    """Returns at most so many of them, evenly spread."""
     return values[:: -(-len(values) // most) or 1]
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
     rows = []
     for name, found in record["slopes"].items():
         numbers = [found["mean"], found["slope"], None, None]

@@ -38,12 +38,12 @@ class AtTheEnd(Evaluation):
     """Greedy accuracy on the held-out problems after the last step, and only then."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Skips the evaluation before the first step."""
+        pass
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Skips the evaluations between steps."""
+        pass
 
 
 def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.Callback]:
@@ -69,7 +69,6 @@ def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.
 
 
 def where(settings: TargetSettings) -> dict[str, Any]:
-    """Returns the trainer's devices, nodes and strategy."""
     server = lrl.ServerSettings(
         max_num_seqs=settings.capacity,
         dtype="float32",
@@ -104,7 +103,6 @@ def where(settings: TargetSettings) -> dict[str, Any]:
 
 
 def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
-    """Returns a trainer on the CPU, with two generators."""
     return L.Trainer(
         accelerator="cpu",
         **where(settings),
@@ -119,7 +117,6 @@ def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer
 
 
 def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
-    """Returns the quickstart's training problems, as many as an epoch's steps take."""
     rows = settings.steps_per_epoch * settings.groups or None
     environment: Any = locate(settings.environment) if settings.environment else None
     return lrl.RolloutDataModule(
@@ -136,7 +133,6 @@ def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
 
 
 def main() -> None:
-    """Trains from the checkpoint, or from the start if there is none."""
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))

@@ -88,8 +88,6 @@ class Varlen:
         position_ids: Tensor,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """Takes query, key and value of [rows, heads, length, size]; padding has position 0, so
-        each of its tokens is a sequence."""
         if position_ids is not self._positions:  # all layers of a pass have the same
             starts = (position_ids.reshape(-1) == 0).nonzero().view(-1).to(torch.int32)
             self._ends = F.pad(starts, (0, 1), value=position_ids.numel())
@@ -107,7 +105,6 @@ AttentionInterface.register(VARLEN, Varlen())
 
 
 def ways(device: str, rows: int, length: int) -> dict[str, Way]:
-    """Returns each way to attend, for query, key and value of [rows, heads, length, size]."""
     index = torch.arange(length, device=device)
     allowed = index[:, None] >= index[None]
     mask = torch.zeros(rows, 1, length, length, dtype=torch.bfloat16, device=device)
@@ -151,7 +148,6 @@ def ways(device: str, rows: int, length: int) -> dict[str, Way]:
 
 
 def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any]:
-    """Returns the milliseconds of forward and backward, and the memory that they took."""
     torch.manual_seed(0)
     shapes = [(rows, heads, length, HEAD_SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     inputs = [
@@ -176,7 +172,6 @@ def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures each way at each length; appends a line to `--out` for each."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.attention", description="Kernels of attention."
     )

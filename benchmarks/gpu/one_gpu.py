@@ -75,15 +75,12 @@ class Recorder(L.Callback):
         self.device_bytes = self.first_sync_bytes = self.first_sync_peak_bytes = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps what the first sync, which is over, has left in use, and the most that it took in
-        this process."""
         self.first_sync_bytes = self.device_bytes = self.machine.used
         self.first_sync_peak_bytes = self.machine.peak
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Keeps the times of the step that has just ended."""
         times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.steps.append(
             StepRecord(
@@ -109,8 +106,6 @@ def make_run(
     tokens: int = MAX_RESPONSE_TOKENS,
     **of_policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
-    """Returns trainer, policy, data and recorder of a run, ready for `fit`; `of_policy` are further
-    settings of the policy."""
     throughput = Throughput()
     recorder = Recorder(throughput, machine)
     trainer = L.Trainer(
@@ -144,13 +139,11 @@ def make_run(
 
 
 def medians(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Returns the median of each number over the measured steps."""
     measured = [asdict(step) for step in steps[MEASURED]]
     return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table."""
     columns = {
         "policy": result["size"],
         "generator": result["quantization"] or "bfloat16",
@@ -173,7 +166,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Makes one run; returns its result."""
     config, machine = llama(args.size), MACHINES[args.device]()
     plan = plan_memory(config)
     memory = machine.server_memory(plan)
@@ -218,7 +210,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_step_size(parser: argparse.ArgumentParser) -> None:
-    """Adds the size of a step."""
     parser.add_argument(
         "--groups", type=int, default=GROUPS_PER_STEP, help="prompts a step (%(default)s)"
     )
@@ -228,7 +219,6 @@ def add_step_size(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.one_gpu",
         description="Trainer and vLLM on one GPU, random weights.",
@@ -269,7 +259,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
     parser = make_parser()
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:

@@ -35,7 +35,6 @@ SLEEP_DEADLINE_S = 60.0
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Makes the runs; yields a result as each ends."""
     config, machine = llama(args.size), MACHINES[args.device]()
     rows = list(made_up_rows())
     folder = args.folder / f"policy-{args.size}"
@@ -64,7 +63,6 @@ def run(
     lent: LentServer,
     of_policy: dict[str, Any],
 ) -> dict[str, Any]:
-    """Makes one run on the lent server; returns its result."""
     machine.begin()
     strategy = Borrowing(lent, CONCURRENT_RESPONSES, generator_devices=0)
     size = {"groups": args.groups, "tokens": args.tokens}
@@ -92,7 +90,6 @@ def sleep(lent: LentServer, machine: Machine, level: int) -> dict[str, Any]:
 
 
 def post(lent: LentServer, route: str) -> float:
-    """Returns the seconds of a request to the generator."""
     headers = {"Authorization": bearer(lent.token)}
     request = urllib.request.Request(f"{lent.url}{route}", headers=headers, method="POST")
     started = time.perf_counter()
@@ -102,7 +99,6 @@ def post(lent: LentServer, route: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; appends each result to `--out` as a line of JSON as soon as it is known."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.one_server",
         description="Several runs on one start of vLLM, on the trainer's GPU.",

@@ -9,8 +9,6 @@ from typing import Any
 
 
 def table(columns: Mapping[str, str], result: Mapping[str, Any]) -> str:
-    """Returns one row of Markdown under its heads, with date, machine, versions and command of
-    `result` below it."""
     lines = [" | ".join(columns), " | ".join("---" for _ in columns), " | ".join(columns.values())]
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"
@@ -18,7 +16,6 @@ def table(columns: Mapping[str, str], result: Mapping[str, Any]) -> str:
 
 
 def keep(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
-    """Appends a result to `--out`."""
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with args.out.open("a") as file:
         file.write(json.dumps(result) + "\n")

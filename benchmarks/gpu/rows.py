@@ -27,26 +27,21 @@ class Lines:
     """What each line begins with."""
 
     def keep(self, **facts: Any) -> None:
-        """Appends facts."""
         append(self.out, self.about | facts)
 
     def confirm(self, **facts: bool) -> None:
-        """Appends facts that must be true; raises RuntimeError if one is not."""
         self.keep(**facts)
         if wrong := [name for name, true in facts.items() if not true]:
             raise RuntimeError(f"not so: {', '.join(wrong)}")
 
 
 def first_lines(error: BaseException) -> str:
-    """Returns the kind of an error and its first line; of one of NCCL also its last, which says
-    more."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     last = f" ... {lines[-1]}" if "NCCL" in lines[0] and len(lines) > 1 else ""
     return f"{type(error).__name__}: {lines[0]:.300}{last:.300}"
 
 
 def make_parser(name: str, description: str, rows: Collection[str]) -> argparse.ArgumentParser:
-    """Returns the command line of the program `name`."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.gpu.{name}", description=description
     )
@@ -67,7 +62,6 @@ def make_parser(name: str, description: str, rows: Collection[str]) -> argparse.
 def parse(
     parser: argparse.ArgumentParser, argv: Sequence[str] | None, rehearsal: str
 ) -> argparse.Namespace:
-    """Returns the arguments; ends the program where there is no GPU that it is to use."""
     args = arguments.parse(parser, argv)
     if args.device == "gpu" and not torch.cuda.is_available():
         parser.error(
@@ -79,5 +73,4 @@ def parse(
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Returns the device, as Lightning names it."""
     return torch.device("cuda", 0) if args.device == "gpu" else torch.device("cpu")

@@ -27,7 +27,6 @@ MICRO_BATCH_TOKENS = 256
 
 
 def groups(step: int, vocabulary: int) -> Iterator[Group]:
-    """Yields the made-up groups of a step, always the same."""
     draw = random.Random(step)
 
     def tokens(count: int) -> list[int]:
@@ -87,7 +86,6 @@ class Expected(NamedTuple):
     gradient: dict[str, Tensor]
 
     def off(self, loss: float, norm: float, gradient: dict[str, Tensor]) -> dict[str, float]:
-        """Returns how far others are away, each as a share of what is expected."""
         away = sum(float((gradient[name] - one).square().sum()) for name, one in self.named())
         length = sum(float(one.square().sum()) for _, one in self.named())
         return {
@@ -97,12 +95,10 @@ class Expected(NamedTuple):
         }
 
     def named(self) -> ItemsView[str, Tensor]:
-        """Returns the gradients with their names."""
         return self.gradient.items()
 
 
 def micro_batches(vocabulary: int) -> tuple[list[MicroBatch], int]:
-    """Returns a step's micro-batches, always the same, and the tokens in its loss."""
     packer = Packer(MICRO_BATCH_TOKENS, NoBaseline(), 1.0)
     rounds = [one for group in groups(0, vocabulary) for one in packer.add(group)]
     return [one for each in [*rounds, *packer.flush()] for one in each if one], packer.tokens
@@ -126,6 +122,5 @@ def passes(policy: Policy, micros: Sequence[MicroBatch], tokens: int) -> tuple[f
 
 
 def gradient_of(policy: Policy) -> dict[str, Tensor]:
-    """Returns the gradient, whole, on the CPU of rank 0."""
     named = ((name, one.grad) for name, one in policy.named_parameters() if one.grad is not None)
     return on_cpu((name, whole_on_rank_0(one).clone()) for name, one in named)

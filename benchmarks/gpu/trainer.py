@@ -47,7 +47,6 @@ class FusedAdamW(lrl.PolicyModule):
     """The policy with AdamW in one kernel."""
 
     def configure_optimizers(self) -> Any:
-        """See `lrl.PolicyModule`."""
         found = super().configure_optimizers()
         for group in found["optimizer"].param_groups:
             group["fused"] = True
@@ -65,14 +64,12 @@ class StepSeconds(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Begins to count."""
         self.machine.wait()
         self._started = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Ends counting."""
         self.machine.wait()
         self.seconds.append(time.perf_counter() - self._started)
 
@@ -97,7 +94,6 @@ def flops(config: LlamaConfig, tokens: int, response_tokens: int) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains; returns the result."""
     config = llama(args.size)
     machine = MACHINES[args.device]()
     rows = list(made_up_rows())
@@ -178,7 +174,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table."""
     columns = {
         "policy": result["size"],
         "weights": result["dtype"],
@@ -198,7 +193,6 @@ def table(result: dict[str, Any]) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.trainer",
         description="The trainer alone on one GPU, random weights.",
@@ -255,7 +249,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
     parser = make_parser()
     args = arguments.parse(parser, argv)
     if args.steps < LEAST_STEPS:

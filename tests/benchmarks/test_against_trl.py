@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.against_trl.report import table
-from benchmarks.against_trl.scoring import until_end
+from benchmarks.against_trl.__main__ import table
+from benchmarks.against_trl.runs import until_end
 from benchmarks.against_trl.settings import SYSTEMS, Job, checkpoints, finish_reason
 from lrl.quickstart.warmup import make_tokenizer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import lag_report, lag_sweep
+from benchmarks import lag_sweep
 
 
 def row(
@@ -30,8 +30,8 @@ def row(
 
 
 def test_the_goal_is_reached_at_the_first_evaluation_that_finds_it() -> None:
-    assert lag_report.steps_to(row(accuracies=[0.4, 0.79, 0.8, 0.5, 0.9])) == 20
-    assert lag_report.steps_to(row(accuracies=[0.4, 0.79])) is None
+    assert lag_sweep.steps_to(row(accuracies=[0.4, 0.79, 0.8, 0.5, 0.9])) == 20
+    assert lag_sweep.steps_to(row(accuracies=[0.4, 0.79])) is None
 
 
 def test_seeds_that_did_not_reach_the_goal_are_counted_and_not_averaged() -> None:
@@ -40,12 +40,12 @@ def test_seeds_that_did_not_reach_the_goal_are_counted_and_not_averaged() -> Non
         row(accuracies=[0.4, 0.5, 0.6, 0.9]),
         row(accuracies=[0.4, 0.5]),
     ]
-    assert lag_report.goal_cell(cell) == "20 (2,560), 2 of 3"
-    assert lag_report.goal_cell(cell[2:]) == "0 of 1"
+    assert lag_sweep.goal_cell(cell) == "20 (2,560), 2 of 3"
+    assert lag_sweep.goal_cell(cell[2:]) == "0 of 1"
 
 
 def test_lag_is_a_mean_over_tokens_and_steps_without_tokens_have_none() -> None:
-    assert lag_report.seen_lag(row()) == pytest.approx((100 * 0.5 + 300 * 1.0) / 400)
+    assert lag_sweep.seen_lag(row()) == pytest.approx((100 * 0.5 + 300 * 1.0) / 400)
 
 
 def test_every_cell_of_the_table_is_computed_from_its_own_runs() -> None:
@@ -54,8 +54,8 @@ def test_every_cell_of_the_table_is_computed_from_its_own_runs() -> None:
         row("AIPO", 8, accuracies=[0.4, 0.7]),
         row("PPO", 8, accuracies=[0.4, 0.1]),
     ]
-    head, _, aipo, ppo = lag_report.table(
-        rows, lambda cell: f"{lag_report.final(cell[0])}"
+    head, _, aipo, ppo = lag_sweep.table(
+        rows, lambda cell: f"{lag_sweep.final(cell[0])}"
     ).splitlines()
     assert head == "| objective | max_lag 0 | max_lag 8 |"
     assert (aipo, ppo) == ("| AIPO | 0.9 | 0.7 |", "| PPO |  | 0.1 |")

@@ -3,7 +3,7 @@ response lengths.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
-    python -m benchmarks.skewness --plot-only                     draw and print what is there
+    python -m benchmarks.skewness --print-only                    print what is there
     python -m benchmarks.skewness --max_lag 2 --steps 8 --cases LeastTokens:seen TailBatching:seen
 
 Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its

@@ -126,6 +126,12 @@ def accounted_for(lineage: Sequence[Line], end: Line) -> dict[str, Any]:
     }
 
 
+def told(trained: dict[str, Any]) -> str:
+    """Returns what `accounted_for` has found, in words."""
+    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
+    return f"{trained['prompts']} prompts trained ({wrong})"
+
+
 def _trained(lineage: Sequence[Line]) -> tuple[Counter[int], list[int]]:
     indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
     return indices, sorted(index for index, times in indices.items() if times > 1)

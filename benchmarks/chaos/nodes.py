@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.chaos import orders
 from benchmarks.chaos.faults import SUPERVISOR, reward_workers_of
-from benchmarks.chaos.journal import accounted_for, surviving
+from benchmarks.chaos.journal import accounted_for, surviving, told
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings, add_settings, settings_of
 from benchmarks.chaos.second_node import (
     Beside,
@@ -146,7 +146,7 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
     kind = settings.second_node
     shutil.rmtree(settings.folder, ignore_errors=True)
     found = []
-    left = dict[str, Any]()
+    leftovers = dict[str, Any]()
     whole = False
     with second_node(kind, token) as (node, beside):
         settings = TargetSettings(**vars(settings) | {"launcher": settings_words(beside)})
@@ -164,16 +164,16 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
                     (target.folder / "stop").touch()
                     target.wait(WAIT_S)
                 beside.ended()
-                left = target.leftovers()
+                leftovers = target.leftovers()
                 if not whole:
-                    found[-1] |= {"left": left}
+                    found[-1] |= {"left": leftovers}
     lines = target.journal.refresh()
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
     return {
         "faults": found,
         "seconds": round(time.monotonic() - started, 1),
-        "left": left,
+        "left": leftovers,
         "launches": sum(line["event"] == "launch" for line in lines),
         "steps_done": len(lineage),
         "trained": accounted_for(lineage, end),
@@ -271,28 +271,25 @@ def end_machine(node: RayNode) -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    kind, trained = record["settings"]["second_node"], record["trained"]
-    lines = ["| second node | fault | in | outcome |", "|---" * 4 + "|"]
+    lines = []
     for one in record["faults"]:
         if one["ended"]:
-            left = one["left"]["processes"] + one["left"]["shared"]
-            outcome = (
-                f"the run ended after {one['ended_s']} s; left: {', '.join(left) or 'nothing'}; "
-                "resumed"
-            )
+            outcome = f"the run ended after {one['ended_s']} s; left: {left(one)}; resumed"
         elif one["lost_s"] is None:
             outcome = "no generator lost; the run went on"
         else:
             outcome = (
                 f"a generator lost after {one['lost_s']} s, all serve after {one['whole_s']} s"
             )
-        lines.append(f"| {kind} | {one['fault']} | {one['place']} | {outcome} |")
-    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
-    left = record["left"]["processes"] + record["left"]["shared"]
-    lines.append(
-        f"\n{record['launches']} launches, {record['steps_done']} steps, {trained['prompts']} "
-        f"prompts trained ({wrong}; {len(record['given_up'])} given up), largest lag "
-        f"{record['lag_max']}, left at the end: {', '.join(left) or 'nothing'}, "
-        f"{record['seconds'] / 60:.0f} minutes"
+        kind = record["settings"]["second_node"]
+        lines.append((kind, one["fault"], one["place"], outcome))
+    return (
+        f"{records.markdown(('second node', 'fault', 'in', 'outcome'), lines)}\n\n"
+        f"{record['launches']} launches, {record['steps_done']} steps, {told(record['trained'])}, "
+        f"{len(record['given_up'])} given up, largest lag {record['lag_max']}, left at the end: "
+        f"{left(record)}, {record['seconds'] / 60:.0f} minutes"
     )
-    return "\n".join(lines)
+
+
+def left(found: dict[str, Any]) -> str:
+    return ", ".join(found["left"]["processes"] + found["left"]["shared"]) or "nothing"

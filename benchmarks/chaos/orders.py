@@ -8,11 +8,12 @@ journal.
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from benchmarks.chaos.deaths import before_each_call
+from typing import Any
 
 PLACES: dict[str, tuple[str, str]] = {
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
@@ -48,3 +49,18 @@ def give(folder: Path, place: str, words: str) -> None:
 def carried_out(folder: Path) -> float | None:
     told = folder / "carried-out"
     return float(told.read_text() or "nan") if told.exists() else None
+
+
+def before_each_call(module: str, path: str, act: Callable[[], None]) -> None:
+    owner: Any = importlib.import_module(module)
+    *inner, name = path.split(".")
+    for part in inner:
+        owner = getattr(owner, part)
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def acting(*args: Any, **settings: Any) -> Any:
+        act()
+        return function(*args, **settings)
+
+    setattr(owner, name, acting)

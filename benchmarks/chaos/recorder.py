@@ -4,29 +4,24 @@ the fleet.
 launch   the process runs
 start    the first version is in the generators; what the checkpoint held
 step     an optimizer step is done, its checkpoint not yet written
-collected   the memory held after a full garbage collection
 lost     a generator was evicted          whole    all of them serve again
 end      the last step is done, with accuracy and the ledger
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
-from benchmarks.chaos.footprint import held
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation, OnRankZero
 from lrl.callbacks.base import find
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
 
-COLLECT_EVERY = 500
-"""Steps between two full garbage collections, which Python makes rarely by itself."""
 LOOK_S = 0.1
 """Seconds between two looks at the fleet."""
 
@@ -91,12 +86,8 @@ class StepRecorder(OnRankZero):
             failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
             played_again=_played_again(data),
             fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
-            **held(),
             **self._continued(groups),
         )
-        if (step + 1) % COLLECT_EVERY == 0:
-            gc.collect()
-            self.journal.write("collected", step=step + 1, **held())
         if self.stop_file.exists():
             trainer.should_stop = True
 

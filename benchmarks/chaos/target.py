@@ -21,13 +21,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from benchmarks.chaos import orders
-from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
-from benchmarks.chaos.launch import DEATH, JOIN_PORT, TargetSettings
+from benchmarks.chaos.launch import JOIN_PORT, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
-from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
+from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.members.launchers import Given, Ray
 from lrl.quickstart.task import correct
 
@@ -63,9 +62,8 @@ def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.
         enable_version_counter=False,
     )
     evaluation = [AtTheEnd(problems)] if settings.evaluate else []
-    export = [Export(str(folder / "policy"))] if settings.ranks > 1 else []
     recorders = [FleetRecorder(journal), StepRecorder(journal, folder / "stop")]
-    return [sync, Throughput(), *evaluation, *recorders, *export, checkpoint]
+    return [sync, Throughput(), *evaluation, *recorders, checkpoint]
 
 
 def where(settings: TargetSettings) -> dict[str, Any]:
@@ -95,10 +93,9 @@ def where(settings: TargetSettings) -> dict[str, Any]:
             "devices": 1,
             "strategy": lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, **common),
         }
-    kind = lrl.AsyncFSDP if settings.ranks > 1 else lrl.AsyncSingleDevice
     return {
-        "devices": settings.ranks + GENERATORS,
-        "strategy": kind(generator_devices=GENERATORS, **common),
+        "devices": 1 + GENERATORS,
+        "strategy": lrl.AsyncSingleDevice(generator_devices=GENERATORS, **common),
     }
 
 
@@ -138,8 +135,6 @@ def main() -> None:
     settings = TargetSettings(**vars(parser.parse_args()))
     folder = Path(settings.folder).resolve()
     rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
-    if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
-        death.prepare(folder / "died")
     if rank == 0:
         orders.obey(folder)
     L.seed_everything(settings.seed, verbose=False)

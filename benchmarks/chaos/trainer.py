@@ -203,20 +203,18 @@ def played_again(lines: Sequence[Line]) -> dict[str, int]:
 
 
 def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
-    kills, trained = record["kills"], record["trained"]
-    late = [kill for kill in kills if kill["gone_s"] is None]
-    half = sum(kill["resumed"]["responses"] > 0 for kill in kills)
-    rows = {
+    kills, trained, again = record["kills"], record["trained"], record["played_again"]
+    wrong = f"{len(trained['missing'])}; {len(trained['twice'])}"
+    lines = {
         "kills (of these while starting)": (
             f"{len(kills)} ({sum(kill['starting'] for kill in kills)})"
         ),
-        "prompts "
-        "trained; "
-        "missing; "
-        "twice": f"{trained['prompts']}; {len(trained['missing'])}; {len(trained['twice'])}",
+        "prompts trained; missing; twice": f"{trained['prompts']}; {wrong}",
         "epochs in which every prompt was trained once": trained["epochs_whole"],
         "prompts given up": len(record["given_up"]),
-        "kills that left half-written responses to go on with": half,
+        "kills that left half-written responses to go on with": sum(
+            kill["resumed"]["responses"] > 0 for kill in kills
+        ),
         "such responses; their tokens": (
             f"{record['responses_resumed']}; {record['tokens_resumed']}"
         ),
@@ -224,16 +222,14 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
             f"{record['answers_continued']}; {record['answers_rewritten']}"
         ),
         "largest lag": record["lag_max"],
-        "kills after which something stayed for 20 s": len(late),
+        "kills after which something stayed for 20 s": sum(
+            kill["gone_s"] is None for kill in kills
+        ),
         "kills that left a temporary file": sum(bool(kill["temporary_files"]) for kill in kills),
         "accuracy; of the unbroken run": f"{record['accuracy']:.3f}; {unbroken['accuracy']:.3f}",
         "minutes": f"{record['seconds'] / 60:.0f}",
-    }
-    if record["settings"].get("environment"):
-        again = record["played_again"]
-        rows["episodes that failed; played again from their turns; begun again"] = (
+        "episodes that failed; played again from their turns; begun again": (
             f"{record['failed']}; {again.get('replayed', 0)}; {again.get('restarted', 0)}"
-        )
-    return "\n".join(
-        ["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
-    )
+        ),
+    }
+    return records.markdown(["", ""], lines.items())

@@ -15,10 +15,8 @@ sequence goes through sdpa.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +25,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
-from benchmarks import arguments, records
+from benchmarks import records
 from benchmarks.gpu.machine import MACHINES, Machine
+from benchmarks.gpu.rows import make_parser, parse
 
 HEADS, KV_HEADS, HEAD_SIZE = 12, 2, 128
 REPEATS, WARM_UP = 10, 3
@@ -172,16 +171,12 @@ def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.attention", description="Kernels of attention."
-    )
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu")
+    parser = make_parser("attention", __doc__)
     parser.add_argument("--tokens", type=int, default=16384, help="of all rows (%(default)s)")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[512, 4096], help="of a row (%(default)s)"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/one_gpu/attention.jsonl"))
-    args = arguments.parse(parser, argv)
+    args = parse(parser, argv)
     machine = MACHINES[args.device]()
     for length in args.lengths:
         rows = max(1, args.tokens // length)

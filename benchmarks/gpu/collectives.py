@@ -188,9 +188,9 @@ def answer(program: Program, row: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser("collectives", "What lrl's ranks do, by one rank on NCCL.", ROWS)
+    parser = make_parser("collectives", __doc__, ROWS)
     parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="(%(default)s)")
-    args = parse(parser, argv, "--size tiny --device cpu")
+    args = parse(parser, argv)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     program = Program(args)
     wanted = args.only or list(ROWS)

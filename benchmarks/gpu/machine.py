@@ -32,23 +32,16 @@ class Machine:
     dtype: str
     """Of weights that it computes with fast."""
 
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def total(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def used(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def peak(self) -> int:
-        raise NotImplementedError
+    name: str
+    total: int
+    """All bytes of its memory."""
+    used: int
+    """Bytes of its memory in use, by all processes."""
+    peak: int
+    """Most bytes that this process has had since `begin`."""
 
     def begin(self) -> None:
+        """Leaves the memory to others and forgets the peak."""
         raise NotImplementedError
 
     def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.chaos import (
     faults,
-    soak,
     trainer,
 )
 from benchmarks.chaos.journal import accounted_for, surviving, trained_once
@@ -114,12 +113,3 @@ def test_each_part_is_killed_and_frozen_in_turn_and_both_generators_at_last() ->
     assert sum(fault.freeze for fault in found) == 4 and len(found) == 17
     assert found[-1].generators == (0, 1)
     assert not any(a.freeze and b.freeze for a, b in zip(found, found[1:], strict=False))
-
-
-def test_a_slope_is_per_thousand_steps_at_any_rate_of_samples() -> None:
-    samples = [{"step": 2.0 * n, "trainer_rss_mib": 500 + 0.01 * 2 * n} for n in range(200)]
-    found = soak.trend(samples, "trainer_rss_mib")
-    assert found["slope"] == pytest.approx(10, rel=1e-3) and found["half"] == pytest.approx(
-        0, abs=1e-3
-    )
-    assert soak.trend([], "trainer_rss_mib") == {"mean": None, "slope": None, "half": None}

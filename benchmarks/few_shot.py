@@ -23,7 +23,6 @@ def rows(examples: int) -> list[dict[str, str]]:
 
 
 def write(examples: int, folder: Path) -> Path:
-    """Writes these rows, and returns their file."""
     path = folder / f"few-shot-{examples}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(examples)))

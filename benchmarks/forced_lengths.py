@@ -25,7 +25,6 @@ GROUPS = 1_000_000
 
 
 def equal(tokens: int = 64) -> LengthSampler:
-    """Returns lengths of so many tokens for all responses."""
     return Lognormal(tokens, 0.0, tokens)
 
 
@@ -52,11 +51,9 @@ class Before(LengthSampler):
         self._drawn = drawn
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """See `LengthSampler.tokens`."""
         return self._drawn.tokens(normal)
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
-        """See `LengthSampler.of`."""
         return super().of(prompt, index + GROUPS, responses)
 
 

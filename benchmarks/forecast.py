@@ -1,8 +1,8 @@
 """Forecast against fact: the simulator, fitted to one run on the CPU, forecasts it and three
 others.
 
-    python -m benchmarks.forecast                  run what is missing, then draw and print
-    python -m benchmarks.forecast --plot-only      draw and print what is there
+    python -m benchmarks.forecast                  run what is missing, then print
+    python -m benchmarks.forecast --print-only     print what is there
 
 Every run has a random policy of 5 million parameters and responses of forced lengths
 (`benchmarks.forced_lengths`); the simulation has the same length for each response. Each process
@@ -16,7 +16,6 @@ sides work at the same time, and their contention is in the costs.
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -28,7 +27,6 @@ import torch
 import lrl
 from benchmarks import arguments, records
 from benchmarks.forced_lengths import forced, long_tailed
-from benchmarks.forecast_report import draw, table
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, Timeline, WeightSync
 from lrl.planning.costs import LinearGenerator, LinearTrainer
@@ -73,7 +71,6 @@ FITTED = "A"
 
 
 def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Returns the fields by which a run's record is found."""
     settings = {
         name: getattr(args, name) for name in ("warmup", "max_num_seqs", "micro_batch_tokens")
     }
@@ -87,12 +84,10 @@ def described(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def steps_of(args: argparse.Namespace, name: str) -> int:
-    """Returns the optimizer steps of a run."""
     return round(args.steps * SCENES[name].steps)
 
 
 def measure(args: argparse.Namespace, name: str) -> list[Record]:
-    """Makes one run; returns its timeline."""
     scene = SCENES[name]
     rows = list(made_up_rows(ROWS))
     folder = args.folder / name
@@ -137,7 +132,6 @@ def forecast(
     trainer: LinearTrainer,
     prompt_tokens: int,
 ) -> list[StepRecord]:
-    """Returns the simulated steps of the run `name`."""
     scene = SCENES[name]
     simulation = Simulation(
         generators=[generator] * scene.generators,
@@ -157,13 +151,11 @@ def forecast(
 
 
 def prompt_tokens(timeline: Sequence[Record]) -> int:
-    """Returns the mean tokens of the run's prompts."""
     groups = [record for record in timeline if isinstance(record, GroupRecord)]
     return round(sum(group.prompt_tokens for group in groups) / len(groups))
 
 
 def medians(steps: Sequence[StepRecord], warmup: int) -> dict[str, float | None]:
-    """Returns the median of each part of a step, without the first steps."""
     return {
         name: records.rounded(median(getattr(step, name) for step in steps[warmup:]))
         for name in PARTS
@@ -171,7 +163,6 @@ def medians(steps: Sequence[StepRecord], warmup: int) -> dict[str, float | None]
 
 
 def spread(steps: Sequence[StepRecord], warmup: int) -> list[float | None]:
-    """Returns the first and the third quartile of the steps' seconds."""
     ordered = sorted(step.seconds for step in steps[warmup:])
     return [
         records.rounded(ordered[len(ordered) // 4]),
@@ -182,7 +173,6 @@ def spread(steps: Sequence[StepRecord], warmup: int) -> list[float | None]:
 def compare(
     args: argparse.Namespace, name: str, timeline: list[Record], fitted: list[Record]
 ) -> dict[str, Any]:
-    """Returns a run's record: its steps, and their forecast with the costs of run A."""
     generator = fit_generator(fitted, kv_tokens=int(KV_GIB * 2**30 / BYTES_PER_TOKEN))
     trainer = fit_trainer(fitted)
     facts = [record for record in timeline if isinstance(record, StepRecord)]
@@ -205,52 +195,67 @@ def compare(
     }
 
 
+def error(row: dict[str, Any], part: str = "seconds") -> float:
+    return row["forecast"][part] / row["fact"][part] - 1
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        low, high = row["quarters"]
+        parts = (f"{f:.2f} / {g:.2f}" for f, g in (pair(row, names) for names in GROUPED.values()))
+        lines.append(
+            (
+                row["run"],
+                row["about"],
+                f"{row['fact']['seconds']:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{row['forecast']['seconds']:.2f}",
+                f"{error(row):+.0%}",
+                *parts,
+            )
+        )
+    heads = ("run", "", "fact, s a step", "its middle half", "forecast", "off by", *GROUPED)
+    return records.markdown(heads, lines)
+
+
+GROUPED = {
+    "waits: fact / forecast": ("wait_first_s", "wait_more_s", "wait_last_s", "wait_reward_s"),
+    "training": ("train_s", "update_s", "other_s"),
+    "sync": ("sync_s",),
+}
+
+
+def pair(row: dict[str, Any], parts: Sequence[str]) -> tuple[float, float]:
+    return sum(row["fact"][part] for part in parts), sum(row["forecast"][part] for part in parts)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.forecast", description="Forecast against fact."
-    )
-    parser.add_argument(
-        "--runs", nargs="+", choices=SCENES, default=list(SCENES), help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=20, help="optimizer steps of A and B (%(default)s)"
-    )
-    parser.add_argument(
-        "--warmup", type=int, default=3, help="steps that do not count (%(default)s)"
-    )
-    parser.add_argument(
-        "--max_num_seqs", type=int, default=16, help="responses written at once (%(default)s)"
-    )
+    parser = arguments.make_parser("forecast", __doc__)
+    parser.add_argument("--runs", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--steps", type=int, default=20, help="of A and B (%(default)s)")
+    parser.add_argument("--warmup", type=int, default=3, help="uncounted steps (%(default)s)")
+    parser.add_argument("--max_num_seqs", type=int, default=16, help="(%(default)s)")
     parser.add_argument("--micro_batch_tokens", type=int, default=1024, help="(%(default)s)")
-    arguments.add_places(parser, "forecast")
+    arguments.add_print_only(parser, "forecast")
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing, then draws the plot and prints the table."""
-    args = arguments.parse(make_parser(), argv)
+def sweep(args: argparse.Namespace) -> None:
     args.folder = args.folder.resolve()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    found = records.read(args.out)
-    missing = (
-        []
-        if args.plot_only
-        else [n for n in args.runs if records.find(found, described(args, n)) is None]
-    )
-    for name in missing:
-        timeline = measure(args, name)
-        fitted = read(args.folder / FITTED / "timeline.jsonl")
-        records.append(args.out, compare(args, name, timeline, fitted) | {"command": args.command})
-    found = records.read(args.out)
-    rows = [
-        row for name in args.runs if (row := records.find(found, described(args, name))) is not None
-    ]
-    if not rows:
-        raise SystemExit(f"{args.out} has no run with these settings.")
-    draw(rows, args.plot)
-    print(table(rows))
-    return 0
+    for name in args.runs:
+        if records.find(records.read(args.out), described(args, name)) is None:
+            timeline = measure(args, name)
+            fitted = read(args.folder / FITTED / "timeline.jsonl")
+            found = compare(args, name, timeline, fitted)
+            records.append(args.out, found | {"command": args.command})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+        return [described(args, name) for name in args.runs]
+
+    return arguments.measure_and_print(make_parser(), argv, sweep, runs_of, table)
 
 
 if __name__ == "__main__":

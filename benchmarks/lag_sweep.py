@@ -1,8 +1,8 @@
 """How much lag each objective tolerates: the quickstart's task with a growing bound on lag,
 objective by objective.
 
-    python -m benchmarks.lag_sweep                 run what is missing, then draw and print
-    python -m benchmarks.lag_sweep --plot-only     draw and print what is there
+    python -m benchmarks.lag_sweep                  run what is missing, then print
+    python -m benchmarks.lag_sweep --print-only     print what is there
 
 All runs use one vLLM server, one after another. Each appends a line to `--out` when it is done, and
 a run whose line is there is not repeated: the sweep can be stopped at any time and continues later.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ import lightning as L
 
 import lrl
 from benchmarks import arguments, records
-from benchmarks.lag_report import draw, tables
+from benchmarks.intervals import accuracy_interval, half_width
 from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
     RunSettings,
@@ -46,9 +46,6 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "DecoupledPPO": {"epsilon_low": 0.2, "epsilon_high": 0.2, "max_weight": 5.0},
 }
 """Arguments of each objective in `lrl.objectives`."""
-ORDERS = {"seeds": ("seed", "max_lag", "objective"), "objectives": ("objective", "max_lag", "seed")}
-"""Orders of the runs, slowest first. With the seeds outermost, early rows already cover the whole
-table."""
 SERIES = (
     "reward",
     "tokens",
@@ -60,6 +57,8 @@ SERIES = (
     "ratio_max",
 )
 BY_LAG = ("share", "contribution", "ess", "clip_fraction", "kl_behaviour")
+Row = dict[str, Any]
+GOAL = 0.8
 DIVERGED = "the gradient norm is"
 """Part of the policy's error when a step's gradient is not finite."""
 
@@ -75,7 +74,6 @@ class History(L.Callback):
         """Seconds that the trainer waited for rollouts."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Keeps the figures of the step that has just ended."""
         stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
@@ -86,12 +84,9 @@ class History(L.Callback):
         self.probe_difference = max(self.probe_difference, sync.probes.difference if sync else 0.0)
 
     def series(self) -> dict[str, list[float | None]]:
-        """Returns each number of `SERIES` by step; None for a step without one."""
         return {name: [records.rounded(step.get(name)) for step in self.steps] for name in SERIES}
 
     def by_lag(self) -> dict[str, dict[str, float | None]]:
-        """Returns for every lag the numbers of `BY_LAG`, each the mean over the steps with tokens
-        of that lag."""
         found: dict[str, dict[str, float | None]] = {}
         names = {name for step in self.steps for name in step if name.startswith("by_lag/")}
         for lag in sorted({int(name.split("/")[1]) for name in names}):
@@ -101,35 +96,22 @@ class History(L.Callback):
         return found
 
 
-def wanted(args: argparse.Namespace) -> Iterator[tuple[str, RunSettings]]:
-    """Yields the runs of the table, in the requested order."""
-    values = {"seed": args.seeds, "max_lag": args.lags, "objective": args.objectives}
-    order = ORDERS[args.order]
-    for combination in product(*(values[name] for name in order)):
-        chosen = dict(zip(order, combination, strict=True))
-        objective = chosen.pop("objective")
-        yield (
-            objective,
-            RunSettings(
-                lr=args.lr,
-                schedule=args.schedule,
-                steps=args.steps,
-                groups=args.groups,
-                responses=args.responses,
-                **chosen,
-            ),
-        )
+def wanted(args: argparse.Namespace) -> list[tuple[str, RunSettings]]:
+    names = ("lr", "schedule", "steps", "groups", "responses")
+    how = {name: getattr(args, name) for name in names}
+    return [
+        (objective, RunSettings(seed=seed, max_lag=lag, **how))
+        for seed, lag, objective in product(args.seeds, args.lags, args.objectives)
+    ]
 
 
 def described(objective: str, settings: RunSettings) -> dict[str, Any]:
-    """Returns the fields by which a run's record is found."""
     return {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
 
 
 def measure(
     server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int
 ) -> dict[str, Any]:
-    """Makes one run and its record, also for a run that diverges."""
     history = History()
     evaluation = held_out(every)
     run_folder = folder / f"{objective}-lag{settings.max_lag}-seed{settings.seed}"
@@ -164,7 +146,6 @@ def measure(
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Runs what is missing."""
     found = records.read(args.out)
     missing = [run for run in wanted(args) if records.find(found, described(*run)) is None]
     logging.info("%d runs are missing", len(missing))
@@ -173,66 +154,133 @@ def sweep(args: argparse.Namespace) -> None:
     for seed in sorted({settings.seed for _, settings in missing}):
         policy_of(seed)
     with lent_server(policy_of(missing[0][1].seed), server_settings(), args.folder) as server:
-        for number, (objective, settings) in enumerate(missing, 1):
+        for objective, settings in missing:
             record = measure(server, objective, settings, args.folder, args.evaluate_every)
             records.append(args.out, record | {"command": args.command})
-            logging.info(
-                "%d/%d %s lag %d seed %d: accuracy %.3f, %.0f s%s",
-                number,
-                len(missing),
-                objective,
-                settings.max_lag,
-                settings.seed,
-                record["evaluations"][-1]["accuracy"],
-                record["seconds"],
-                ""
-                if record["diverged_at"] is None
-                else f", diverged at step {record['diverged_at']}",
-            )
+            logging.info("%s %s: %s", objective, settings, record["evaluations"][-1])
+
+
+def steps_to(row: Row, goal: float = GOAL) -> int | None:
+    return next((found["step"] for found in row["evaluations"] if found["accuracy"] >= goal), None)
+
+
+def final(row: Row) -> float:
+    return row["evaluations"][-1]["accuracy"]
+
+
+def seen_lag(row: Row) -> float:
+    pairs = zip(row["series"]["lag_mean"], row["series"]["tokens"], strict=True)
+    known = [(lag, tokens) for lag, tokens in pairs if lag is not None]
+    return sum(lag * tokens for lag, tokens in known) / max(1, sum(tokens for _, tokens in known))
+
+
+def tables(rows: Sequence[Row]) -> str:
+    sections: dict[str, Callable[[Sequence[Row]], str]] = {
+        "Final accuracy, mean over seeds (95 % interval)": accuracy_cell,
+        f"Steps to accuracy {GOAL} (responses trained until then), mean over the seeds "
+        "that reached it": goal_cell,
+        "Lag of the trained tokens, mean (largest)": lag_cell,
+        "Effective sample size, mean over steps (smallest step)": lambda cell: series_cell(
+            cell, "ess", min
+        ),
+        "Share of clipped tokens, mean over steps (largest step)": lambda cell: series_cell(
+            cell, "clip_fraction", max
+        ),
+    }
+    sections[
+        "Final accuracy less that of the same seed at the smallest max_lag (95 % interval)"
+    ] = paired_with(rows)
+    return "\n\n".join(f"{title}:\n\n{table(rows, cell)}" for title, cell in sections.items())
+
+
+def table(rows: Sequence[Row], cell: Callable[[Sequence[Row]], str]) -> str:
+    lags = sorted({row["max_lag"] for row in rows})
+    lines = []
+    for objective in dict.fromkeys(row["objective"] for row in rows):
+        places = [chosen(rows, objective, lag) for lag in lags]
+        lines.append([objective, *(cell(place) if place else "" for place in places)])
+    return records.markdown(["objective", *(f"max_lag {lag}" for lag in lags)], lines)
+
+
+def chosen(rows: Sequence[Row], objective: str, lag: int) -> list[Row]:
+    return [row for row in rows if row["objective"] == objective and row["max_lag"] == lag]
+
+
+def accuracy_cell(cell: Sequence[Row]) -> str:
+    mean, low, high = accuracy_interval(
+        [final(row) for row in cell], cell[0]["evaluations"][-1]["problems"]
+    )
+    diverged = sum(row["diverged_at"] is not None for row in cell)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})" + (
+        f", {diverged} of {len(cell)} diverged" if diverged else ""
+    )
+
+
+def goal_cell(cell: Sequence[Row]) -> str:
+    steps = [found for row in cell if (found := steps_to(row)) is not None]
+    if not steps:
+        return f"0 of {len(cell)}"
+    responses = fmean(steps) * cell[0]["groups"] * cell[0]["responses"]
+    return f"{fmean(steps):.0f} ({responses:,.0f})" + (
+        f", {len(steps)} of {len(cell)}" if len(steps) < len(cell) else ""
+    )
+
+
+def lag_cell(cell: Sequence[Row]) -> str:
+    largest = max(
+        (lag for row in cell for lag in row["series"]["lag_max"] if lag is not None), default=0.0
+    )
+    return f"{fmean(map(seen_lag, cell)):.2f} ({largest:.0f})"
+
+
+def paired_with(rows: Sequence[Row]) -> Callable[[Sequence[Row]], str]:
+    """Returns a cell function that compares each run with the run of its seed and objective at the
+    smallest lag.
+
+    Seeds differ more from each other than lags do: the differences within a seed have the narrower
+    interval.
+    """
+    base = min(row["max_lag"] for row in rows)
+    begun = {(row["objective"], row["seed"]): final(row) for row in rows if row["max_lag"] == base}
+
+    def cell(place: Sequence[Row]) -> str:
+        keys = [(row["objective"], row["seed"]) for row in place]
+        known = [
+            final(row) - begun[key] for row, key in zip(place, keys, strict=True) if key in begun
+        ]
+        if place[0]["max_lag"] == base or len(known) < 2:
+            return ""
+        return f"{fmean(known):+.3f} (± {half_width(known):.3f})"
+
+    return cell
+
+
+def series_cell(cell: Sequence[Row], name: str, worst: Callable[[list[float]], float]) -> str:
+    values = [value for row in cell for value in row["series"][name] if value is not None]
+    if not values:
+        return ""
+    return f"{fmean(values):.3f} ({worst(values):.3f})"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.lag_sweep", description="How much lag each objective bears."
-    )
+    parser = arguments.make_parser("lag_sweep", __doc__)
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument(
-        "--lags",
-        nargs="+",
-        type=int,
-        default=[0, 1, 2, 4, 8],
-        help="values of max_lag (%(default)s)",
-    )
+    parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8], help="of max_lag")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
     arguments.add_training(parser, lr=2e-4, steps=40)
     parser.add_argument(
         "--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)"
     )
-    parser.add_argument(
-        "--order", choices=ORDERS, default="seeds", help="what changes most slowly (%(default)s)"
-    )
-    arguments.add_places(parser, "lag_sweep")
+    arguments.add_print_only(parser, "lag_sweep")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing, then draws the plot and prints the tables of all runs with these
-    settings."""
-    args = arguments.parse(make_parser(), argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if not args.plot_only:
-        sweep(args)
-    found = records.read(args.out)
-    rows = [
-        row for run in wanted(args) if (row := records.find(found, described(*run))) is not None
-    ]
-    if not rows:
-        raise SystemExit(f"{args.out} has no run with these settings.")
-    draw(rows, args.plot)
-    print(tables(rows))
-    return 0
+    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+        return [described(*run) for run in wanted(args)]
+
+    return arguments.measure_and_print(make_parser(), argv, sweep, runs_of, tables)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,13 @@ class LentServer(Server):
     """A server that a run starts if it is not running, and never stops."""
 
     def start(self) -> None:
-        """Starts the server unless it is running already."""
         if not self.alive:
             super().start()
 
     def stop(self) -> None:
-        """Does nothing: the server stays for the next run; `end` stops it."""
+        pass
 
     def end(self) -> None:
-        """Stops the server, and waits until no process of it is left."""
         super().stop()
 
 
@@ -57,7 +55,6 @@ class Borrowing(lrl.AsyncSingleDevice):
         self.run_id = server.run_id
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
-        """See `GeneratorDevices.make_servers`."""
         return list(self.lent)
 
 
@@ -94,6 +91,5 @@ def lent_servers(
 def lent_server(
     model: Path, settings: lrl.ServerSettings, folder: Path, devices: Sequence[int] = ()
 ) -> Iterator[LentServer]:
-    """Lends one server; see `lent_servers`."""
     with lent_servers(1, model, settings, folder, devices) as servers:
         yield servers[0]

@@ -1,13 +1,13 @@
 """How well generation and training overlap: a step's seconds beside those of either side alone, on
 the same machine.
 
-    python -m benchmarks.overlap                                  measure, draw and print
+    python -m benchmarks.overlap                                  measure and print
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
-    python -m benchmarks.overlap --plot-only                      draw and print what is there
+    python -m benchmarks.overlap --print-only                     print what is there
 
 A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or
 long-tailed (`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in
-lrl's recipes, or in `--dtype`. The five systems alternate in each repeat:
+lrl's recipes, or in `--dtype`. The four systems alternate in each repeat:
 
 - asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the
   longest response (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
@@ -17,9 +17,6 @@ lrl's recipes, or in `--dtype`. The five systems alternate in each repeat:
   steady writing never sees.
 - training alone: the same training on responses that are there already, with the asynchronous run's
   threads. No sync.
-- both alone, at once: the two before it, each in a process of its own (`benchmarks.at_once`).
-  Nothing goes between them but the pace, so this is what the machine makes of two sides that have
-  nothing to do with each other.
 - synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each
   with all threads.
 
@@ -41,12 +38,9 @@ import argparse
 import logging
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from statistics import fmean, median
 from typing import Any, get_args
 
 from benchmarks import arguments, records, timed_run
-from benchmarks.at_once import both_at_once
 from benchmarks.lent_server import LentServer
 from benchmarks.ready_responses import train_alone
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
@@ -59,14 +53,13 @@ WARM_UP = 8
 """First steps of every run that do not count."""
 PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
 """Columns of the table beside a step's seconds, and their format."""
-HEAD = "| lengths | system | step (s) | spread | waits (s) | sync (s) | pause (s) | on a core (s) |"
+HEADS = ("lengths", "system", "step (s)", "spread", "waits (s)", "sync (s)", "pause (s)")
+HEADS += ("on a core (s)",)
 
 
 def systems(
     lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16"
 ) -> dict[str, System]:
-    """Returns the systems to compare at these lengths, by their names in the records; `training`
-    has no server."""
     max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
@@ -77,7 +70,6 @@ def systems(
         "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
         "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
         "training": System(title="training alone", max_lag=max_lag, **halves),
-        "at_once": System(title="both alone, at once", max_lag=max_lag, **halves),
         "synchronous": System(
             title="synchronous, all cores", max_lag=0, placement="shared", **whole
         ),
@@ -87,29 +79,19 @@ def systems(
 def measure(
     args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
 ) -> dict[str, float]:
-    """Returns the mean seconds a step of one system, and their parts."""
-    system = systems(lengths, args.micro_batch_tokens, args.dtype)[name]
-    draws = LENGTHS[lengths]
+    system, draws = systems(lengths, args.micro_batch_tokens, args.dtype)[name], LENGTHS[lengths]
     policy = timed_run.policy_5m(args.folder)
     if name == "training":
         times = train_alone(system, policy, draws, WARM_UP + args.steps, args.folder)
         mean = timed_run.means(times[WARM_UP:])
         return mean | {"step": mean["train"], "wait": 0.0}
-    server = servers[system]
-    if name == "at_once":
-        seconds, trained = both_at_once(
-            system, server, policy, draws, args.steps, args.folder, WARM_UP
-        )
-        return timed_run.means(trained) | {"step": fmean(seconds), "wait": 0.0}
-    return timed_run.means(
-        timed_run.run(system, server, policy, draws, args.steps, args.folder, WARM_UP)
-    )
+    times = timed_run.run(system, servers[system], policy, draws, args.steps, args.folder, WARM_UP)
+    return timed_run.means(times)
 
 
-def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """Makes the runs of every system and lengths: repeats outermost."""
+def sweep(args: argparse.Namespace) -> None:
     found: dict[tuple[str, str], list[dict[str, float]]] = {
-        (ls, name): [] for ls in args.lengths for name in args.systems
+        (lengths, name): [] for lengths in args.lengths for name in args.systems
     }
     policy = timed_run.policy_5m(args.folder)
     chosen = [
@@ -117,153 +99,62 @@ def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, floa
     ]
     with timed_run.servers_for(chosen, policy, args.folder) as servers:
         for repeat in range(args.repeats):
-            for lengths, name in found:
-                run = measure(args, servers, name, lengths)
-                found[lengths, name].append(run)
-                logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run))
-    return found
+            for (lengths, name), runs in found.items():
+                runs.append(measure(args, servers, name, lengths))
+                logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, runs[-1])
+    for key, runs in found.items():
+        parts = {part: records.spread([run[part] for run in runs]) for part in runs[0]}
+        records.append(args.out, described(args, *key) | parts | {"command": args.command})
 
 
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    """Returns the fields by which a record is found."""
-    shared: dict[str, Any] = {"steps": args.steps, "repeats": args.repeats, "warm_up": WARM_UP}
-    shared |= {"micro_batch_tokens": args.micro_batch_tokens, "dtype": args.dtype}
+    names = ("steps", "repeats", "micro_batch_tokens", "dtype")
+    shared = {name: getattr(args, name) for name in names} | {"warm_up": WARM_UP}
     return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
 
 
-def record(
-    args: argparse.Namespace, lengths: str, name: str, runs: list[dict[str, float]]
-) -> dict[str, Any]:
-    """Returns the record of one system at one kind of lengths: least, median and most of the
-    repeats."""
-    parts = {part: spread([run[part] for run in runs]) for part in runs[0]}
-    return described(args, lengths, name) | parts
-
-
-def spread(values: Sequence[float]) -> list[float | None]:
-    """Returns least, median and most."""
-    return [records.rounded(value) for value in (min(values), median(values), max(values))]
-
-
-def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Returns the table in Markdown, and below it the ratios."""
-    lines = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
-    for (lengths, name), row in rows.items():
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines, ratios = [], []
+    for row in rows:
         least, middle, most = row["step"]
+        title = systems(row["lengths"])[row["system"]].title
         rest = [format(row[part][1], form) for part, form in PARTS.items()]
-        cells = [
-            lengths,
-            systems(lengths)[name].title,
-            f"{middle:.2f}",
-            f"{least:.2f} to {most:.2f}",
-            *rest,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    for lengths in dict.fromkeys(lengths for lengths, _ in rows):
-        step = {name: row["step"][1] for (of, name), row in rows.items() if of == lengths}
+        spread = f"{least:.2f} to {most:.2f}"
+        lines.append([row["lengths"], title, f"{middle:.2f}", spread, *rest])
+    for lengths in dict.fromkeys(row["lengths"] for row in rows):
+        step = {row["system"]: row["step"][1] for row in rows if row["lengths"] == lengths}
         if {"asynchronous", *ALONE} <= set(step):
             larger = max(step[name] for name in ALONE)
             told = f"{step['asynchronous'] / larger:.2f} times the larger of both alone"
-            if "at_once" in step:
-                told += (
-                    f" and {step['asynchronous'] / step['at_once']:.2f} times that of both alone "
-                    "at once"
-                )
             if "synchronous" in step:
                 times = step["synchronous"] / step["asynchronous"]
                 told += f", and is {times:.2f} times as fast as lrl's synchronous one on all cores"
-            lines.append(f"\n{lengths}: an asynchronous step takes {told}.")
-    return "\n".join(lines)
-
-
-def draw(rows: dict[tuple[str, str], dict[str, Any]], path: Path) -> None:
-    """Draws a bar for each system, grouped by lengths; the line on it is the spread."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
-    kinds = list(dict.fromkeys(lengths for lengths, _ in rows))
-    names = [name for name in systems(kinds[0]) if any(of == name for _, of in rows)]
-    for number, name in enumerate(names):
-        at = [
-            (kind, rows[lengths, name]["step"])
-            for kind, lengths in enumerate(kinds)
-            if (lengths, name) in rows
-        ]
-        places = [kind + (number - (len(names) - 1) / 2) * 0.8 / len(names) for kind, _ in at]
-        middles = [step[1] for _, step in at]
-        errors = [[step[1] - step[0] for _, step in at], [step[2] - step[1] for _, step in at]]
-        label = systems(kinds[0])[name].title
-        axes.bar(
-            places,
-            middles,
-            0.75 / len(names),
-            yerr=errors,
-            capsize=3,
-            color=f"C{number}",
-            label=label,
-        )
-    axes.set_xticks(range(len(kinds)), [f"{kind} responses" for kind in kinds])
-    axes.set_ylabel("seconds a step of 128 responses")
-    axes.grid(alpha=0.3, axis="y")
-    axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+            ratios.append(f"\n{lengths}: an asynchronous step takes {told}.")
+    return "\n".join([records.markdown(HEADS, lines), *ratios])
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overlap", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("overlap", __doc__)
     parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
     parser.add_argument("--steps", type=int, default=16, help="of a run that count (%(default)s)")
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
+    parser.add_argument("--micro_batch_tokens", type=int, default=MICRO_BATCH_TOKENS)
     parser.add_argument(
-        "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--micro_batch_tokens",
-        type=int,
-        default=MICRO_BATCH_TOKENS,
-        help="of one forward pass (%(default)s)",
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=get_args(Dtype),
-        default="bfloat16",
-        help="of the generators; training is float32 (%(default)s)",
+        "--dtype", choices=get_args(Dtype), default="bfloat16", help="of generators (%(default)s)"
     )
     names = list(systems("equal"))
-    parser.add_argument("--systems", nargs="+", choices=names, default=names, help="(%(default)s)")
-    arguments.add_places(parser, "overlap")
+    parser.add_argument("--systems", nargs="+", choices=names, default=names)
+    arguments.add_print_only(parser, "overlap")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, unless it only draws; then draws and prints."""
-    args = arguments.parse(make_parser(), argv)
+    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+        return [described(args, lengths, n) for lengths in args.lengths for n in args.systems]
+
     if "OMP_NUM_THREADS" in os.environ:
-        raise SystemExit(
-            "OMP_NUM_THREADS is set and would overrule each system's threads: unset it."
-        )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if not args.plot_only:
-        for (lengths, name), runs in sweep(args).items():
-            records.append(args.out, record(args, lengths, name, runs) | {"command": args.command})
-    made = records.read(args.out)
-    wanted = {(ls, name): described(args, ls, name) for ls in args.lengths for name in args.systems}
-    rows = {
-        key: row
-        for key, settings in wanted.items()
-        if (row := records.find(made, settings)) is not None
-    }
-    if not rows:
-        raise SystemExit(
-            f"{args.out} has no measurement with these settings; leave out --plot-only to measure."
-        )
-    draw(rows, args.plot)
-    print(table(rows))
-    return 0
+        raise SystemExit("OMP_NUM_THREADS would overrule each system's threads: unset it.")
+    return arguments.measure_and_print(make_parser(), argv, sweep, runs_of, table)
 
 
 if __name__ == "__main__":

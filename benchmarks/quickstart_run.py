@@ -62,7 +62,6 @@ def policy_of(seed: int) -> Path:
 
 
 def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
-    """Returns the settings of a server that fits the task."""
     return lrl.ServerSettings(
         max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
         max_num_seqs=CAPACITY,
@@ -74,7 +73,6 @@ def server_settings(dtype: str = "float32") -> lrl.ServerSettings:
 def make_trainer(
     server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path
 ) -> L.Trainer:
-    """Returns a trainer on the lent server; `callbacks` come after WeightSync and Throughput."""
     sync = WeightSync(probe_tolerance=PROBE_TOLERANCE[server.settings.dtype])
     return L.Trainer(
         accelerator="cpu",
@@ -97,8 +95,6 @@ def make_module(
     kind: type[lrl.PolicyModule] = lrl.PolicyModule,
     **more: Any,
 ) -> lrl.PolicyModule:
-    """Returns the seed's policy as a module of the class `kind` with `more` arguments; seeds
-    everything else, too."""
     L.seed_everything(settings.seed, verbose=False)
     return kind(
         str(policy_of(settings.seed)),
@@ -141,7 +137,6 @@ class Standstill(Evaluation):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Evaluates when it is due; after the last step `on_train_end` does."""
         if (
             trainer.global_step % self.every_n_steps == 0
             and trainer.global_step != trainer.max_steps
@@ -149,7 +144,6 @@ class Standstill(Evaluation):
             self.run(trainer)
 
     def run(self, trainer: L.Trainer) -> dict[str, float]:
-        """See `Evaluation.run`."""
         started = time.monotonic()
         found = super().run(trainer)
         self.seconds += time.monotonic() - started
@@ -157,7 +151,5 @@ class Standstill(Evaluation):
 
 
 def held_out(every_n_steps: int) -> Standstill:
-    """Returns the greedy accuracy callback on the 500 held-out problems: before the first step,
-    every so many, at the end."""
     problems = lrl.Prompts("lrl.quickstart.task:held_out", name="held_out", shuffle=False)
     return Standstill(problems, every_n_steps=every_n_steps)

@@ -48,7 +48,6 @@ class Row:
 
 
 def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
-    """Trains with one seed and reads the run's files."""
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
@@ -78,7 +77,6 @@ def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
 
 
 def memory(process: psutil.Process) -> int:
-    """Returns the bytes of a process and all its descendants, shared pages counted once."""
     total = 0
     for one in [process, *process.children(recursive=True)]:
         try:
@@ -105,7 +103,6 @@ def accuracies(folder: Path) -> list[tuple[float, float, float]]:
 
 
 def main() -> None:
-    """Runs the seeds and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--strategy", default="lrl.AsyncSingleDevice", help="(%(default)s)")

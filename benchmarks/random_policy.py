@@ -54,7 +54,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def llama(size: str) -> LlamaConfig:
-    """Returns the shape of the policy `size`."""
     ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
     return LlamaConfig(**SHAPES[size], **ends, max_position_embeddings=4096, dtype="bfloat16")
 
@@ -67,7 +66,6 @@ def num_parameters(config: LlamaConfig) -> int:
 
 
 def made_up_rows(count: int = 1024) -> Iterator[dict[str, str]]:
-    """Yields word problems in the form of GSM8K, always the same."""
     rng = random.Random(0)
     for _ in range(count):
         a = rng.randrange(2, 90)
@@ -103,7 +101,6 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizer
 
 
 def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device: str) -> None:
-    """Writes a policy with random weights and its tokenizer; keeps one that is there already."""
     if folder.exists():
         return
     unfinished = folder.with_name(f"{folder.name}.unfinished")
@@ -116,5 +113,4 @@ def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device:
 
 
 def hashed(prompt: str, response: str, **columns: Any) -> float:
-    """Returns a reward from 0 to 1 that is a hash of the response."""
     return zlib.crc32(response.encode()) / 2**32

@@ -41,8 +41,6 @@ def train_alone(
     folder: Path,
     *also: L.Callback,
 ) -> list[Timed]:
-    """Returns the times of the same steps with all of their responses there at once; no server runs
-    for it."""
     data = timed_steps(policy, lengths, system.micro_batch_tokens)
     torch.set_num_threads(system.trainer_threads)
     quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
@@ -50,7 +48,6 @@ def train_alone(
 
 
 def timed_steps(policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -> ReadyResponses:
-    """Returns the steps of a timed run (`benchmarks.timed_run`)."""
     prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
     prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
     return ReadyResponses(
@@ -70,7 +67,6 @@ class Ready(GroupSource):
         self.groups = groups
 
     def next_group(self, step: int) -> Group:
-        """See `GroupSource.next_group`."""
         return next(self.groups)
 
 
@@ -110,7 +106,6 @@ class ReadyResponses(L.LightningDataModule):
         self.supervisor = Laps(self.stopwatch)
 
     def train_dataloader(self) -> StepLoader:
-        """Returns more steps than any run has."""
         return StepLoader(10**6, self._next_step)
 
     def _next_step(self) -> StepStream:
@@ -162,5 +157,4 @@ class Laps(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Keeps the times of the step that has just ended."""
         self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))

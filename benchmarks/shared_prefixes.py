@@ -20,6 +20,7 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,17 +29,17 @@ import torch
 from torch import Tensor
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.gpu.machine import MACHINES, Machine
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 RESULTS = Path(__file__).parent / "results" / "shared_prefixes.jsonl"
-HEAD = (
-    "| model | machine | attention | groups x responses | prompt | response | tokens with copies | read once | seconds "
-    "with copies | read once | faster | of the tokens' ratio | peak GiB with copies | read once | gradient differs by "
-    "|\n" + "|---" * 15 + "|"
+HEADS = (
+    *("model", "machine", "attention", "groups x responses", "prompt", "response"),
+    *("tokens with copies", "read once", "seconds with copies", "read once", "faster"),
+    *("of the tokens' ratio", "peak GiB with copies", "read once", "gradient differs by"),
 )
 
 
@@ -51,7 +52,6 @@ class Shape(NamedTuple):
 
 
 def shape_of(words: str) -> Shape:
-    """Returns the shape of, for instance, "300x40"."""
     prompt, response = words.split("x")
     return Shape(int(prompt), int(response))
 
@@ -62,35 +62,31 @@ GPU_SHAPES = (Shape(100, 150), Shape(500, 500), Shape(2000, 200))
 
 
 def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> list[Group]:
-    """Returns groups of random tokens, always the same."""
     draw = random.Random(0)
 
     def tokens(number: int) -> list[int]:
         return [draw.randrange(vocabulary) for _ in range(number)]
 
+    def rollout(number: int) -> Rollout:
+        length = max(1, round(shape.response * draw.uniform(0.5, 1.5)))
+        return Rollout(
+            token_ids=tokens(length),
+            logprobs=[-1.0] * length,
+            versions=[0] * length,
+            finish_reason="stop",
+            reward=float(number % 2),
+        )
+
     found = []
     for index in range(groups):
         prompt = Prompt(id=index, token_ids=tokens(shape.prompt), text="")
-        group = Group(index=index, prompt=prompt)
-        for number in range(responses):
-            length = max(1, round(shape.response * draw.uniform(0.5, 1.5)))
-            group.rollouts.append(
-                Rollout(
-                    token_ids=tokens(length),
-                    logprobs=[-1.0] * length,
-                    versions=[0] * length,
-                    finish_reason="stop",
-                    reward=float(number % 2),
-                )
-            )
-        found.append(group)
+        found.append(Group(index, prompt, [rollout(number) for number in range(responses)]))
     return found
 
 
 def packed(
     groups: Sequence[Group], micro_batch_tokens: int, attention_tokens: int
 ) -> list[MicroBatch]:
-    """Returns the micro-batches of a step."""
     packer = Packer(micro_batch_tokens, GroupMean(), 1.0, attention_tokens=attention_tokens)
     rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
     return [micro for each in rounds for micro in each if micro is not None]
@@ -99,7 +95,6 @@ def packed(
 def passes(
     policy: lrl.PolicyModule, micros: Sequence[MicroBatch], machine: Machine
 ) -> tuple[float, Tensor]:
-    """Returns the seconds of all passes, and the gradient."""
     policy.zero_grad()
     machine.wait()
     clock = time.process_time if machine.device == "cpu" else time.perf_counter
@@ -115,8 +110,6 @@ def passes(
 
 
 def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Times both ways in turns, after one turn that is not counted: on a GPU kernels are compiled in
-    it. On a CPU a pass is enough."""
     machine = MACHINES[args.device]()
     warm_up = 1 if machine.device == "cuda" else 0
     policy = lrl.PolicyModule(
@@ -155,36 +148,38 @@ def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     }
 
 
-def row(record: dict[str, Any]) -> str:
-    """Returns a line of the table."""
+def row(record: dict[str, Any]) -> list[str]:
     tokens, seconds = record["tokens"], record["seconds"]
     faster = seconds["copies"] / seconds["once"]
     peaks = {way: f"{size / 2**30:.2f}" for way, size in record.get("peak_bytes", {}).items()}
-    cells = (
-        record["model"],
-        record["machine"],
-        record["attention"],
+    return [
+        *(str(record[name]) for name in ("model", "machine", "attention")),
         f"{record['groups']} x {record['responses']}",
-        record["prompt"],
-        record["response"],
-        f"{tokens['copies']:,}",
-        f"{tokens['once']:,}",
-        f"{seconds['copies']:.3g}",
-        f"{seconds['once']:.3g}",
+        *(str(record[name]) for name in ("prompt", "response")),
+        *(f"{tokens[way]:,}" for way in ("copies", "once")),
+        *(f"{seconds[way]:.3g}" for way in ("copies", "once")),
         f"{faster:.2f} times",
         f"{faster * tokens['once'] / tokens['copies']:.2f}",
-        peaks.get("copies", ""),
-        peaks.get("once", ""),
+        *(peaks.get(way, "") for way in ("copies", "once")),
         f"{record['gradient_gap']:.1g}",
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    ]
+
+
+def settings(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+    return {
+        "model": Path(args.model).name,
+        "machine": MACHINES[args.device]().name,
+        "attention": args.attention,
+        "groups": args.groups,
+        "responses": args.responses,
+        "micro_batch_tokens": args.micro_batch_tokens,
+        "prompt": shape.prompt,
+        "response": shape.response,
+    }
 
 
 def main() -> None:
-    """Measures and prints."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shared_prefixes", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("shared_prefixes", __doc__)
     parser.add_argument("model", help="a folder in Hugging Face format")
     parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
     parser.add_argument("--attention", default="sdpa", help="as model.attention (%(default)s)")
@@ -197,33 +192,12 @@ def main() -> None:
     )
     parser.add_argument("--print-only", action="store_true", help="print what was measured")
     args = parser.parse_args()
-    shapes = args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES)
-    wanted = [settings(args, shape) for shape in shapes]
-    print(HEAD)
-    for shape, made_with in zip(shapes, wanted, strict=True):
-        if args.print_only:
-            (record,) = records.all_found(RESULTS, [made_with])
-        else:
-            record = records.measured(
-                RESULTS,
-                made_with,
-                lambda shape=shape: measure(args, shape),  # type: ignore[misc]
-            )
-        print(row(record), flush=True)
-
-
-def settings(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Returns what a measurement was made with."""
-    return {
-        "model": Path(args.model).name,
-        "machine": MACHINES[args.device]().name,
-        "attention": args.attention,
-        "groups": args.groups,
-        "responses": args.responses,
-        "micro_batch_tokens": args.micro_batch_tokens,
-        "prompt": shape.prompt,
-        "response": shape.response,
-    }
+    wanted = args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES)
+    if not args.print_only:
+        for shape in wanted:
+            records.measured(RESULTS, settings(args, shape), partial(measure, args, shape))
+    made = records.all_found(RESULTS, [settings(args, shape) for shape in wanted])
+    print(records.markdown(HEADS, map(row, made)))
 
 
 if __name__ == "__main__":

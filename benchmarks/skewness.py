@@ -3,7 +3,7 @@ response lengths.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
-    python -m benchmarks.skewness --plot-only                     draw and print what is there
+    python -m benchmarks.skewness --print-only                    print what is there
 
 Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its
 micro-batches and computes nothing. Its weights are random and constant; they are synced after every
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
 from typing import Any
 
 import lightning as L
@@ -29,9 +30,7 @@ import lrl
 from benchmarks import arguments, records
 from benchmarks.forced_lengths import Before, equal, forced, long_tailed
 from benchmarks.lent_server import Borrowing, LentServer, lent_servers
-from benchmarks.oracle import Oracle
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
-from benchmarks.skewness_report import draw, newest, table
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
 from lrl.routing.dispatch import (
@@ -43,6 +42,7 @@ from lrl.routing.dispatch import (
 )
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
+from lrl.types import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +65,38 @@ CASES += [
 """The rule, and what it knows of lengths; ratios are to the first."""
 
 
+Row = dict[str, Any]
+KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
+
+
+class Oracle:
+    """The drawn lengths of a first epoch, in which prompt and group have the same number
+    (`ExpectedLengths`).
+
+    Args:
+        lengths: Distribution of the responses.
+        prompts: Rows of the data set.
+        responses: Responses to each.
+    """
+
+    def __init__(self, lengths: Drawn, prompts: int, responses: int) -> None:
+        drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])
+        self._found = drawn.mean(axis=1)
+        self._all = np.sort(drawn.ravel())
+
+    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
+        """Returns the tokens of a whole response, the mean of those to the prompt; more than
+        `written`."""
+        return max(float(self._found[prompt.id]), written + 1.0)
+
+    def quantile(self, share: float) -> float:
+        return float(np.quantile(self._all, share, method="inverted_cdf"))
+
+
 class TakesResponses(lrl.PolicyModule):
     """A policy whose step takes every micro-batch and computes nothing; its version grows."""
 
     def training_step(self, step: Any, batch_idx: int) -> None:
-        """See `PolicyModule.training_step`."""
         for _ in step:
             pass
         self.optimizers().step()  # Lightning counts versions by these calls
@@ -87,7 +114,6 @@ class Waits(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Keeps the wait of the step that has just ended."""
         self.seconds.append(self.throughput.times.wait)
 
 
@@ -165,7 +191,6 @@ def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> Decode
 
 
 def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
-    """Returns the milliseconds of a token of one group, while nothing else is written."""
     seconds = generate(
         servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()}
     )
@@ -173,7 +198,6 @@ def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
 
 
 def measure(servers: Sequence[LentServer], args: argparse.Namespace) -> None:
-    """Measures all cases in turn, `args.repeats` times; appends a record for each run."""
     # With lag, steps are written ahead of their waits.
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))
     decode_latency = calibrate(servers, on_policy)
@@ -211,54 +235,90 @@ def measure(servers: Sequence[LentServer], args: argparse.Namespace) -> None:
 
 
 def longest(drawn: Drawn, args: argparse.Namespace) -> list[int]:
-    """Returns the tokens of each step's longest response."""
     steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
     return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the fields by which a record is found."""
     names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
     return {name: getattr(args, name) for name in names}
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.skewness", description=__doc__.splitlines()[0]
+def newest(rows: Iterable[Row]) -> list[Row]:
+    """Returns the last record of each repeat of each case: a later measurement replaces an earlier
+    one."""
+    return list({(row["case"], row["repeat"]): row for row in rows}.values())
+
+
+def cases_of(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["case"] for row in rows))
+
+
+def title(case: str) -> str:
+    rule, knows = case.split(":")
+    return rule + KNOWS[knows]
+
+
+def seconds(rows: Sequence[Row], case: str) -> dict[int, float]:
+    return {row["repeat"]: fmean(row["seconds"]) for row in rows if row["case"] == case}
+
+
+def ratios(rows: Sequence[Row], case: str) -> list[float]:
+    base, own = seconds(rows, cases_of(rows)[0]), seconds(rows, case)
+    return [own[repeat] / base[repeat] for repeat in sorted(own) if repeat in base]
+
+
+def floor(rows: Sequence[Row]) -> float:
+    return fmean(fmean(row["longest"]) * row["alone_ms"] / 1e3 for row in rows)
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        (title(case), spread(list(seconds(rows, case).values())), spread(ratios(rows, case)))
+        for case in cases_of(rows)
+    ]
+    lines.append(("the longest group alone", f"{floor(rows):.2f}", ""))
+    times = {(row["step_ms"], row["response_ms"]) for row in rows}
+    said = ", ".join(
+        f"{step:.2f} ms and {response:.3f} ms for each response" for step, response in sorted(times)
     )
+    table_ = records.markdown(["rule", "seconds a step", "ratio"], lines)
+    return f"{table_}\n\ndecode_latency: {said}"
+
+
+def spread(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = arguments.make_parser("skewness", __doc__)
     knows = "rule:what it knows of lengths (%(default)s)"
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=knows
     )
-    parser.add_argument(
-        "--steps", type=int, default=4, help="of a run; its prompts are trained once (%(default)s)"
-    )
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each case, in turn (%(default)s)"
-    )
-    parser.add_argument("--groups", type=int, default=32, help="prompts of a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=4, help="to each (%(default)s)")
-    parser.add_argument(
-        "--places", type=int, default=32, help="responses a generator writes at once (%(default)s)"
-    )
-    parser.add_argument("--max_lag", type=int, default=0, help="(%(default)s)")
-    parser.add_argument(
-        "--prompt_share",
-        type=float,
-        default=1.0,
-        help="1: a prompt's responses are alike (%(default)s)",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the lengths (%(default)s)")
-    arguments.add_places(parser, "skewness")
+    for name, default, about in (
+        ("steps", 4, "of a run; its prompts are trained once"),
+        ("repeats", 3, "runs of each case, in turn"),
+        ("groups", 32, "prompts of a step"),
+        ("responses", 4, "to each"),
+        ("places", 32, "responses a generator writes at once"),
+        ("max_lag", 0, "see lrl.RolloutDataModule"),
+        ("prompt_share", 1.0, "1: a prompt's responses are alike"),
+        ("seed", 0, "of the lengths"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, help=f"{about} (%(default)s)"
+        )
+    arguments.add_print_only(parser, "skewness")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, then draws and prints all records with these settings."""
     args = arguments.parse(make_parser(), argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if not args.plot_only:
+    if not args.print_only:
         texts = [row["question"] for row in made_up_rows(args.steps * args.groups)]
         make_policy(llama("5m"), texts, args.folder / "policy", "cpu")
         server = lrl.ServerSettings(
@@ -274,7 +334,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = newest(row for row in found if row["case"] in args.cases)
     if not rows:
         raise SystemExit(f"{args.out} has no run with these settings.")
-    draw(rows, args.plot)
     print(table(rows))
     return 0
 

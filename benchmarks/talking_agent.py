@@ -52,6 +52,5 @@ async def talk(
 
 
 async def plays(**columns: Any) -> float:
-    """Talks, and finds it worth the same always."""
     await talk(**columns)
     return 1.0

@@ -81,7 +81,6 @@ class OnlyTakes(lrl.PolicyModule):
     """A policy that takes a step's responses, packs them, and learns nothing from them."""
 
     def training_step(self, step: Any, batch_idx: int) -> None:
-        """See `lrl.PolicyModule.training_step`."""
         for _ in step:
             pass
         optimizer: Any = self.optimizers()
@@ -96,7 +95,6 @@ class OnlyAtTheStart(WeightSync):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """See `WeightSync.on_train_batch_end`."""
         self.pause_seconds = 0.0
         data: lrl.RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
         data.controller_calls.new_version(trainer.global_step)
@@ -117,14 +115,12 @@ class Steps(L.Callback):
         self._core = OnCore()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Sets the threads: by now the strategy has set them."""
         torch.set_num_threads(self.threads)
         self._core.lap()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Keeps the times of the step that has just ended."""
         times = self.throughput.times
         self.times.append(
             Timed(times.trainer, times.generators, times.sync_pause, self._core.lap())
@@ -138,20 +134,17 @@ class OnCore:
         self._before = time.thread_time()
 
     def lap(self) -> float:
-        """Returns the seconds since the last lap."""
         before, self._before = self._before, time.thread_time()
         return self._before - before
 
 
 def policy_5m(folder: Path) -> Path:
-    """Returns the policy, made if it is not there."""
     path = folder / "policy-5m"
     make_policy(llama("5m"), [row["prompt"] for row in problems()], path, "cpu")
     return path
 
 
 def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -> lrl.PolicyModule:
-    """Returns the policy as a module, in float32."""
     return kind(str(policy), lr=LR, dtype="float32")
 
 
@@ -159,8 +152,6 @@ def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -
 def servers_for(
     systems: Sequence[System], policy: Path, folder: Path, prompt_tokens: int = PROMPT_TOKENS
 ) -> Iterator[dict[System, LentServer]]:
-    """Yields the server of each system; systems of the same kind share one. An unused server
-    sleeps. A prompt has at most `prompt_tokens`."""
     lent: dict[tuple[int, Dtype], LentServer] = {}
     with ExitStack() as stack:
         for threads, dtype in dict.fromkeys(
@@ -189,12 +180,6 @@ def run(
     prompts: str = TASK,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> list[Timed]:
-    """Returns the times of so many steps of one run, those after the warm-up; `first` are callbacks
-    before its own. `prompts` are as many as the quickstart's, of at most `prompt_tokens`.
-
-    Raises:
-        RuntimeError: A signal ended the run before that.
-    """
     throughput = Throughput()
     kept = Steps(system.trainer_threads, throughput)
     trainer = quiet_trainer(
@@ -225,7 +210,6 @@ def run(
 
 
 def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
-    """Returns a trainer on the CPU that writes nothing."""
     return L.Trainer(
         accelerator="cpu",
         max_steps=steps,
@@ -244,8 +228,3 @@ def means(times: Sequence[Timed]) -> dict[str, float]:
     step."""
     parts = ("step", "wait", "train", "sync", "sync_pause", "on_core")
     return {part: fmean(getattr(one, part) for one in times) for part in parts}
-
-
-def told(mean: dict[str, float]) -> str:
-    """Returns `means` as a line of a log."""
-    return ", ".join(f"{part} {seconds:.2f} s" for part, seconds in mean.items())

@@ -28,7 +28,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import aiohttp
@@ -46,10 +45,6 @@ PROMPT_TOKENS = 64
 DEADLINE_S = 600.0
 WAYS = ("vllm-16", "vllm-64", "vllm-256", "vllm-whole", "lrl")
 PROCESSES = ("api_server", "engine", "client")
-HEAD = (
-    "| way | API server, µs a token | spread | client | spread | engine | spread | tokens a second "
-    "of the API server |"
-)
 
 
 class StockClient:
@@ -69,7 +64,6 @@ class StockClient:
     async def write(
         self, prompt_ids: list[int], rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        """See `GeneratorClient.write`."""
         parameters = sampling.as_vllm(len(rollouts), 0) | {"stream_interval": self.chunk}
         body = {
             "token_ids": prompt_ids,
@@ -87,12 +81,10 @@ class StockClient:
                     take(rollouts, json.loads(line[6:]))
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self.session.close()
 
 
 def take(rollouts: Sequence[Rollout], part: dict[str, Any]) -> None:
-    """Appends what vLLM's route answered."""
     for choice in part["choices"]:
         rollout = rollouts[choice["index"]]
         rollout.token_ids += choice["token_ids"]
@@ -100,7 +92,6 @@ def take(rollouts: Sequence[Rollout], part: dict[str, Any]) -> None:
 
 
 def client_of(way: str, server: Server) -> StockClient | GeneratorClient:
-    """Returns the client of a way."""
     if way == "lrl":
         return GeneratorClient(server.url, server.name, server.token, server.trust)
     chunk = way.removeprefix("vllm-")
@@ -108,12 +99,10 @@ def client_of(way: str, server: Server) -> StockClient | GeneratorClient:
 
 
 def processor_seconds(processes: Sequence[psutil.Process]) -> list[float]:
-    """Returns the seconds of each process so far, and of this one."""
     return [sum(process.cpu_times()[:2]) for process in processes] + [time.process_time()]
 
 
 async def write_all(client: Any, requests: int, responses: int, tokens: int) -> None:
-    """Writes all requests at once."""
     sampling = Sampling(n=responses, max_tokens=tokens)
     groups = [[Rollout() for _ in range(responses)] for _ in range(requests)]
     how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": DEADLINE_S}
@@ -133,9 +122,6 @@ async def write_all(client: Any, requests: int, responses: int, tokens: int) -> 
 def measure(
     make: Callable[[], Any], processes: Sequence[psutil.Process], *sizes: int
 ) -> list[float]:
-    """Returns the microseconds a token of the API server, the engine and the client in one round
-    (`write_all`)."""
-
     async def round_of() -> list[float]:
         client, before = make(), processor_seconds(processes)
         await write_all(client, *sizes)
@@ -148,14 +134,12 @@ def measure(
 
 
 async def set_version(server: Server) -> None:
-    """Gives the weights a version, as a sync does."""
     client = GeneratorClient(server.url, server.name, server.token, server.trust)
     await client.post("/update_weight_version", {"new_version": "0"}, deadline_s=DEADLINE_S)
     await client.close()
 
 
 def processes_of(server: Server) -> list[psutil.Process]:
-    """Returns the API server and the engine."""
     everything = server.processes()
     (engine,) = [
         one
@@ -163,70 +147,6 @@ def processes_of(server: Server) -> list[psutil.Process]:
         if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())
     ]
     return [engine.parent() or everything[0], engine]
-
-
-def spread(values: Sequence[float]) -> list[float | None]:
-    """Returns least, median and most."""
-    return [records.rounded(value) for value in (min(values), median(values), max(values))]
-
-
-def row(record: dict[str, Any]) -> str:
-    """Returns a measurement as a line of the table."""
-    cells = [record["way"]]
-    for name in ("api_server", "client", "engine"):
-        least, middle, most = record[f"{name}_us"]
-        cells += [f"{middle:.2f}", f"{least:.2f} to {most:.2f}"]
-    return f"| {' | '.join([*cells, format(1e6 / record['api_server_us'][1], ',.0f')])} |"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measures each way and prints the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.token_path", description="The path of a token."
-    )
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
-    parser.add_argument("--requests", type=int, default=16, help="at once (%(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="of a request (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=512, help="of a response (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of each way (%(default)s)")
-    arguments.add_out(parser, "token_path")
-    args = arguments.parse(parser, argv)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        make_policy(
-            llama("tiny"), [row["question"] for row in made_up_rows()], folder / "policy", "cpu"
-        )
-        in_flight = args.requests * args.responses
-        sizes: dict[str, Any] = {
-            "max_model_len": PROMPT_TOKENS + args.tokens,
-            "max_num_seqs": in_flight,
-        }
-        settings = ServerSettings(**sizes, dtype="float32", kv_cache_gib=2.0)
-        server = Server(
-            str(folder / "policy"), settings, "shared_memory", [], folder, 0, secrets.token_hex(4)
-        )
-        server.start()
-        try:
-            server.wait_ready()
-            figures = rounds(server, args)
-        finally:
-            server.stop()
-    print(HEAD + "\n" + "|---" * 8 + "|")
-    sizes = {
-        "requests": args.requests,
-        "responses": args.responses,
-        "tokens": args.tokens,
-        "repeats": args.repeats,
-    }
-    for way, values in figures.items():
-        times = {
-            f"{process}_us": spread(column)
-            for process, column in zip(PROCESSES, zip(*values, strict=True), strict=True)
-        }
-        record = {"way": way} | sizes | times
-        records.append(args.out, record | {"command": args.command})
-        print(row(record), flush=True)
-    return 0
 
 
 def rounds(server: Server, args: argparse.Namespace) -> dict[str, list[list[float]]]:
@@ -244,6 +164,56 @@ def rounds(server: Server, args: argparse.Namespace) -> dict[str, list[list[floa
             if repeat >= 0:
                 figures[way].append(found)
     return figures
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    heads = ["way", "API server, µs a token", "spread", "client", "spread", "engine", "spread"]
+    lines = []
+    for row in rows:
+        cells = [row["way"]]
+        for name in ("api_server", "client", "engine"):
+            least, middle, most = row[f"{name}_us"]
+            cells += [f"{middle:.2f}", f"{least:.2f} to {most:.2f}"]
+        lines.append([*cells, format(1e6 / row["api_server_us"][1], ",.0f")])
+    return records.markdown([*heads, "tokens a second of the API server"], lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments.make_parser("token_path", __doc__)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
+    parser.add_argument("--requests", type=int, default=16, help="at once (%(default)s)")
+    parser.add_argument("--responses", type=int, default=8, help="of a request (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=512, help="of a response (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of each way (%(default)s)")
+    arguments.add_out(parser, "token_path")
+    args = arguments.parse(parser, argv)
+    with tempfile.TemporaryDirectory() as name:
+        policy = Path(name, "policy")
+        make_policy(llama("tiny"), [row["question"] for row in made_up_rows()], policy, "cpu")
+        settings = ServerSettings(
+            max_model_len=PROMPT_TOKENS + args.tokens,
+            max_num_seqs=args.requests * args.responses,
+            dtype="float32",
+            kv_cache_gib=2.0,
+        )
+        run_id = secrets.token_hex(4)
+        server = Server(str(policy), settings, "shared_memory", [], Path(name), 0, run_id)
+        server.start()
+        try:
+            server.wait_ready()
+            figures = rounds(server, args)
+        finally:
+            server.stop()
+    names = ("requests", "responses", "tokens", "repeats")
+    sizes = {name: getattr(args, name) for name in names}
+    rows = []
+    for way, values in figures.items():
+        columns = zip(PROCESSES, zip(*values, strict=True), strict=True)
+        times = {f"{process}_us": records.spread(column) for process, column in columns}
+        rows.append({"way": way} | sizes | times | {"command": args.command})
+        records.append(args.out, rows[-1])
+    print(table(rows))
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ vLLM server; stock chat completions of the same server beside it.
 
     python -m benchmarks.token_truth
     python -m benchmarks.token_truth --episodes 8 --alone 1 --out runs/token_truth/r.jsonl      a rehearsal
-    python -m benchmarks.token_truth --load 5       256 agents at once, for five minutes
 
 The policy has random weights and a tokenizer that merges across words and special places, so that
 hardly any text that it writes has the tokens that it sampled. Agents talk with it by
@@ -20,9 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import secrets
-import signal
 import string
 import time
 from collections import Counter
@@ -52,7 +49,7 @@ from lrl.rollouts.environment_of_run import EnvironmentOfRun
 from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
-from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Sampling
+from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
 
 TURNS = 8
 EPISODE_TOKENS = 3500
@@ -66,12 +63,9 @@ TEMPLATE = (
 )
 DEADLINE_S = 600.0
 SLOTS = 256
-AT_ONCE = 256
-"""Agents of `--load`."""
 
 
 def make_policy(folder: Path) -> PreTrainedTokenizerFast:
-    """Writes the policy into a folder; returns its tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -103,7 +97,6 @@ class Notes:
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        """See `GeneratorPool.generate`."""
         await self.pool.generate(prompt, rollouts, sampling, **how)
         for rollout in rollouts:
             self.turns[tuple(prompt.token_ids), tuple(rollout.token_ids)] += 1
@@ -125,11 +118,9 @@ class Bench:
 
     @property
     def ends(self) -> list[int]:
-        """The tokens at which a turn ends."""
         return [self.tokenizer.convert_tokens_to_ids(end) for end in (END, *ENDS)]
 
     def environment(self) -> EnvironmentOfRun:
-        """Returns the agents with their process; `close` it."""
         agent = Agent(plays)
         agent.stop = ENDS
         settings = EpisodeSettings(max_turns=TURNS, max_turn_tokens=TURN_TOKENS)
@@ -139,7 +130,6 @@ class Bench:
 
     @property
     def text(self) -> PolicyText:
-        """How the policy reads and writes text."""
         ends = frozenset({self.tokenizer.convert_tokens_to_ids(END)})
         decode = ResponseDecoder(tokenizer=self.tokenizer, ends=ends, skip_special_tokens=True)
         return PolicyText(tokenizer=self.tokenizer, ends=ends, decode=decode)
@@ -147,7 +137,6 @@ class Bench:
     async def play(
         self, episodes: ResponseWriter, number: int, changes: bool = False, turns: int = TURNS
     ) -> Group:
-        """Returns a group with one episode."""
         columns = {"turns": turns, "changes": changes}
         prompt = Prompt(id=number, token_ids=[], text="go", columns=columns)
         group = Group(index=number, prompt=prompt, rollouts=[Rollout()])
@@ -203,8 +192,6 @@ class Advantage(GroupMean):
 
 
 def turns_of(micro: MicroBatch, row: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Returns the trained turns of a row with one sample: what stands before each, and its
-    tokens."""
     ids, mask = micro.input_ids[row].tolist(), micro.mask[row].tolist()
     labels = micro.labels[row].tolist()
     found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -220,7 +207,6 @@ def turns_of(micro: MicroBatch, row: int) -> list[tuple[tuple[int, ...], tuple[i
 
 @torch.no_grad()
 def difference(micro: MicroBatch, row: int, network: Any) -> float:
-    """Returns the largest difference of a row's log-probs to those of transformers."""
     mask = micro.mask[row]
     logits = network(micro.input_ids[row : row + 1]).logits[0][mask]
     ours = logits.log_softmax(-1).gather(-1, micro.labels[row][mask][:, None])[:, 0]
@@ -228,7 +214,6 @@ def difference(micro: MicroBatch, row: int, network: Any) -> float:
 
 
 async def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the figures."""
     of_run = bench.environment()
     notes = Notes(bench.pool)
     episodes = of_run.episodes(notes.generate, bench.text)
@@ -270,7 +255,6 @@ async def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
 async def one_at_a_time(
     bench: Bench, episodes: ResponseWriter, count: int
 ) -> dict[str, float | None]:
-    """Returns the median milliseconds of a request, without others."""
     found: dict[str, list[float]] = {"stock_ms": [], "agent_ms": []}
     for number in range(count):
         began = time.perf_counter()
@@ -282,54 +266,9 @@ async def one_at_a_time(
     return {name: records.rounded(1000 * median(all_) / TURNS) for name, all_ in found.items()}
 
 
-async def load(bench: Bench, minutes: float) -> dict[str, Any]:
-    """Keeps agents talking; Ctrl-C ends them in the middle. Returns the memory of the processes
-    every 20 seconds, in MiB."""
-    of_run = bench.environment()
-    episodes = of_run.episodes(bench.pool.generate, bench.text)
-    counts: Counter[str] = Counter()
-    memory: list[list[float]] = []
-    end = time.monotonic() + 60 * minutes
-
-    async def keep_talking(first: int) -> None:
-        while time.monotonic() < end:
-            counts["begun"] += 1
-            group = await bench.play(episodes, first, changes=first % 2 == 1)
-            counts["ended"] += 1
-            counts["failed"] += bool(group.rollouts[0].failure)
-            counts["turns"] += len(group.rollouts[0].turn_ends)
-            counts["tokens"] += sum(v != ENVIRONMENT for v in group.rollouts[0].versions)
-
-    talking = asyncio.gather(*map(keep_talking, range(AT_ONCE)))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, talking.cancel)
-    try:
-        while not talking.done():
-            await asyncio.wait([talking], timeout=20.0)
-            memory.append(memory_mib())
-            print(f"{dict(counts)}; MiB of rank 0, agents, server: {memory[-1]}", flush=True)
-        with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
-            await talking
-    finally:
-        of_run.close()
-    return {"at_once": AT_ONCE, "minutes": minutes, **counts, "memory_mib": memory}
-
-
-def memory_mib() -> list[float]:
-    """Returns the memory of this process, of the agents' process and of the server, in MiB."""
-    own = psutil.Process()
-    of_agents, of_server = 0, 0
-    for child in own.children(recursive=True):
-        agents = "multiprocessing.spawn" in " ".join(child.cmdline())
-        used = child.memory_info().rss
-        of_agents += used * agents
-        of_server += used * (not agents)
-    return [round(used / 2**20) for used in (own.memory_info().rss, of_agents, of_server)]
-
-
 async def with_pool(
     server: Server, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measures with a pool of the server."""
     generator = Generator(server, capacity=SLOTS)
     await generator.client.post(
         "/update_weight_version", {"new_version": "0"}, deadline_s=DEADLINE_S
@@ -338,21 +277,17 @@ async def with_pool(
     generator.verify()
     bench = Bench(server, GeneratorPool([generator]), tokenizer)
     try:
-        return await (load(bench, args.load) if args.load else measure(bench, args))
+        return await measure(bench, args)
     finally:
         await generator.client.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, appends the record and prints it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.token_truth", description="An agent's tokens, and their cost."
-    )
+    parser = arguments.make_parser("token_truth", __doc__)
     parser.add_argument("--episodes", type=int, default=128, help="at once (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of the timing (%(default)s)")
     parser.add_argument("--alone", type=int, default=40, help="episodes alone (%(default)s)")
-    parser.add_argument("--load", type=float, default=0.0, help="minutes of 256 agents at once")
-    arguments.add_places(parser, "token_truth", plot=False)
+    arguments.add_places(parser, "token_truth")
     args = arguments.parse(parser, argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_policy(args.folder / "policy")
@@ -367,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures = asyncio.run(with_pool(server, tokenizer, args))
     finally:
         server.stop()
-    sizes = {} if args.load else {"episodes": args.episodes, "repeats": args.repeats}
+    sizes = {"episodes": args.episodes, "repeats": args.repeats}
     children = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
     # Python's own, which ends with this process.
     left = [child for child in children if "resource_tracker" not in child]

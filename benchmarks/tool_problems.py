@@ -24,15 +24,12 @@ BEFORE: list[dict[str, Any]] = [
 
 
 def problems() -> list[dict[str, Any]]:
-    """Returns the training rows of `lrl.quickstart.word_problems`, each question as messages."""
     return [behind_the_example(row) for row in word_problems.problems()]
 
 
 def held_out() -> list[dict[str, Any]]:
-    """Returns its rows to report on."""
     return [behind_the_example(row) for row in word_problems.held_out()]
 
 
 def behind_the_example(row: dict[str, str]) -> dict[str, Any]:
-    """Returns a row whose question is what the policy reads of it."""
     return row | {"question": [*BEFORE, {"role": "user", "content": row["question"]}]}

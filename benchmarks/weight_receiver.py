@@ -49,14 +49,12 @@ class Receiver:
         }
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers one request."""
         request = Request(scope, receive)
         body = await request.json() if await request.body() else {}
         found = await asyncio.to_thread(self.answer, scope["path"], body)
         await JSONResponse(found)(scope, receive, send)
 
     def answer(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Does what `route` says; raises ValueError for a damaged file."""
         if route in ("/pause", "/resume"):
             self.state["/is_paused"] = {"is_paused": route == "/pause"}
         elif route == "/init_weight_transfer_engine" and "nccl_unique_id_b64" in body["init_info"]:
@@ -74,13 +72,11 @@ class Receiver:
         return self.state.get(route, {})
 
     def load(self, file: str, checksum: int) -> None:
-        """Replaces the weights."""
         if (found := checksum_of(file)) != checksum:
             raise ValueError(f"{file} has the checksum {found}, and {checksum} was sent.")
         self.replace(load_file(file).items())
 
     def join(self, info: dict[str, Any]) -> None:
-        """Joins a communicator over gloo."""
         from tests.weights.nccl_over_gloo import install
 
         install()
@@ -94,7 +90,6 @@ class Receiver:
         }
 
     def receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
-        """Replaces the weights by those of a packed broadcast."""
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 
         dtypes = [getattr(torch, name) for name in dtype_names]
@@ -108,7 +103,6 @@ class Receiver:
         )
 
     def replace(self, new: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the tensors of a new version into those of the one before."""
         for name, weight in new:
             if name in self.weights:
                 self.weights[name].copy_(weight)
@@ -117,7 +111,6 @@ class Receiver:
 
 
 def copy(host: str, port: int, size: int) -> None:
-    """Reads `size` bytes from a plain connection into a file in shared memory, and removes it."""
     path = Path(os.environ[FILES_VARIABLE], "copy")
     left = size
     buffer = memoryview(bytearray(2**20))
@@ -132,7 +125,6 @@ def copy(host: str, port: int, size: int) -> None:
 
 
 def main() -> None:
-    """Serves until the process is ended."""
     listener = socket.create_server((sys.argv[1], 0))
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()

@@ -38,6 +38,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -68,18 +69,12 @@ from tests.weights.nccl_over_gloo import install
 
 DEADLINE_S = 600.0
 MB = 1e6
-HEAD = (
-    "| receivers | transport | lr | sync (s) | staged (s) | fetched (s) | pause (s) | rank 0 sent "
-    "(MB) | fetched in all (MB) | share of the whole | rank 0's peak (MB) | of the wire's speed |\n"
-    + "|---" * 12
-    + "|"
-)
 
 Version = dict[str, Tensor]
 
 
 async def accept(receiver: Generator) -> None:
-    """A probe that finds nothing wrong."""
+    pass
 
 
 class Scene:
@@ -135,8 +130,6 @@ class Scene:
             sync.close()
 
     def weights(self, number: int, halves: bool) -> Weights:
-        """Returns a version; `halves` has matrices in bfloat16 by itself, as pull has."""
-
         def weights() -> Iterator[tuple[str, Tensor]]:
             for name, weight in self.versions[number].items():
                 yield name, weight.bfloat16() if halves and weight.dim() > 1 else weight
@@ -145,7 +138,6 @@ class Scene:
 
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
-    """Copies `size` bytes to each receiver at once, over plain connections."""
     path = SHARED_MEMORY / f"lrl-bench-wire-{os.getpid()}"
     with path.open("wb") as file:
         for _ in range(0, size, 2**20):
@@ -158,10 +150,7 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
         accepting.start()
         begin_peak()
         before, started = peak(), time.monotonic()
-        copies = all_of(
-            [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers]
-        )
-        scene.loop.wait(copies, DEADLINE_S, "plain copies")
+        scene.loop.wait(copy_all(scene.receivers, body), DEADLINE_S, "plain copies")
         seconds = time.monotonic() - started
         mb = len(scene.receivers) * size / MB
     path.unlink()
@@ -174,13 +163,12 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
     }
 
 
-async def all_of(works: Sequence[Any]) -> None:
-    """Waits for all."""
-    await asyncio.gather(*works)
+async def copy_all(receivers: Sequence[Generator], body: dict[str, Any]) -> None:
+    posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in receivers]
+    await asyncio.gather(*posts)
 
 
 def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
-    """Sends the file to the next `count` connections, each on a thread of its own."""
     threads = [
         threading.Thread(target=send, args=(listener.accept()[0], path, size)) for _ in range(count)
     ]
@@ -191,7 +179,6 @@ def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> N
 
 
 def send(connection: socket.socket, path: Path, size: int) -> None:
-    """Sends the first `size` bytes of a file by the kernel alone."""
     with connection, path.open("rb") as file:
         sent = 0
         while sent < size:
@@ -199,7 +186,6 @@ def send(connection: socket.socket, path: Path, size: int) -> None:
 
 
 def over_gloo(scene: Scene, size: int) -> dict[str, float]:
-    """Syncs by a broadcast."""
     with tempfile.TemporaryDirectory() as folder:
         install(Path(folder))
         return scene.sync(Nccl, upto=1)
@@ -217,7 +203,6 @@ argument is the size of the version in bytes."""
 
 
 def timed(thing: Any, name: str) -> list[float]:
-    """Returns a list that gets the seconds of each further call of a method."""
     method, seconds = getattr(thing, name), list[float]()
 
     def call(*words: Any) -> None:
@@ -230,13 +215,11 @@ def timed(thing: Any, name: str) -> list[float]:
 
 
 def begin_peak() -> None:
-    """Forgets the largest resident memory of this process so far."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> float:
-    """Returns the largest resident memory of this process since `begin_peak`, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -266,7 +249,6 @@ def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
 
 
 def staged_size(version: Version, folder: Path) -> int:
-    """Returns the bytes of a version's file, with matrices in bfloat16."""
     path = folder / "size.safetensors"
     save_file(
         {
@@ -280,54 +262,34 @@ def staged_size(version: Version, folder: Path) -> int:
     return size
 
 
-def stand_in(host: str, number: int, run_id: str) -> list[str]:
-    """Returns the module of a receiver without vLLM, and its words."""
-    return ["benchmarks.weight_receiver", host]
-
-
 @contextmanager
-def receivers(
-    where: Sequence[tuple[str, list[str]]],
-    loop: LoopThread,
-    folder: Path,
-    settings: ServerSettings,
-    program: Callable[[str, int, str], list[str]] = stand_in,
-) -> Iterator[list[Generator]]:
-    """Runs receivers, each in a process of its own.
-
-    Args:
-        where: The address of each, and the command that starts a process where it has it.
-        loop: Of their clients.
-        folder: Of their logs.
-        settings: Of the run.
-        program: Returns what each runs, by its address, its number and the run's name: a module
-            that prints its port.
-    """
+def receivers(count: int, loop: LoopThread, folder: Path) -> Iterator[list[Generator]]:
     token, run_id = secrets.token_hex(16), f"bench-{secrets.token_hex(4)}"
     with ExitStack() as ends:
-        processes = []
-        for number, (host, start) in enumerate(where):
+        made = []
+        for number in range(count):
             files = tempfile.mkdtemp(prefix=f"lrl-{run_id}-generator-{number}-", dir=SHARED_MEMORY)
             environment = {**os.environ, FILES_VARIABLE: files, TOKEN_VARIABLE: token}
-            command = [*start, sys.executable, "-m", *program(host, number, run_id)]
             errors = ends.enter_context((folder / f"receiver-{number}.log").open("w"))
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+                [sys.executable, "-m", "benchmarks.weight_receiver", LOOPBACK],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
             )
             ends.callback(end, process, files)
-            processes.append(process)
-        made = []  # after all have been started: a vLLM server needs half a minute
-        for number, ((host, _), process) in enumerate(zip(where, processes, strict=True)):
             assert process.stdout is not None, "it is a pipe"
-            location = Endpoint(host).location(int(process.stdout.readline()))
+            location = Endpoint(LOOPBACK).location(int(process.stdout.readline()))
             server: Any = SimpleNamespace(
-                **{
-                    "name": f"receiver {number}",
-                    "number": number,
-                    "url": location.url,
-                    "location": location,
-                },
-                **{"trust": None, "token": token, "settings": settings, "alive": True},
+                name=f"receiver {number}",
+                number=number,
+                url=location.url,
+                location=location,
+                trust=None,
+                token=token,
+                settings=ServerSettings(dtype="bfloat16"),
+                alive=True,
                 log_tail=lambda: "",
             )
             made.append(Generator(server, 1))
@@ -336,14 +298,12 @@ def receivers(
 
 
 def end(process: subprocess.Popen[str], files: str) -> None:
-    """Ends a receiver and removes its files."""
     process.kill()
     process.wait(60)
     shutil.rmtree(files)
 
 
-def measure(args: argparse.Namespace, command: str) -> None:
-    """Measures what is not there yet."""
+def measure(args: argparse.Namespace) -> None:
     made = records.read(args.out)
     for lr in args.lrs:
         todo = [run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None]
@@ -353,8 +313,7 @@ def measure(args: argparse.Namespace, command: str) -> None:
         size = staged_size(versions[0], args.folder)
         for run in todo:
             loop = LoopThread()
-            where: list[tuple[str, list[str]]] = [(LOOPBACK, [])] * run["receivers"]
-            with receivers(where, loop, args.folder, ServerSettings(dtype="bfloat16")) as fleet:
+            with receivers(run["receivers"], loop, args.folder) as fleet:
                 scene = Scene(fleet, loop, versions)
                 found = {name: method(scene, size) for name, method in METHODS.items()}
             loop.close()
@@ -362,12 +321,13 @@ def measure(args: argparse.Namespace, command: str) -> None:
                 name: {one: records.rounded(value) for one, value in of.items()}
                 for name, of in found.items()
             }
-            records.append(args.out, run | {"size": size, "found": rounded, "command": command})
+            records.append(
+                args.out, run | {"size": size, "found": rounded, "command": args.command}
+            )
             logging.info("%s", run | rounded)
 
 
 def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the fields by which the records are found, in their order."""
     how = {"layers": args.layers, "steps": args.steps}
     return [
         how | {"lr": lr, "receivers": count, "repeat": repeat}
@@ -378,64 +338,34 @@ def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(made: Sequence[dict[str, Any]]) -> str:
-    """Returns the table in Markdown: medians over the repeats, and over the learning rates except
-    for the delta."""
-    lines = [HEAD]
-    for count in sorted({record["receivers"] for record in made}):
-        of_count = [record for record in made if record["receivers"] == count]
-        for method in METHODS:
-            lrs = (
-                sorted({record["lr"] for record in of_count}) if method == "pull delta" else [None]
-            )
-            for lr in lrs:
-                lines.append(
-                    row(
-                        count,
-                        method,
-                        lr,
-                        [one for one in of_count if lr is None or one["lr"] == lr],
-                    )
-                )
-    return "\n".join(lines)
-
-
-def row(count: int, method: str, lr: float | None, made: Sequence[dict[str, Any]]) -> str:
-    """Returns a line of the table."""
-
-    def middle(name: str, form: str) -> str:
-        values = [one["found"][method][name] for one in made if name in one["found"][method]]
-        return format(median(values), form) if values else ""
-
-    speeds = [
-        one["found"]["wire"]["fetch_s"] / one["found"]["pull whole"]["fetch_s"] for one in made
-    ]
-    fetched = [(one["found"][method].get("fetched_mb"), one["size"]) for one in made]
-    shares = [mb * MB / (count * size) for mb, size in fetched if mb is not None]
-    cells = [
-        *(
-            str(count),
-            method,
-            "" if lr is None else f"{lr:g}",
-            middle("sync_s", ".2f"),
-            middle("stage_s", ".2f"),
-        ),
-        *(
-            middle("fetch_s", ".2f"),
-            middle("pause_s", ".2f"),
-            middle("sent_mb", ",.0f"),
-            middle("fetched_mb", ",.0f"),
-        ),
-        f"{median(shares):.3f}" if shares else "",
-        *(middle("peak_mb", ",.0f"), f"{median(speeds):.2f}" if method == "pull whole" else ""),
-    ]
-    return f"| {' | '.join(cells)} |"
+    columns = {
+        "sync (s)": ("sync_s", ".2f"),
+        "staged (s)": ("stage_s", ".2f"),
+        "fetched (s)": ("fetch_s", ".2f"),
+        "pause (s)": ("pause_s", ".2f"),
+        "rank 0 sent (MB)": ("sent_mb", ",.0f"),
+        "fetched in all (MB)": ("fetched_mb", ",.0f"),
+        "rank 0's peak (MB)": ("peak_mb", ",.0f"),
+    }
+    lines = []
+    for count, method in product(sorted({one["receivers"] for one in made}), METHODS):
+        of_count = [one for one in made if one["receivers"] == count]
+        by_lr = method == "pull delta"
+        for lr in sorted({one["lr"] for one in of_count}) if by_lr else [None]:
+            runs = [one for one in of_count if lr in (None, one["lr"])]
+            cells = []
+            for name, form in columns.values():
+                values = [r["found"][method][name] for r in runs if name in r["found"][method]]
+                cells.append(format(median(values), form) if values else "")
+            found = [(one["found"][method].get("fetched_mb"), one["size"]) for one in runs]
+            shares = [mb * MB / (count * size) for mb, size in found if mb is not None]
+            share = f"{median(shares):.3f}" if shares else ""
+            lines.append([count, method, "" if lr is None else f"{lr:g}", *cells, share])
+    return records.markdown(["receivers", "transport", "lr", *columns, "share of the whole"], lines)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.weight_transports", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("weight_transports", __doc__)
     parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
     parser.add_argument("--lrs", nargs="+", type=float, default=[1e-6, 1e-5], help="(%(default)s)")
     parser.add_argument(
@@ -448,7 +378,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, unless it only prints; then prints."""
     return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
 
 

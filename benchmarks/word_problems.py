@@ -8,7 +8,7 @@ and objectives; and the recipe `agent`, where the calculator is the tool of an a
     python -m benchmarks.word_problems --only calculator-0           with the calculator
     python -m benchmarks.word_problems --only agent-0                the recipe `agent`
     python -m benchmarks.word_problems --only tools-0                lrl's tools in its place
-    python -m benchmarks.word_problems --device gpu --plot-only      draw all that is there
+    python -m benchmarks.word_problems --device gpu --print-only     print all that is there
 
 All runs but `recipe-...` are without the recipe's penalty of length. On a GPU the settings stay, but
 for the devices, bf16-mixed in the trainer and bfloat16 in the generator. Runs that share a GPU say
@@ -43,7 +43,6 @@ KV_CACHE_BYTES = 2 << 30
 """Given, so that vLLM does not measure the memory that is free while other runs begin."""
 EVALUATED = "eval/held_out/"
 TOOLS = {"tools": ["lrl.quickstart.calculator.calculate"]}
-PANELS = {"gpu": "one H200, all runs at once", "cpu": "two CPU cores"}
 SHORT_STEPS = 20
 """Of a run of the lag sweep, with half of the recipe's problems a step: so ten of them are made on
 two CPU cores in two hours."""
@@ -73,7 +72,6 @@ class Variation:
 
     @property
     def name(self) -> str:
-        """What `--only` takes."""
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
         kind = "calculator" if self.calculator else "plain"
@@ -88,17 +86,14 @@ class Variation:
 
     @property
     def short(self) -> bool:
-        """Whether it is a run of the lag sweep."""
         return self.calculator and self.steps == SHORT_STEPS and not self.called
 
     @property
     def called(self) -> bool:
-        """Whether the policy calls the calculator in turns of its own."""
         return self.agent or self.tools
 
     @property
     def recipe(self) -> str:
-        """The recipe of which it is a variation."""
         return "agent" if self.called else "word_problems"
 
 
@@ -131,7 +126,6 @@ VARIATIONS = {
 
 
 def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what is laid over the recipe."""
     data: dict[str, Any] = {"max_lag": one.max_lag}
     if one.calculator and not one.called:
         data |= {"environment": CALCULATOR, "max_response_tokens": 64}
@@ -183,7 +177,6 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def callbacks(one: Variation) -> list[dict[str, Any]]:
-    """Returns the recipe's callbacks, with the evaluations of the run."""
     recipe = yaml.safe_load(recipes()[one.recipe].read_text())
     found: list[dict[str, Any]] = recipe["trainer"]["callbacks"]
     for callback in found:
@@ -198,11 +191,6 @@ def callbacks(one: Variation) -> list[dict[str, Any]]:
 
 
 def run(one: Variation, args: argparse.Namespace) -> None:
-    """Makes one run and appends its record.
-
-    Raises:
-        subprocess.CalledProcessError: The run failed; its output is in the folder.
-    """
     config, log = (args.folder / f"{one.name}.{kind}" for kind in ("yaml", "log"))
     config.write_text(yaml.safe_dump(over(one, args)))
     program = [sys.executable, "-m", "lrl.cli.main"]
@@ -229,7 +217,6 @@ def run(one: Variation, args: argparse.Namespace) -> None:
 
 
 def calls(folder: Path) -> list[tuple[int, float]]:
-    """Returns the results of tools in a held-out episode, mean by step."""
     found = []
     for file in sorted(folder.glob("evaluation/*.jsonl")):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -240,7 +227,6 @@ def calls(folder: Path) -> list[tuple[int, float]]:
 
 
 def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
-    """Returns what is kept of a run."""
     shown = {
         tag.removeprefix(EVALUATED): [(step, records.rounded(value)) for step, value in found]
         for tag, found in scalars.items()
@@ -252,137 +238,69 @@ def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[
         "kl_behaviour": "policy/kl_behaviour",
         "ess": "policy/ess",
     }
+    whole = {
+        "lag_mean": (statistics.fmean, "policy/lag_mean"),
+        "step_s": (statistics.median, "time/step"),
+        "steps_s": (sum, "time/step"),
+        "mismatch_kl": (statistics.median, "policy/mismatch_kl"),
+    }
+
+    def values(tag: str) -> list[float]:
+        return [value for _, value in scalars.get(tag, [])]
+
     return {
         "name": one.name,
         **asdict(one),
         **(SHORT if one.short else {}),
         "evaluations": shown,
-        **{
-            name: [records.rounded(value) for _, value in scalars.get(tag, [])]
-            for name, tag in by_step.items()
-        },
-        "lag_mean": records.rounded(
-            statistics.fmean(value for _, value in scalars["policy/lag_mean"])
-        ),
-        "step_s": records.rounded(statistics.median(value for _, value in scalars["time/step"])),
-        "steps_s": records.rounded(sum(value for _, value in scalars["time/step"])),
-        "mismatch_kl": records.rounded(
-            statistics.median(value for _, value in scalars["policy/mismatch_kl"])
-        ),
+        **{name: [records.rounded(each) for each in values(tag)] for name, tag in by_step.items()},
+        **{name: records.rounded(of(values(tag))) for name, (of, tag) in whole.items()},
     }
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """Returns a line a run in Markdown."""
-    lines = ["| run | step | accuracy of 240 (95 % interval) | median step s |", "|---" * 4 + "|"]
+    lines, sweep = [], []
     for one in found:
         names = ("accuracy", "accuracy_low", "accuracy_high")
         curves = (one["evaluations"][name] for name in names)
         for (step, value), (_, low), (_, high) in zip(*curves, strict=True):
-            cells = (one["name"], step, f"{value:.3f} ({low:.3f} to {high:.3f})", one["step_s"])
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+            accuracy = f"{value:.3f} ({low:.3f} to {high:.3f})"
+            lines.append((one["name"], step, accuracy, one["step_s"]))
+        if one["name"] in {each.name for each in LAG_SWEEP}:
+            kl, ess = (statistics.median(one[name]) for name in ("kl_behaviour", "ess"))
+            lag = f"{one['lag_mean']:.1f}"
+            sweep.append((one["objective"], one["max_lag"], lag, f"{kl:.3f}", f"{ess:.2f}"))
+    heads = ("run", "step", "accuracy of 240 (95 % interval)", "median step s")
+    of_sweep = ("objective", "max_lag", "mean lag", "KL(mu, pi) per token", "effective sample size")
+    return "\n\n".join([records.markdown(heads, lines), records.markdown(of_sweep, sweep)])
 
 
-def sweep_table(found: Sequence[dict[str, Any]]) -> str:
-    """Returns a line for each run of the lag sweep in Markdown; empty if there is none."""
-    names = {one.name for one in LAG_SWEEP}
-    made = [one for one in found if one["name"] in names]
-    if not made:
-        return ""
-    lines = [
-        "| objective | `max_lag` | mean lag | KL(mu, pi) per token | effective sample size | "
-        "accuracy of 240 after 20 steps (95 % interval) |",
-        "|---" * 6 + "|",
-    ]
-    for one in made:
-        accuracy, low, high = (
-            one["evaluations"][name][-1][1]
-            for name in ("accuracy", "accuracy_low", "accuracy_high")
-        )
-        cells = (
-            one["objective"],
-            one["max_lag"],
-            f"{one['lag_mean']:.1f}",
-            f"{statistics.median(one['kl_behaviour']):.3f}",
-            f"{statistics.median(one['ess']):.2f}",
-            f"{accuracy:.3f} ({low:.3f} to {high:.3f})",
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+def measure(args: argparse.Namespace) -> None:
+    made = records.read(args.out)
+    left = [VARIATIONS[one["name"]] for one in runs_of(args) if not records.find(made, one)]
+    args.at_once = args.at_once or (len(left) if args.device == "gpu" else 1)
+    with ThreadPoolExecutor(max(1, args.at_once)) as runs:
+        list(runs.map(lambda one: run(one, args), left))
 
 
-def draw(found: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws accuracy over steps, the runs of each device apart."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
-    sides = dict(zip(PANELS, figure.subplots(1, 2, sharey=True), strict=True))
-    sweep = {one.name for one in LAG_SWEEP}
-    for one in found:
-        if one["name"] in sweep:
-            continue  # ten runs that differ too little to be told apart in a drawing
-        steps, values = zip(*one["evaluations"]["accuracy"], strict=True)
-        style = "-" if one["max_lag"] == 1 else "--"
-        axes = sides[one["device"]]
-        axes.plot(steps, values, style, marker="o", markersize=3, label=label(one))
-    for device, axes in sides.items():
-        axes.set(title=PANELS[device], xlabel="optimizer steps", ylim=(0, 1.03))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=1)
-    sides["gpu"].set_ylabel("accuracy on 240 held-out problems")
-    figure.savefig(path, dpi=120)
-
-
-def label(one: dict[str, Any]) -> str:
-    """Returns the name of a run in the drawing."""
-    with_it = "calculator in the text" if one["calculator"] else "no calculator"
-    if one.get("length_penalty"):
-        with_it = "the recipe in bfloat16" if one["bfloat16"] else "the recipe"
-    if one.get("agent"):
-        with_it = "calculator of an agent"
-    if one.get("tools"):
-        with_it = "calculator as a tool"
-    rate = f", lr {one['lr']:g}" if one.get("lr") else ""
-    return f"{with_it}{rate}, seed {one['seed']}, max_lag {one['max_lag']}"
+def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+    return [{"name": name, "device": args.device} for name in args.only]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.word_problems", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("word_problems", __doc__)
     parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
     parser.add_argument("--only", nargs="+", choices=list(VARIATIONS), default=list(VARIATIONS))
     parser.add_argument(
         "--at-once", type=int, help="runs that share the machine (a GPU: all; a CPU: 1)"
     )
     parser.add_argument("--model", help=f"the policy ({MODEL}, or {TOOLS_MODEL})")
-    arguments.add_places(parser, "word_problems")
+    arguments.add_print_only(parser, "word_problems")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures what the records lack, draws and prints."""
-    args = arguments.parse(make_parser(), argv)
-    wanted = [VARIATIONS[name] for name in args.only]
-    settings = [{"name": one.name, "device": args.device} for one in wanted]
-    if not args.plot_only:
-        args.folder.mkdir(parents=True, exist_ok=True)
-        made = records.read(args.out)
-        left = [
-            one
-            for one, made_with in zip(wanted, settings, strict=True)
-            if records.find(made, made_with) is None
-        ]
-        args.at_once = args.at_once or (max(1, len(left)) if args.device == "gpu" else 1)
-        with ThreadPoolExecutor(args.at_once) as runs:
-            list(runs.map(lambda one: run(one, args), left))
-    found = records.all_found(args.out, settings)
-    draw(records.read(args.out), args.plot)
-    print(table(found))
-    print(sweep_table(found))
-    return 0
+    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
 
 
 if __name__ == "__main__":

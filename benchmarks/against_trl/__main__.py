@@ -1,7 +1,7 @@
 """lrl against TRL's GRPOTrainer on the quickstart's task: accuracy over samples and over seconds.
 
-    python -m benchmarks.against_trl                 run what is missing, then draw and print
-    python -m benchmarks.against_trl --plot-only     draw and print what is there
+    python -m benchmarks.against_trl                 run what is missing, then print
+    python -m benchmarks.against_trl --print-only    print what is there
 
 Three systems with three seeds each, one run after another, seeds outermost. A finished run has its
 rows in `--out`, one for each scored step, and is not repeated.
@@ -40,44 +40,62 @@ Different:
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
 
 from benchmarks import arguments, records
-from benchmarks.against_trl.report import draw, table
 from benchmarks.against_trl.runs import is_done, measure
 from benchmarks.against_trl.settings import STEPS, SYSTEMS
+from benchmarks.intervals import accuracy_interval
+from lrl.quickstart.task import TEST_ROWS
+
+Row = dict[str, Any]
+
+
+def table(rows: Sequence[Row]) -> str:
+    steps = sorted({row["step"] for row in rows})
+    heads = ["system", "seeds", *(f"step {step}" for step in steps[:-1])]
+    heads += [f"step {steps[-1]} (95 % interval)", "training (s)", "one step (s)", "start (s)"]
+    by_system = {name: [row for row in rows if row["system"] == name] for name in SYSTEMS}
+    lines = [[SYSTEMS[name], *_cells(of, steps)] for name, of in by_system.items() if of]
+    return records.markdown(heads, lines)
+
+
+def _cells(rows: Sequence[Row], steps: Sequence[int]) -> list[str]:
+    at = {step: [row for row in rows if row["step"] == step] for step in steps}
+    last = at[steps[-1]]
+    mean, low, high = accuracy_interval(_column(last, "accuracy"), TEST_ROWS)
+    seconds = fmean(_column(last, "seconds"))
+    return [
+        str(len(last)),
+        *(f"{fmean(_column(at[step], 'accuracy')):.3f}" for step in steps[:-1]),
+        f"{mean:.3f} ({low:.3f} to {high:.3f})",
+        f"{seconds:.0f}",
+        f"{seconds / max(1, steps[-1]):.2f}",
+        f"{fmean(_column(last, 'start_s')):.0f}",
+    ]
+
+
+def _column(rows: Sequence[Row], name: str) -> list[float]:
+    return [row[name] for row in rows]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Runs what is missing, draws and prints."""
-    chosen = _arguments(words)
-    for seed in chosen.seeds:
-        for system in chosen.systems:
-            if not chosen.plot_only and not is_done(chosen.out, system, seed, chosen.steps):
-                measure(system, seed, chosen.steps, chosen.out, chosen.folder)
-    rows = [row for row in records.read(chosen.out) if row["steps"] == chosen.steps]
-    if not rows:
-        raise SystemExit(
-            f"{chosen.out} holds no run of {chosen.steps} steps; leave out --plot-only to measure."
-        )
-    draw(rows, chosen.plot)
-    print(table(rows))
-
-
-def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.against_trl", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("against_trl", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
-    parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, help="optimizer steps of a run (%(default)s)"
-    )
-    arguments.add_places(parser, "against_trl")
-    return parser.parse_args(words)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a run (%(default)s)")
+    arguments.add_print_only(parser, "against_trl")
+    args = parser.parse_args(words)
+    for seed in args.seeds:
+        for system in args.systems:
+            if not args.print_only and not is_done(args.out, system, seed, args.steps):
+                measure(system, seed, args.steps, args.out, args.folder)
+    rows = [row for row in records.read(args.out) if row["steps"] == args.steps]
+    if not rows:
+        raise SystemExit(f"{args.out} has no run of {args.steps} steps.")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -28,11 +28,9 @@ class Measure(L.Callback):
         self.clock = Clock(job)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the clock: the generators have the first weights and begin to write."""
         self.clock.start(psutil.Process().create_time())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Writes the step to the clock: it is done and synced."""
         step_stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.clock.step_done(
             trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups)
@@ -42,7 +40,6 @@ class Measure(L.Callback):
 
 
 def train(job: Job) -> None:
-    """Trains the job's policy."""
     L.seed_everything(job.seed)
     policy = lrl.PolicyModule(
         job.policy,

@@ -1,5 +1,9 @@
-"""Runs, one after another: preparation, a process for its side, scores of its saved policies,
-rows."""
+"""Runs, one after another: preparation, a process for its side, scores of its saved policies, rows.
+
+TRL has an environment of its own, made on first use. Torch, transformers and other packages of both
+have the versions of `requirements/cpu.txt`, so they make no difference between the two. The policies
+of both sides are scored by one piece of code, apart from their clocks.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,35 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
 import lrl
 from benchmarks import records
 from benchmarks.against_trl import settings
-from benchmarks.against_trl.environment import ROOT, TRL, trl_python
-from benchmarks.against_trl.scoring import accuracy
-from benchmarks.against_trl.settings import MAX_LAG, SYSTEMS, Job, checkpoints
+from benchmarks.against_trl.settings import (
+    ANSWER_TOKENS,
+    MAX_LAG,
+    SYSTEMS,
+    Job,
+    checkpoints,
+    finish_reason,
+)
+from lrl.quickstart.task import correct, held_out
 from lrl.quickstart.warmup import make_policy
 from lrl.training.model import open_tokenizer
 
+TRL, ACCELERATE = "1.16.0", "1.15.0"
+ROOT = Path(__file__).resolve().parents[2]
 POLICIES = Path("runs/quickstart")
 
 
 def is_done(out: Path, system: str, seed: int, steps: int) -> bool:
-    """Returns whether the run's last row is there."""
     last = {"system": system, "seed": seed, "steps": steps, "step": steps}
     return records.find(records.read(out), last) is not None
 
 
 def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None:
-    """Trains one system with one seed, scores its policies, appends a row for each.
-
-    Raises:
-        subprocess.CalledProcessError: The run failed; nothing is appended.
-    """
     print(f"{SYSTEMS[system]}, seed {seed}, {steps} steps", flush=True)
     job = prepare(system, seed, steps, folder)
     train(system, job, folder)
@@ -47,7 +56,6 @@ def measure(system: str, seed: int, steps: int, out: Path, folder: Path) -> None
 
 
 def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
-    """Makes the policy if it is not there, the file of prompts, and an empty folder for the run."""
     policy = make_policy(POLICIES / f"policy-seed{seed}", seed)
     run = folder / f"{system}-seed{seed}-{steps}"
     shutil.rmtree(run, ignore_errors=True)
@@ -62,8 +70,6 @@ def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
 
 
 def write_prompts(path: Path, policy: Path, seed: int, number: int) -> Path:
-    """Writes the first `number` prompts in the order of this seed, with the token ids that a
-    generator gets."""
     source = lrl.Prompts("lrl.quickstart.task:problems", seed=seed)
     source.load(open_tokenizer(str(policy)), settings.PROMPT_TOKENS)
     prompts = [source[index] for index in range(number)]
@@ -86,3 +92,46 @@ def train(system: str, job: Job, folder: Path) -> None:
         python, side = sys.executable, "lrl_side"
     words = [python, "-m", f"benchmarks.against_trl.{side}", json.dumps(asdict(job))]
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
+
+
+def trl_python(folder: Path) -> Path:
+    python, stamp = folder / "bin" / "python", folder / f"trl-{TRL}"
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        wanted = [f"trl=={TRL}", f"accelerate=={ACCELERATE}"]
+        wanted += ["torch", "transformers", "datasets", "psutil"]
+        constraints = str(ROOT / "requirements" / "cpu.txt")
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        subprocess.run([*pip, "-c", constraints, *wanted], check=True)
+        stamp.touch()
+    return python
+
+
+@torch.no_grad()
+def accuracy(folder: Path) -> float:
+    """Returns the share of the held-out problems that the policy answers rightly with its likeliest
+    tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = held_out()
+    # All prompts are equally long.
+    batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt")
+    greedy = GenerationConfig(
+        max_new_tokens=ANSWER_TOKENS,
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    found = model.generate(**batch, generation_config=greedy)[:, batch.input_ids.shape[1] :]
+    rewards = []
+    for row, tokens in zip(rows, found.tolist(), strict=True):
+        ids = until_end(tokens, tokenizer.eos_token_id)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        reason = finish_reason(ids, tokenizer.eos_token_id)
+        rewards.append(correct(row["prompt"], text, answer=row["answer"], finish_reason=reason))
+    return sum(rewards) / len(rewards)
+
+
+def until_end(token_ids: list[int], eos: int) -> list[int]:
+    return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids

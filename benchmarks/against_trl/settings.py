@@ -56,12 +56,10 @@ class Job:
 
     @classmethod
     def read(cls, argument: str) -> Self:
-        """Returns the job in a side's argument."""
         return cls(**json.loads(argument))
 
     @property
     def clock(self) -> Path:
-        """The file that `Clock` writes."""
         return Path(self.folder) / "clock.jsonl"
 
     def checkpoint(self, step: int) -> Path:
@@ -70,7 +68,6 @@ class Job:
         return Path(self.folder) / f"step-{step:03d}" if step else Path(self.policy)
 
     def is_checkpoint(self, step: int) -> bool:
-        """Returns whether the policy is kept after this step."""
         return step in checkpoints(self.steps)
 
 
@@ -92,12 +89,10 @@ class SpeedJob(Job):
 
 
 def checkpoints(steps: int) -> list[int]:
-    """Returns the steps at which a run of `steps` is scored."""
     return sorted({*range(0, steps, CHECKPOINT_STEPS), steps})
 
 
 def finish_reason(token_ids: Sequence[int], eos: int) -> str:
-    """Returns `stop` if a response ended by itself, else `length`."""
     return "stop" if token_ids and token_ids[-1] == eos else "length"
 
 
@@ -111,18 +106,12 @@ class Clock:
         self._samples = 0
 
     def start(self, process_began: float) -> None:
-        """Starts the clock: training begins now.
-
-        Args:
-            process_began: Time of the epoch, in seconds, at which this side's process was started.
-        """
         self._write(
             {"step": 0, "samples": 0, "seconds": 0.0, "start_s": time.time() - process_began}
         )
         self._started = time.monotonic()
 
     def step_done(self, step: int, samples: int) -> None:
-        """Notes that step number `step` (from 1) is done and took `samples` responses."""
         self._samples += samples
         self._write(
             {"step": step, "samples": self._samples, "seconds": time.monotonic() - self._started}

@@ -33,7 +33,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import arguments, few_shot, records, timed_run
-from benchmarks.against_trl.environment import ROOT, TRL, trl_python
+from benchmarks.against_trl.runs import ROOT, TRL, trl_python
 from benchmarks.against_trl.settings import SpeedJob
 from benchmarks.lent_server import LentServer
 from benchmarks.timed_run import GROUPS, LENGTHS, RESPONSES, WARM_UP, System
@@ -80,10 +80,6 @@ TRL_WARM_UP = 1
 PROMPT_TOKENS = 288
 """Of the longest prompt: 40 examples and the problem."""
 PARTS = ("step", "writing", "wait", "train", "sync")
-HEAD = (
-    "| lengths | system | responses/s | step (s) | spread | writing (s) | waits (s) | training (s) "
-    "| sync (s) |\n" + "|---" * 9 + "|"
-)
 
 
 def measure_lrl(
@@ -135,7 +131,6 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
 def make_job(
     args: argparse.Namespace, lengths: str, pieces: int = 1
 ) -> tuple[SpeedJob, list[list[int]]]:
-    """Returns TRL's run, with lrl's counted steps, and the tokens of each response by step."""
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     first = (WARM_UP - TRL_WARM_UP) * GROUPS
@@ -156,30 +151,7 @@ def make_job(
     return job, by_step
 
 
-def sweep(args: argparse.Namespace) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """Makes the runs of every side at all lengths: repeats outermost, then lengths, then sides."""
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    policy = timed_run.policy_5m(args.folder)
-    ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
-    with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
-        for repeat in range(args.repeats):
-            for lengths in args.lengths:
-                for name in args.systems:
-                    trl = name in TRL_PIECES
-                    run = (
-                        measure_trl(args, name, lengths)
-                        if trl
-                        else measure_lrl(args, servers, name, lengths)
-                    )
-                    found.setdefault((lengths, name), []).append(run)
-                    logging.info(
-                        "repeat %d, %s, %s: %s", repeat, lengths, name, timed_run.told(run)
-                    )
-    return found
-
-
 def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    """Returns the fields by which a record is found."""
     tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
     if args.examples:
         tokens["examples"] = args.examples
@@ -192,56 +164,57 @@ def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, An
     }
 
 
-def record(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Returns least, median and most of the repeats, and responses a second of the median."""
-    found = {part: [run[part] for run in runs] for part in PARTS}
-    spread = {
-        part: [records.rounded(f(values)) for f in (min, median, max)]
-        for part, values in found.items()
+def sweep(args: argparse.Namespace) -> None:
+    found: dict[tuple[str, str], list[dict[str, float]]] = {
+        (lengths, name): [] for lengths in args.lengths for name in args.systems
     }
-    return spread | {
-        "answers_per_s": records.rounded(GROUPS * RESPONSES / median(found["step"])),
-        "trl": TRL,
-    }
+    policy = timed_run.policy_5m(args.folder)
+    ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
+    with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
+        for repeat in range(args.repeats):
+            for (lengths, name), runs in found.items():
+                if name in TRL_PIECES:
+                    runs.append(measure_trl(args, name, lengths))
+                else:
+                    runs.append(measure_lrl(args, servers, name, lengths))
+                logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, runs[-1])
+    for key, runs in found.items():
+        seconds = {part: records.spread([run[part] for run in runs]) for part in PARTS}
+        middle = median(run["step"] for run in runs)
+        speed = {"answers_per_s": records.rounded(GROUPS * RESPONSES / middle), "trl": TRL}
+        records.append(
+            args.out, described(args, *key) | seconds | speed | {"command": args.command}
+        )
 
 
-def table(rows: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Returns the table in Markdown, and below it the ratios."""
-    lines = [HEAD]
-    for (lengths, name), row in rows.items():
-        least, middle, most = row["step"]
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    heads = ["lengths", "system", "responses/s", "step (s)", "spread", "writing (s)", "waits (s)"]
+    lines, ratios = [], []
+    for row in rows:
+        name, (least, middle, most) = row["system"], row["step"]
         whole = "" if TRL_PIECES.get(name, 1) == 1 else ", in pieces"
         title = SYSTEMS[name].title if name in SYSTEMS else f"TRL {row['trl']}{whole}"
-        cells = [
-            lengths,
-            title,
-            f"{row['answers_per_s']:.1f}",
-            f"{middle:.2f}",
-            f"{least:.2f} to {most:.2f}",
-        ]
-        lines.append(f"| {' | '.join([*cells, *(f'{row[part][1]:.2f}' for part in PARTS[1:])])} |")
-    for lengths in dict.fromkeys(lengths for lengths, _ in rows):
-        speeds = {name: row["answers_per_s"] for (of, name), row in rows.items() if of == lengths}
+        cells = [row["lengths"], title, f"{row['answers_per_s']:.1f}", f"{middle:.2f}"]
+        rest = (f"{row[part][1]:.2f}" for part in PARTS[1:])
+        lines.append([*cells, f"{least:.2f} to {most:.2f}", *rest])
+    for lengths in dict.fromkeys(row["lengths"] for row in rows):
+        of = [row for row in rows if row["lengths"] == lengths]
+        speeds = {row["system"]: row["answers_per_s"] for row in of}
         trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
         if trl and speeds:
             best = max(speeds, key=lambda name: speeds[name])
-            lines.append(
+            ratios.append(
                 f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's "
                 "responses."
             )
-    return "\n".join(lines)
+    return "\n".join([records.markdown([*heads, "training (s)", "sync (s)"], lines), *ratios])
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.against_trl.speed", description=__doc__.splitlines()[0]
-    )
+    parser = arguments.make_parser("against_trl.speed", __doc__)
     parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
-    parser.add_argument(
-        "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="(%(default)s)"
-    )
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument(
         "--examples",
         type=int,
@@ -254,37 +227,23 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)"
     )
-    arguments.add_places(parser, "against_trl_speed", plot=False)
-    parser.add_argument("--print-only", action="store_true", help="measure nothing")
+    arguments.add_print_only(parser, "against_trl_speed")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, unless it only prints; then prints."""
-    args = arguments.parse(make_parser(), argv)
+    def measure(args: argparse.Namespace) -> None:
+        if os.environ.get("OMP_WAIT_POLICY") != "passive":
+            raise SystemExit("Start with OMP_WAIT_POLICY=passive, as `lrl fit` sets it.")
+        args.command = "OMP_WAIT_POLICY=passive " + args.command
+        sweep(args)
+
+    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
+        return [described(args, lengths, n) for lengths in args.lengths for n in args.systems]
+
     if "OMP_NUM_THREADS" in os.environ:
-        raise SystemExit("OMP_NUM_THREADS is set and would overrule each side's threads: unset it.")
-    if os.environ.get("OMP_WAIT_POLICY") != "passive" and not args.print_only:
-        raise SystemExit(
-            "OMP_WAIT_POLICY is not passive, as `lrl fit` sets it: start with "
-            "OMP_WAIT_POLICY=passive."
-        )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    command = "OMP_WAIT_POLICY=passive " + args.command
-    if not args.print_only:
-        for key, runs in sweep(args).items():
-            records.append(args.out, described(args, *key) | record(runs) | {"command": command})
-    made = records.read(args.out)
-    keys = [(lengths, name) for lengths in args.lengths for name in args.systems]
-    rows = {
-        key: row for key in keys if (row := records.find(made, described(args, *key))) is not None
-    }
-    if not rows:
-        raise SystemExit(
-            f"{args.out} has no measurement with these settings; leave out --print-only to measure."
-        )
-    print(table(rows))
-    return 0
+        raise SystemExit("OMP_NUM_THREADS would overrule each side's threads: unset it.")
+    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
 
 
 if __name__ == "__main__":

@@ -70,13 +70,11 @@ class Measure(TrainerCallback):
         self._counted = 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Starts the clock: the first step begins."""
         self.clock.start(psutil.Process().create_time())
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, model: Any, processing_class: Any, **_: Any
     ) -> None:
-        """Writes the step to the clock."""
         self.clock.step_done(state.global_step, self.reward.seen - self._counted)
         self._counted = self.reward.seen
         if self.job.is_checkpoint(state.global_step):
@@ -122,7 +120,6 @@ def config(
 
 
 def train(job: Job) -> None:
-    """Trains the job's policy."""
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype=torch.float32)
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]

@@ -45,7 +45,6 @@ class Exactly(LogitsProcessor):
         self.eos = eos
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Changes the scores [responses, vocabulary] of the next token."""
         scores = scores.clone()
         scores[:, self.eos] = -torch.inf
         last = self.lengths == input_ids.shape[1] - self.prompt_tokens + 1
@@ -70,7 +69,6 @@ class Timed(GRPOTrainer):
     """TRL's trainer with the job's response lengths; keeps the seconds of writing."""
 
     def force(self, lengths: list[list[int]]) -> None:
-        """Sets the lengths of the coming responses, a list for each step."""
         self.written_s = 0.0
         self.tokens = 0
         arriving = iter(lengths)
@@ -103,11 +101,9 @@ class Measure(TrainerCallback):
         self._since = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Starts the clock at the first step; the others begin where one ends."""
         self._since = self._since or time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Writes the step."""
         now, trainer = time.monotonic(), self.trainer
         line = {"step": now - self._since, "writing": trainer.written_s, "tokens": trainer.tokens}
         self._since = now
@@ -116,7 +112,6 @@ class Measure(TrainerCallback):
 
 
 def train(job: SpeedJob) -> None:
-    """Trains the job's policy, and times it."""
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype=torch.float32)
     rows = [json.loads(line) for line in Path(job.prompts).read_text().splitlines()]

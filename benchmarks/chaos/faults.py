@@ -3,10 +3,7 @@ sent."""
 
 from __future__ import annotations
 
-import random
 import signal
-import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +38,6 @@ class Fault:
         return f"{'freeze' if self.freeze else 'kill'} {self.part} of {whose}"
 
     def inject(self, trainer: int) -> None:
-        """Sends the signal to the generators of the process `trainer`."""
         supervisors = supervisors_of(trainer)
         targets = [part_of(supervisors[generator], self.part) for generator in self.generators]
         for target in targets:
@@ -49,8 +45,6 @@ class Fault:
 
 
 def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
-    """Returns the faults of one run: each part in turn, generator after generator, freezes among
-    the kills, both at the end."""
     parts = list(PARTS)
     faults = [Fault(parts[number % 3], (number % 2,)) for number in range(kills)]
     apart = max(1, kills // max(1, freezes))
@@ -58,64 +52,6 @@ def in_turn(kills: int, freezes: int, both: bool) -> list[Fault]:
         place = min(len(faults), (number + 1) * apart + number)
         faults.insert(place, Fault(parts[number % 3], (number % 2,), freeze=True))
     return faults + ([Fault("EngineCore", (0, 1))] if both else [])
-
-
-FIRST_S = 15.0
-"""Seconds until the first fault of a soak, and between the faults of `FIRST`, once all generators
-serve."""
-FIRST = (
-    *(Fault(part, tuple(range(GENERATORS))) for part in PARTS),
-    Fault("EngineCore", (0, 1), freeze=True),
-)
-"""A soak's faults in the steps that are not counted. No step is made while all generators are
-out."""
-
-
-class RandomFaults:
-    """The faults of a soak: one of each kind at the start, then one at a regular interval, drawn by
-    a seed.
-
-    Args:
-        trainer: Process id of the target.
-        every_s: Seconds between two.
-        seed: Of their kinds.
-    """
-
-    def __init__(self, trainer: int, every_s: float, seed: int) -> None:
-        self.trainer = trainer
-        self.every_s = every_s
-        self.counts: Counter[str] = Counter()
-        self._first = list(FIRST)
-        self._draw = random.Random(seed)
-        self._next = time.monotonic() + min(FIRST_S, every_s)
-
-    def tick(self, whole: bool) -> None:
-        """Injects a fault if one is due; while a generator is out (`whole` is False), into the
-        rewards."""
-        if time.monotonic() < self._next:
-            return
-        if self._first:
-            if whole:
-                self._break_rewards()
-                self._break(self._first.pop(0))
-                self._next = time.monotonic() + min(FIRST_S, self.every_s)
-            return
-        self._next += self.every_s
-        part = self._draw.choice([*PARTS, "reward worker"])
-        fault = Fault(part, (self._draw.randrange(GENERATORS),), freeze=self._draw.random() < 0.25)
-        if whole and part in PARTS:
-            self._break(fault)
-        else:
-            self._break_rewards()
-
-    def _break(self, fault: Fault) -> None:
-        fault.inject(self.trainer)
-        self.counts["freeze" if fault.freeze else "kill"] += len(fault.generators)
-
-    def _break_rewards(self) -> None:
-        if workers := reward_workers_of(self.trainer):
-            self._draw.choice(workers).kill()
-            self.counts["reward worker"] += 1
 
 
 def supervisors_of(trainer: int) -> list[psutil.Process]:
@@ -149,7 +85,6 @@ def part_of(supervisor: psutil.Process, part: str) -> psutil.Process:
 
 
 def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
-    """Returns the processes that score a trainer's responses."""
     return [
         child
         for child in psutil.Process(trainer).children()
@@ -158,13 +93,11 @@ def reward_workers_of(trainer: int) -> Sequence[psutil.Process]:
 
 
 def port(supervisor: psutil.Process) -> int:
-    """Returns the port of the supervisor's generator."""
     command = words(supervisor)
     return int(command[command.index("--port") + 1])
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Returns the command line of a process; empty when it has ended."""
     try:
         return process.cmdline()
     except psutil.Error:

@@ -34,7 +34,6 @@ _hoard: list[bytes] = []
 
 
 def problems() -> list[dict[str, Any]]:
-    """Returns the quickstart's training rows, marked: only episodes of these are struck."""
     return [{**row, "struck": True} for row in task.problems()]
 
 
@@ -54,11 +53,9 @@ class FaultyCalculator(Calculator):
         self._prompt = ""
 
     def start(self, prompt: str, **columns: Any) -> None:
-        """See `Turns.start`."""
         self._prompt = prompt if columns.get("struck") else ""
 
     def reply(self, turn: str) -> Answer | Awaitable[Answer]:  # type: ignore[override]
-        """Returns the calculator's reply, or commits the fault."""
         if self._strikes(turn):
             (Path(self.marks) / uuid.uuid4().hex).touch()
             return self._commit()

@@ -68,15 +68,12 @@ class Faulty(Reward):
         self.marks = marks
 
     def digest(self, prompt: str, response: str) -> str:
-        """Returns the digest of the response and the seed, in hexadecimal."""
         return hashlib.sha256(repr((self.seed, prompt, response)).encode()).hexdigest()
 
     def strikes(self, prompt: str, response: str) -> bool:
-        """Returns whether the fault is for this response."""
         return bool(self.kind) and int(self.digest(prompt, response)[:8], 16) < self.share * 2**32
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Any:
-        """Returns the reward, or commits the fault."""
         if self.strikes(prompt, response) and self._is_due(prompt, response):
             return FAULTS[self.kind]()
         return correct(prompt, response, **columns)

@@ -20,21 +20,16 @@ from typing import Any
 
 from benchmarks import records
 from benchmarks.chaos.faults import GENERATORS, Fault, in_turn
-from benchmarks.chaos.journal import Line, accounted_for, surviving
+from benchmarks.chaos.journal import Line, accounted_for, surviving, told
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings, add_settings, settings_of
 
 log = logging.getLogger(__name__)
 
 STEPS_BETWEEN = 2
 """Steps trained by all generators before the next fault, and before the end."""
-HEAD = (
-    "| fault | seconds to detection | seconds to full speed | responses reissued "
-    "|\n|---|---|---|---|"
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument(
         "--kills", type=int, default=12, help="API server, EngineCore, Worker in turn (%(default)s)"
     )
@@ -48,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures unless the record is there, then prints the table."""
     settings = settings_of(args, steps=-1, steps_per_epoch=0, schedule="constant")
     asked = {"kills": args.kills, "freezes": args.freezes, "both": args.both}
     described = {"asked": asked, "settings": settings.described}
@@ -63,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace, settings: TargetSettings) -> dict[str, Any]:
-    """Makes the run, from its start to its record."""
     started = time.monotonic()
     shutil.rmtree(settings.folder, ignore_errors=True)
     with Target(settings) as target:
@@ -126,7 +119,6 @@ def measure_fault(target: Target, fault: Fault) -> dict[str, Any]:
 
 
 def losses(target: Target, fault: Fault) -> Sequence[Line]:
-    """Returns the lines that report as many generators out as the fault hits."""
     return [
         line
         for line in target.lines("lost")
@@ -135,20 +127,15 @@ def losses(target: Target, fault: Fault) -> Sequence[Line]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
     faults, trained = record["faults"], record["trained"]
-    rows = [
-        f"| {f['fault']} | {f['detected_s']:.1f} | {f['whole_s']:.0f} | {f['reissued']} |"
-        for f in faults
+    lines = [
+        (f["fault"], f"{f['detected_s']:.1f}", f"{f['whole_s']:.0f}", f["reissued"]) for f in faults
     ]
-    detected, whole = (
-        median(fault[name] for fault in faults) for name in ("detected_s", "whole_s")
-    )
-    rows.append(f"| median of all | {detected:.1f} | {whole:.0f} | |")
-    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
-    rows.append(
-        f"\n{record['steps_done']} steps, {trained['prompts']} prompts trained ({wrong}; "
-        f"{len(record['given_up'])} given up), largest lag {record['lag_max']}, accuracy "
+    detected, whole = (median(f[name] for f in faults) for name in ("detected_s", "whole_s"))
+    lines.append(("median of all", f"{detected:.1f}", f"{whole:.0f}", ""))
+    heads = ("fault", "seconds to detection", "seconds to full speed", "responses reissued")
+    return (
+        f"{records.markdown(heads, lines)}\n\n{record['steps_done']} steps, {told(trained)}, "
+        f"{len(record['given_up'])} given up, largest lag {record['lag_max']}, accuracy "
         f"{record['accuracy']:.3f}, {record['seconds'] / 60:.0f} minutes"
     )
-    return "\n".join([HEAD, *rows])

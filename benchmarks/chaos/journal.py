@@ -33,7 +33,6 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Adds a line; from any thread."""
         line = {"event": event, "launch": self.launch, "time": round(time.time(), 3), **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
@@ -52,7 +51,6 @@ class Reader:
         self._offset = 0
 
     def refresh(self) -> list[Line]:
-        """Reads what has been added, and returns all lines."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -62,7 +60,6 @@ class Reader:
         return self.lines
 
     def of(self, event: str) -> list[Line]:
-        """Returns the lines of one kind."""
         return [line for line in self.lines if line["event"] == event]
 
 
@@ -129,7 +126,12 @@ def accounted_for(lineage: Sequence[Line], end: Line) -> dict[str, Any]:
     }
 
 
+def told(trained: dict[str, Any]) -> str:
+    """Returns what `accounted_for` has found, in words."""
+    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
+    return f"{trained['prompts']} prompts trained ({wrong})"
+
+
 def _trained(lineage: Sequence[Line]) -> tuple[Counter[int], list[int]]:
-    """Returns how often each index was trained, and the indices trained more than once."""
     indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
     return indices, sorted(index for index, times in indices.items() if times > 1)

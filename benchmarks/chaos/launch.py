@@ -7,7 +7,6 @@ are the files that came after its start and that no process maps any more.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -22,16 +21,16 @@ from typing import Any
 
 import psutil
 
-from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.journal import Line, Reader
 from lrl.generators.supervisor import mapped
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
-MARK, DEATH = "LRL_CHAOS_MARK", "LRL_CHAOS_DEATH"
+MARK = "LRL_CHAOS_MARK"
 JOIN_PORT = 7011
 """Where generators of the second node join."""
 LOOK_S = 0.1
+NOTHING: dict[str, object] = {"processes": [], "shared": []}
 WAIT_S = 900.0
 """Deadline of everything that an experiment waits for."""
 TORCHS_CACHE = "torchinductor_"
@@ -39,18 +38,6 @@ TORCHS_CACHE = "torchinductor_"
 that."""
 GONE_S = 20.0
 """Within so many seconds of a kill nothing of the target may be left."""
-HELP = {
-    "steps": "optimizer steps",
-    "groups": "problems a step",
-    "responses": "to each",
-    "capacity": "responses a generator writes at once",
-    "checkpoint_every": "steps between checkpoints",
-    "lr": "learning rate; with 0 the policy, and with it the work of a step, stays the same",
-    "seed": "of the run and of the faults",
-    "heartbeat_s": "of the strategy",
-    "sync_deadline_s": "of a sync's phase",
-    "environment": "class path of what plays the episodes, if they have turns",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +60,6 @@ class TargetSettings:
         evaluate: Whether held-out problems are answered at the end.
         heartbeat_s: See `lrl.AsyncSingleDevice`.
         sync_deadline_s: See `WeightSync.deadline_s`.
-        ranks: Trainer ranks; of several, each has a share of the policy (`lrl.AsyncFSDP`).
         second_node: What runs on another machine: `given` or `ray` generators that this launcher
             starts, `trainer` a second rank with generators of its own. Empty if nothing does.
         host: This machine's address there.
@@ -95,7 +81,6 @@ class TargetSettings:
     evaluate: bool = True
     heartbeat_s: float = 5.0
     sync_deadline_s: float = 10.0
-    ranks: int = 1
     second_node: str = ""
     host: str = ""
     launcher: str = "{}"
@@ -103,13 +88,10 @@ class TargetSettings:
 
     @property
     def words(self) -> list[str]:
-        """The arguments of `python -m benchmarks.chaos.target`."""
         return [f"--{name}={value}" for name, value in asdict(self).items()]
 
     @property
     def described(self) -> dict[str, object]:
-        """The fields by which a record is found: all but the folder, and the second node's and the
-        environment where there is none."""
         left_out = {"folder", "host", "launcher"}
         for name in ("second_node", "environment"):
             if not getattr(self, name):
@@ -128,12 +110,11 @@ def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     }.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(
-            flag, type=type(default), default=default, help=f"{HELP[name]} (%(default)s)"
+            flag, type=type(default), default=default, help="see TargetSettings (%(default)s)"
         )
 
 
 def settings_of(args: argparse.Namespace, **fixed: Any) -> TargetSettings:
-    """Returns the settings that `add_settings` has read, with those that the experiment fixes."""
     fixed.setdefault("folder", str(args.folder.resolve()))
     names = {field.name for field in fields(TargetSettings)} - set(fixed)
     return TargetSettings(
@@ -150,14 +131,12 @@ class Target:
 
     Args:
         settings: Of the run.
-        death: The end of one of its ranks.
         variables: More of its environment.
     """
 
     def __init__(
         self,
         settings: TargetSettings,
-        death: Death | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(settings.folder)
@@ -171,15 +150,13 @@ class Target:
         self._shared_before = set(os.listdir(SHM))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         own = {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
-        self.environment = environment = os.environ | own | (variables or {})
-        if death is not None:
-            environment[DEATH] = json.dumps(death)
+        self.environment = os.environ | own | (variables or {})
         self.words = [sys.executable, "-m", "benchmarks.chaos.target", *settings.words]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 self.words,
                 cwd=ROOT,
-                env=environment,
+                env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -193,7 +170,6 @@ class Target:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def lines(self, event: str) -> list[Line]:
-        """Returns the lines of one kind that this launch has written so far."""
         self.journal.refresh()
         return [line for line in self.journal.of(event) if line["launch"] == self.number]
 
@@ -243,20 +219,17 @@ class Target:
             `shared` that stayed, by name; `temporary_files` in its temporary folder, except torch's
             cache.
         """
-        ended = time.monotonic()
-        while (processes := self._living()) or (shared := self._shared()):
+        ended, gone_s = time.monotonic(), None
+        while (left := {"processes": self._living(), "shared": self._shared()}) != NOTHING:
             if time.monotonic() > ended + GONE_S:
-                return {
-                    "gone_s": None,
-                    "processes": processes,
-                    "shared": self._shared(),
-                } | self._clean()
+                break
             time.sleep(LOOK_S)
-        return {
-            "gone_s": round(time.monotonic() - ended, 1),
-            "processes": processes,
-            "shared": shared,
-        } | self._clean()
+        else:
+            gone_s = round(time.monotonic() - ended, 1)
+        names = sorted(path.name for path in self.scratch.iterdir())
+        shutil.rmtree(self.scratch)
+        temporary = [name for name in names if not name.startswith(TORCHS_CACHE)]
+        return {"gone_s": gone_s, **left, "temporary_files": temporary}
 
     def _living(self) -> list[str]:
         found = []
@@ -274,20 +247,12 @@ class Target:
         used = mapped(psutil.pids()) if new else set()
         return sorted(name for name in new if _inode(SHM / name) not in used | {None})
 
-    def _clean(self) -> dict[str, object]:
-        left = sorted(
-            path.name for path in self.scratch.iterdir() if not path.name.startswith(TORCHS_CACHE)
-        )
-        shutil.rmtree(self.scratch)
-        return {"temporary_files": left}
-
     def _error(self, what: str) -> str:
         tail = "\n".join(self.output.read_text(errors="replace").splitlines()[-20:])
         return f"Launch {self.number} of the target {what}. The end of {self.output}:\n{tail}"
 
 
 def _inode(path: Path) -> int | None:
-    """Returns None if the file has gone meanwhile."""
     try:
         return path.stat().st_ino
     except FileNotFoundError:

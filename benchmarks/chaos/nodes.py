@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.chaos import orders
 from benchmarks.chaos.faults import SUPERVISOR, reward_workers_of
-from benchmarks.chaos.journal import accounted_for, surviving
+from benchmarks.chaos.journal import accounted_for, surviving, told
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings, add_settings, settings_of
 from benchmarks.chaos.second_node import (
     Beside,
@@ -98,7 +98,6 @@ class Scene:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument(
         "--second", nargs="+", choices=SECONDS, default=SECONDS, help="one run for each (all)"
     )
@@ -111,7 +110,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures each run unless its record is there, then prints the tables."""
     for kind in args.second:
         settings = settings_of(
             args,
@@ -135,7 +133,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan(kind: str, places: list[str], faults: list[str] | None) -> list[tuple[str, str]]:
-    """Returns faults with their places, in their order."""
     common = [*OF_GENERATOR, "reward worker", "cut for 5 s", "cut for good", "trainer"]
     common += ["rank 1"] if kind == "trainer" else []
     found = [(fault, place) for place in places for fault in common]
@@ -144,13 +141,12 @@ def plan(kind: str, places: list[str], faults: list[str] | None) -> list[tuple[s
 
 
 def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str, Any]:
-    """Makes all launches of one run, and its record."""
     started = time.monotonic()
     token = secrets.token_hex(16)
     kind = settings.second_node
     shutil.rmtree(settings.folder, ignore_errors=True)
     found = []
-    left = dict[str, Any]()
+    leftovers = dict[str, Any]()
     whole = False
     with second_node(kind, token) as (node, beside):
         settings = TargetSettings(**vars(settings) | {"launcher": settings_words(beside)})
@@ -168,16 +164,16 @@ def measure(settings: TargetSettings, faults: list[tuple[str, str]]) -> dict[str
                     (target.folder / "stop").touch()
                     target.wait(WAIT_S)
                 beside.ended()
-                left = target.leftovers()
+                leftovers = target.leftovers()
                 if not whole:
-                    found[-1] |= {"left": left}
+                    found[-1] |= {"left": leftovers}
     lines = target.journal.refresh()
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
     return {
         "faults": found,
         "seconds": round(time.monotonic() - started, 1),
-        "left": left,
+        "left": leftovers,
         "launches": sum(line["event"] == "launch" for line in lines),
         "steps_done": len(lineage),
         "trained": accounted_for(lineage, end),
@@ -236,20 +232,17 @@ def measure_fault(scene: Scene, fault: str, place: str) -> dict[str, Any]:
 
 
 def is_whole(target: Target, lost: int, whole: int) -> bool:
-    """Whether all generators serve: none was lost since, or they are all back."""
     losses = target.lines("lost")[lost:]
     returns = target.lines("whole")[whole:]
     return not losses or bool(returns and returns[-1]["time"] > losses[-1]["time"])
 
 
 def target_heartbeat(target: Target) -> float:
-    """Returns the run's seconds of a heartbeat."""
     word = next(word for word in target.words if word.startswith("--heartbeat_s="))
     return float(word.partition("=")[2])
 
 
 def start_again(beside: RayGenerators, fault: str) -> None:
-    """Starts a lost node of the cluster again; with its head all nodes."""
     cluster = beside.cluster
     if fault == "raylet":
         # Its generators end by themselves and leave nothing; only then is the rest killed.
@@ -278,29 +271,25 @@ def end_machine(node: RayNode) -> None:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
-    kind, trained = record["settings"]["second_node"], record["trained"]
-    lines = ["| second node | fault | in | outcome |", "|---" * 4 + "|"]
+    lines = []
     for one in record["faults"]:
         if one["ended"]:
-            left = one["left"]["processes"] + one["left"]["shared"]
-            outcome = (
-                f"the run ended after {one['ended_s']} s; left: {', '.join(left) or 'nothing'}; "
-                "resumed"
-            )
+            outcome = f"the run ended after {one['ended_s']} s; left: {left(one)}; resumed"
         elif one["lost_s"] is None:
             outcome = "no generator lost; the run went on"
         else:
             outcome = (
                 f"a generator lost after {one['lost_s']} s, all serve after {one['whole_s']} s"
             )
-        lines.append(f"| {kind} | {one['fault']} | {one['place']} | {outcome} |")
-    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
-    left = record["left"]["processes"] + record["left"]["shared"]
-    lines.append(
-        f"\n{record['launches']} launches, {record['steps_done']} steps, {trained['prompts']} "
-        f"prompts trained ({wrong}; {len(record['given_up'])} given up), largest lag "
-        f"{record['lag_max']}, left at the end: {', '.join(left) or 'nothing'}, "
-        f"{record['seconds'] / 60:.0f} minutes"
+        kind = record["settings"]["second_node"]
+        lines.append((kind, one["fault"], one["place"], outcome))
+    return (
+        f"{records.markdown(('second node', 'fault', 'in', 'outcome'), lines)}\n\n"
+        f"{record['launches']} launches, {record['steps_done']} steps, {told(record['trained'])}, "
+        f"{len(record['given_up'])} given up, largest lag {record['lag_max']}, left at the end: "
+        f"{left(record)}, {record['seconds'] / 60:.0f} minutes"
     )
-    return "\n".join(lines)
+
+
+def left(found: dict[str, Any]) -> str:
+    return ", ".join(found["left"]["processes"] + found["left"]["shared"]) or "nothing"

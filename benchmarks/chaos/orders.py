@@ -8,11 +8,12 @@ journal.
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-from benchmarks.chaos.deaths import before_each_call
+from typing import Any
 
 PLACES: dict[str, tuple[str, str]] = {
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
@@ -23,7 +24,6 @@ PLACES: dict[str, tuple[str, str]] = {
 
 
 def obey(folder: Path) -> None:
-    """Has this process carry out the orders that come into the folder."""
     for place, function in PLACES.items():
         before_each_call(
             *function,
@@ -40,7 +40,6 @@ def _carry_out(order: Path, told: Path) -> None:
 
 
 def give(folder: Path, place: str, words: str) -> None:
-    """Orders a shell command at a place."""
     (folder / "carried-out").unlink(missing_ok=True)
     unfinished = folder / "unfinished-order"
     unfinished.write_text(words)
@@ -48,7 +47,20 @@ def give(folder: Path, place: str, words: str) -> None:
 
 
 def carried_out(folder: Path) -> float | None:
-    """Returns when the last order was carried out, in seconds since 1970; None if it was not
-    yet."""
     told = folder / "carried-out"
     return float(told.read_text() or "nan") if told.exists() else None
+
+
+def before_each_call(module: str, path: str, act: Callable[[], None]) -> None:
+    owner: Any = importlib.import_module(module)
+    *inner, name = path.split(".")
+    for part in inner:
+        owner = getattr(owner, part)
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def acting(*args: Any, **settings: Any) -> Any:
+        act()
+        return function(*args, **settings)
+
+    setattr(owner, name, acting)

@@ -79,7 +79,6 @@ class Proxy:
         self.url: str = self._loop.wait(self._start(), DEADLINE_S, "starting a proxy")
 
     def close(self) -> None:
-        """Ends the proxy; idempotent."""
         if not self._loop.closed:
             self._loop.wait(self._end(), DEADLINE_S, "closing a proxy")
             self._loop.close()
@@ -131,7 +130,6 @@ class Proxy:
         return await breaks[fault.kind](request, body)
 
     async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Passes the request on and streams the server's answer back."""
         try:
             async with self._ask(request, body) as answer:
                 response = web.StreamResponse(status=answer.status)
@@ -171,8 +169,6 @@ class Proxy:
         return await self._cut(request, body)
 
     async def _pass_on_late(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Passes the request on in a task that outlives the client's connection."""
-
         async def later() -> None:
             await asyncio.sleep(self.late_s)
             async with self._ask(request, body) as answer:
@@ -197,8 +193,6 @@ class Proxy:
     async def _with_other_file(
         self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
     ) -> web.StreamResponse:
-        """Passes an update on with a damaged copy instead of its file: the other generators load
-        the file itself."""
         update = json.loads(body)
         info = update["update_info"]
         file = Path(info["file"])
@@ -212,15 +206,12 @@ class Proxy:
 
 
 def phase_of(path: str, body: bytes) -> str:
-    """Returns the phase of a sync that a request belongs to: its route, or `probe`."""
     if path == GENERATE and str(json.loads(body).get("cache_salt", "")).startswith(PROBE_SALT):
         return "probe"
     return path
 
 
 def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
-    """Copies `file` with one bit of its last number changed; returns the checksum of the
-    original."""
     content = bytearray(file.read_bytes())
     content[-1] ^= 0x40  # the exponent, in every format of floating point
     copy.write_bytes(content)
@@ -228,7 +219,6 @@ def flip_a_byte(file: Path, copy: Path, checksum_of_file: int) -> int:
 
 
 def zero_a_tensor(file: Path, copy: Path, checksum_of_file: int) -> int:
-    """Copies `file` with its last matrix set to zero; returns the checksum of the copy."""
     tensors = load_file(file)
     name = max(name for name, tensor in tensors.items() if tensor.ndim == 2)
     save_file(tensors | {name: torch.zeros_like(tensors[name])}, copy)

@@ -4,29 +4,24 @@ the fleet.
 launch   the process runs
 start    the first version is in the generators; what the checkpoint held
 step     an optimizer step is done, its checkpoint not yet written
-collected   the memory held after a full garbage collection
 lost     a generator was evicted          whole    all of them serve again
 end      the last step is done, with accuracy and the ledger
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 
-from benchmarks.chaos.footprint import held
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation, OnRankZero
 from lrl.callbacks.base import find
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
 
-COLLECT_EVERY = 500
-"""Steps between two full garbage collections, which Python makes rarely by itself."""
 LOOK_S = 0.1
 """Seconds between two looks at the fleet."""
 
@@ -49,7 +44,6 @@ class StepRecorder(OnRankZero):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keeps the half-written responses, to find each again in the trained ones."""
         for group in checkpoint["RolloutDataModule"]["ledger"]["running"]:
             responses = [part.tolist() for part in group["token_ids"].split(group["lengths"])]
             self._begun[group["index"]] = [
@@ -60,7 +54,6 @@ class StepRecorder(OnRankZero):
             ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes `start`: the first version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         resumed = data.controller.resumed
         found = {
@@ -72,7 +65,6 @@ class StepRecorder(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Writes `step`: its version is in the generators."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         groups, step = data.step_stream.groups, data.step_stream.step
         lags = [
@@ -94,12 +86,8 @@ class StepRecorder(OnRankZero):
             failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
             played_again=_played_again(data),
             fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
-            **held(),
             **self._continued(groups),
         )
-        if (step + 1) % COLLECT_EVERY == 0:
-            gc.collect()
-            self.journal.write("collected", step=step + 1, **held())
         if self.stop_file.exists():
             trainer.should_stop = True
 
@@ -118,7 +106,6 @@ class StepRecorder(OnRankZero):
         return {"continued": kept, "rewritten": len(pairs) - kept}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Writes `end`, with the evaluation if there is one."""
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         ledger = data.state_dict()["ledger"]
         evaluation = find(trainer, Evaluation)
@@ -138,7 +125,6 @@ class StepRecorder(OnRankZero):
 
 
 def _half_written(reason: str, episode: dict[str, Any]) -> bool:
-    """Tells whether a saved response continues: it has not ended, or only its last turn has."""
     return not reason or episode.get("recorded") is not None
 
 
@@ -161,7 +147,6 @@ class FleetRecorder(OnRankZero):
         self._over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Starts the thread."""
         fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
@@ -179,11 +164,9 @@ class FleetRecorder(OnRankZero):
                 whole = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the thread: the generators end now, which is no loss."""
         self._over.set()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """See `on_train_end`."""
         self._over.set()

@@ -46,11 +46,9 @@ class SecondNode:
         self._network = os.stat(f"/run/netns/{name}").st_ino
 
     def cable(self, state: str) -> str:
-        """Returns the shell command that cuts the cable (`down`) or connects it (`up`)."""
         return f"ip -n {self.name} link set {self.name.removeprefix('lrl-')}t {state}"
 
     def process(self, part: str) -> psutil.Process | None:
-        """Returns the process that is this part of what runs there."""
         here = {one: " ".join(words(one)) for one in psutil.process_iter() if self._has(one)}
         found = [one for one, said in here.items() if ON_SECOND[part] in said]
         if part != "supervisor":  # whose command line has the words of what it starts
@@ -78,7 +76,6 @@ class Command:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
         self._over.set()
         self._thread.join()
 
@@ -109,10 +106,10 @@ class Beside:
     """Of the trainer's environment."""
 
     def launched(self, target: Target) -> None:
-        """Called when the trainer has been started."""
+        pass
 
     def ended(self) -> None:
-        """Called when the trainer has ended."""
+        pass
 
 
 class GivenGenerators(Beside):
@@ -124,14 +121,12 @@ class GivenGenerators(Beside):
         self._commands = list[Command]()
 
     def launched(self, target: Target) -> None:
-        """See `Beside.launched`."""
         program = str(Path(sys.executable).with_name("lrl"))
         own = [program, "join", f"http://{HERE}:{JOIN_PORT}", "--insecure", "--host"]
         for words_ in ([*own, HERE], [*self._node.prefix, *own, THERE]):
             self._commands.append(Command(words_, target.environment, target.folder))
 
     def ended(self) -> None:
-        """See `Beside.ended`."""
         while self._commands:
             self._commands.pop().close()
 
@@ -152,7 +147,6 @@ class SecondTrainer(Beside):
         self._process = None
 
     def launched(self, target: Target) -> None:
-        """See `Beside.launched`."""
         environment = target.environment | {"RANK": "1", "GROUP_RANK": "1"}
         with target.output.with_suffix(".rank-1").open("wb") as output:
             self._process = subprocess.Popen(
@@ -164,7 +158,6 @@ class SecondTrainer(Beside):
             )
 
     def ended(self) -> None:
-        """Waits for its end; see `Beside.ended`."""
         if self._process is not None:
             self._process.wait(120)
 
@@ -180,7 +173,6 @@ class RayGenerators(Beside):
 
 @contextmanager
 def second_node(kind: str, token: str) -> Iterator[tuple[SecondNode, Beside]]:
-    """Yields a second machine, and what runs beside the trainer."""
     with network_namespace() as name:
         node = SecondNode(name)
         if kind != "ray":
@@ -201,19 +193,16 @@ def second_node(kind: str, token: str) -> Iterator[tuple[SecondNode, Beside]]:
 
 
 def settings_words(beside: Beside) -> str:
-    """Returns the launcher's settings in JSON."""
     return json.dumps(beside.launcher)
 
 
 def suspend_all(processes: Sequence[psutil.Process]) -> None:
-    """Suspends those that still live."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.suspend()
 
 
 def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kills those that still live."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -48,7 +48,6 @@ HEAD_OF_OTHERS = "| fault | noticed by | after s | outcome |\n|---|---|---|---|"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment."""
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
     parser.add_argument("--lr", type=float, default=1e-4, help="(%(default)s)")
@@ -67,8 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs, records and prints; returns 1 if a fault was not noticed, a prompt lost, or a token by
-    no version."""
     if not args.print:
         plan = [
             f
@@ -89,7 +86,6 @@ class ProxiedServer(Server):
 
     @property
     def url(self) -> str:
-        """The address for the trainer."""
         return super().url if self.proxy is None else self.proxy.url
 
 
@@ -108,7 +104,6 @@ class BehindProxies(lrl.AsyncSingleDevice):
         self._late_s = late_s
 
     def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
-        """See `GeneratorDevices.make_servers`."""
         servers: list[Server] = []
         for plain in super().make_servers(trainer, placements):
             server = ProxiedServer(
@@ -125,14 +120,12 @@ class BehindProxies(lrl.AsyncSingleDevice):
         return servers
 
     def teardown(self) -> None:
-        """Stops the generators, then the proxies."""
         super().teardown()
         for proxy in self._proxies.values():
             proxy.close()
 
 
 def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettings:
-    """Returns settings with a step for each fault, and one more for each generator that returns."""
     steps = len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS
     return RunSettings(
         seed=args.seed,
@@ -146,7 +139,6 @@ def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettin
 
 
 def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]:
-    """Makes one run, from its start to its record."""
     settings = run_settings(args, plan)
     proxies = dict[int, Proxy]()
     tokens = TokenRecorder()
@@ -190,7 +182,6 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
 
 
 def cell(fault: dict[str, Any] | None) -> str:
-    """Returns the cell of an outcome in the table of phases and kinds."""
     if fault is None:
         return ""
     if fault["detected_by"] is None:
@@ -199,7 +190,6 @@ def cell(fault: dict[str, Any] | None) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
-    """Returns the outcome of each fault, in Markdown."""
     found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
     rows = [
         "| "
@@ -221,7 +211,6 @@ def tables(record: dict[str, Any]) -> str:
 
 
 def verdict(record: dict[str, Any]) -> list[str]:
-    """Returns the failures of a run; empty if there are none."""
     proof = record["proof"]
     unnoticed = [
         fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)
@@ -244,7 +233,6 @@ def harmless(fault: dict[str, Any]) -> bool:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Returns the token check in sentences."""
     proof = record["proof"]
     return (
         f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; "

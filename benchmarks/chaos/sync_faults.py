@@ -115,12 +115,10 @@ class Outcome:
     said: str
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields for JSON."""
         return asdict(self)
 
 
 def make_plan() -> list[Planned]:
-    """Returns every phase with every kind once, and three faults that stay."""
     plan = [
         Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
         for kind in ON_THE_WAY
@@ -167,20 +165,17 @@ def full_memory(notice: bool) -> Iterator[None]:
 
 
 def mounted(folder: Path) -> bool:
-    """Mounts the small file system; returns False if that is not allowed."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
     return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _refuse(folder: Path, needed: int) -> None:
-    """Replaces the check of free space, except for the fallback folder."""
     if folder.is_relative_to(staged_file.SHARED_MEMORY):
         raise OSError(f"{folder} has 0 bytes free")
 
 
 @contextmanager
 def short_backoffs() -> Iterator[None]:
-    """Has every lost generator replaced after a second: the plan takes one out every minute."""
     with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
         yield
 
@@ -193,7 +188,6 @@ class LogLines(logging.Handler):
         self.lines: list[tuple[float, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps one line."""
         self.lines.append((time.monotonic(), record.getMessage()))
 
 
@@ -219,17 +213,14 @@ class BreakingSync(WeightSync):
         self._log = LogLines()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Attaches the log handler."""
         super().setup(trainer, pl_module, stage)
         logging.getLogger("lrl").addHandler(self._log)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Detaches the log handler."""
         super().teardown(trainer, pl_module, stage)
         logging.getLogger("lrl").removeHandler(self._log)
 
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        """Syncs, with a fault if one is left that suits the present generators."""
         pool = trainer.datamodule.fleet.rollouts  # type: ignore[attr-defined]
         self.wait_until_verified(trainer, pool)
         self._wait_if_nothing_suits(pool)
@@ -252,7 +243,6 @@ class BreakingSync(WeightSync):
         self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
 
     def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
-        """Returns the next fault that suits the coming sync, and the generator that it hits."""
         new = [
             *pool.pending,
             *(generator for generator in pool.generators if generator.version < 0),
@@ -275,7 +265,6 @@ class BreakingSync(WeightSync):
         return (fitting[0], serving[version % len(serving)]) if fitting else None
 
     def _wait_if_nothing_suits(self, pool: GeneratorPool) -> None:
-        """Waits until a lost generator is back if all faults left need all generators."""
         end = time.monotonic() + WAIT_S
         waits = [fault for fault in self.left if fault.phase == INIT or fault.takes_out]
         while waits and len(waits) == len(self.left) and not pool.pending and self._some_out(pool):

@@ -21,13 +21,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
 from benchmarks.chaos import orders
-from benchmarks.chaos.deaths import Death
 from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
 from benchmarks.chaos.journal import Journal
-from benchmarks.chaos.launch import DEATH, JOIN_PORT, TargetSettings
+from benchmarks.chaos.launch import JOIN_PORT, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
-from lrl.callbacks import Evaluation, Export, Throughput, WeightSync
+from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.members.launchers import Given, Ray
 from lrl.quickstart.task import correct
 
@@ -38,12 +37,12 @@ class AtTheEnd(Evaluation):
     """Greedy accuracy on the held-out problems after the last step, and only then."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Skips the evaluation before the first step."""
+        pass
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Skips the evaluations between steps."""
+        pass
 
 
 def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.Callback]:
@@ -63,13 +62,11 @@ def make_callbacks(settings: TargetSettings, folder: Path, rank: int) -> list[L.
         enable_version_counter=False,
     )
     evaluation = [AtTheEnd(problems)] if settings.evaluate else []
-    export = [Export(str(folder / "policy"))] if settings.ranks > 1 else []
     recorders = [FleetRecorder(journal), StepRecorder(journal, folder / "stop")]
-    return [sync, Throughput(), *evaluation, *recorders, *export, checkpoint]
+    return [sync, Throughput(), *evaluation, *recorders, checkpoint]
 
 
 def where(settings: TargetSettings) -> dict[str, Any]:
-    """Returns the trainer's devices, nodes and strategy."""
     server = lrl.ServerSettings(
         max_num_seqs=settings.capacity,
         dtype="float32",
@@ -96,15 +93,13 @@ def where(settings: TargetSettings) -> dict[str, Any]:
             "devices": 1,
             "strategy": lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, **common),
         }
-    kind = lrl.AsyncFSDP if settings.ranks > 1 else lrl.AsyncSingleDevice
     return {
-        "devices": settings.ranks + GENERATORS,
-        "strategy": kind(generator_devices=GENERATORS, **common),
+        "devices": 1 + GENERATORS,
+        "strategy": lrl.AsyncSingleDevice(generator_devices=GENERATORS, **common),
     }
 
 
 def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
-    """Returns a trainer on the CPU, with two generators."""
     return L.Trainer(
         accelerator="cpu",
         **where(settings),
@@ -119,7 +114,6 @@ def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer
 
 
 def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
-    """Returns the quickstart's training problems, as many as an epoch's steps take."""
     rows = settings.steps_per_epoch * settings.groups or None
     environment: Any = locate(settings.environment) if settings.environment else None
     return lrl.RolloutDataModule(
@@ -136,14 +130,11 @@ def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
 
 
 def main() -> None:
-    """Trains from the checkpoint, or from the start if there is none."""
     parser = ArgumentParser(prog="python -m benchmarks.chaos.target")
     parser.add_class_arguments(TargetSettings)
     settings = TargetSettings(**vars(parser.parse_args()))
     folder = Path(settings.folder).resolve()
     rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
-    if DEATH in os.environ and (death := Death(*json.loads(os.environ[DEATH]))).rank == rank:
-        death.prepare(folder / "died")
     if rank == 0:
         orders.obey(folder)
     L.seed_everything(settings.seed, verbose=False)

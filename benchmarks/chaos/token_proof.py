@@ -60,7 +60,6 @@ class Proof:
     missing: int
 
     def record(self) -> dict[str, Any]:
-        """Returns the fields for JSON."""
         return asdict(self)
 
 
@@ -77,13 +76,11 @@ class TokenRecorder(L.Callback):
         self._carried: list[Rollout] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Keeps the first version, and watches for responses that move."""
         self._keep(trainer, pl_module)
         for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
             self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Keeps the new version and the groups that made it."""
         self._keep(trainer, pl_module)
         stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.groups += [(stream.step, group) for group in stream.groups]
@@ -155,8 +152,6 @@ class TokenRecorder(L.Callback):
     def _under(
         self, network: torch.nn.Module, version: int, temperature: float
     ) -> dict[int, list[float]]:
-        """Returns log-probs under one version of every response that it or the version after it
-        wrote in, by `id`."""
         network.load_state_dict(self.weights[version])
         chosen = [
             (group.prompt.token_ids, rollout)

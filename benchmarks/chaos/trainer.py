@@ -36,13 +36,11 @@ WHILE_STARTING = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the settings of this experiment; `--steps` has to be even, for two epochs."""
     parser.add_argument("--kills", type=int, default=20, help="(%(default)s)")
     add_settings(parser, steps=60, groups=16, responses=4, capacity=4, environment="")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures what is missing, then prints the table."""
     if args.steps % EPOCHS or args.steps < 6 or args.kills < 1:
         raise SystemExit(
             f"--steps {args.steps} --kills {args.kills}: give an even number from 6 on, and a kill."
@@ -91,8 +89,6 @@ class Pace:
 
 
 def plan(kills: int, steps: int, seed: int) -> list[Moment]:
-    """Returns the moments of a run's kills by step; none is so late that the launch could end
-    before."""
     draw = random.Random(seed)
     part = (steps - 3) / kills
     moments = [
@@ -104,7 +100,6 @@ def plan(kills: int, steps: int, seed: int) -> list[Moment]:
 
 
 def measure_unbroken(settings: TargetSettings) -> dict[str, Any]:
-    """Makes one launch, from its start to its record."""
     shutil.rmtree(settings.folder, ignore_errors=True)
     with Target(settings) as target:
         target.wait(WAIT_S + 60.0 * settings.steps)
@@ -117,7 +112,6 @@ def measure_unbroken(settings: TargetSettings) -> dict[str, Any]:
 
 
 def measure_killed(times: int, settings: TargetSettings, pace: Pace) -> dict[str, Any]:
-    """Makes all launches of the run that is killed so many `times`, and its record."""
     started = time.monotonic()
     minutes = ((times + 1) * pace.start_s + (settings.steps + times) * pace.step_s) / 60
     log.info("%d kills take about %.0f minutes.", times, minutes)
@@ -168,7 +162,6 @@ def wait_for_moment(target: Target, moment: Moment, pace: Pace) -> int:
 
 
 def progress_of(target: Target) -> int:
-    """Returns the last step that this launch has done or has found done; -1 before it knows."""
     found = [line["step"] - 1 for line in target.lines("start")] + [
         line["step"] for line in target.lines("step")
     ]
@@ -176,14 +169,12 @@ def progress_of(target: Target) -> int:
 
 
 def seconds_a_step(steps: Sequence[Line]) -> float:
-    """Returns the median time between the lines of a launch."""
     return median(
         later["time"] - line["time"] for line, later in zip(steps, steps[1:], strict=False)
     )
 
 
 def outcome(settings: TargetSettings, lines: Sequence[Line]) -> dict[str, Any]:
-    """Returns the result of a whole run, from its journal."""
     starts = [line for line in lines if line["event"] == "start"]
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
@@ -204,7 +195,6 @@ def outcome(settings: TargetSettings, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def played_again(lines: Sequence[Line]) -> dict[str, int]:
-    """Returns the episodes that all launches have replayed and restarted."""
     by_launch = {line["launch"]: line["played_again"] for line in lines if line["event"] == "step"}
     total: Counter[str] = Counter()
     for counts in by_launch.values():
@@ -213,21 +203,18 @@ def played_again(lines: Sequence[Line]) -> dict[str, int]:
 
 
 def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
-    """Returns the measurement in Markdown."""
-    kills, trained = record["kills"], record["trained"]
-    late = [kill for kill in kills if kill["gone_s"] is None]
-    half = sum(kill["resumed"]["responses"] > 0 for kill in kills)
-    rows = {
+    kills, trained, again = record["kills"], record["trained"], record["played_again"]
+    wrong = f"{len(trained['missing'])}; {len(trained['twice'])}"
+    lines = {
         "kills (of these while starting)": (
             f"{len(kills)} ({sum(kill['starting'] for kill in kills)})"
         ),
-        "prompts "
-        "trained; "
-        "missing; "
-        "twice": f"{trained['prompts']}; {len(trained['missing'])}; {len(trained['twice'])}",
+        "prompts trained; missing; twice": f"{trained['prompts']}; {wrong}",
         "epochs in which every prompt was trained once": trained["epochs_whole"],
         "prompts given up": len(record["given_up"]),
-        "kills that left half-written responses to go on with": half,
+        "kills that left half-written responses to go on with": sum(
+            kill["resumed"]["responses"] > 0 for kill in kills
+        ),
         "such responses; their tokens": (
             f"{record['responses_resumed']}; {record['tokens_resumed']}"
         ),
@@ -235,16 +222,14 @@ def table(record: dict[str, Any], unbroken: dict[str, Any]) -> str:
             f"{record['answers_continued']}; {record['answers_rewritten']}"
         ),
         "largest lag": record["lag_max"],
-        "kills after which something stayed for 20 s": len(late),
+        "kills after which something stayed for 20 s": sum(
+            kill["gone_s"] is None for kill in kills
+        ),
         "kills that left a temporary file": sum(bool(kill["temporary_files"]) for kill in kills),
         "accuracy; of the unbroken run": f"{record['accuracy']:.3f}; {unbroken['accuracy']:.3f}",
         "minutes": f"{record['seconds'] / 60:.0f}",
-    }
-    if record["settings"].get("environment"):
-        again = record["played_again"]
-        rows["episodes that failed; played again from their turns; begun again"] = (
+        "episodes that failed; played again from their turns; begun again": (
             f"{record['failed']}; {again.get('replayed', 0)}; {again.get('restarted', 0)}"
-        )
-    return "\n".join(
-        ["| | |\n|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
-    )
+        ),
+    }
+    return records.markdown(["", ""], lines.items())

@@ -15,10 +15,8 @@ sequence goes through sdpa.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,8 +25,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
-from benchmarks import arguments, records
+from benchmarks import records
 from benchmarks.gpu.machine import MACHINES, Machine
+from benchmarks.gpu.rows import make_parser, parse
 
 HEADS, KV_HEADS, HEAD_SIZE = 12, 2, 128
 REPEATS, WARM_UP = 10, 3
@@ -88,8 +87,6 @@ class Varlen:
         position_ids: Tensor,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """Takes query, key and value of [rows, heads, length, size]; padding has position 0, so
-        each of its tokens is a sequence."""
         if position_ids is not self._positions:  # all layers of a pass have the same
             starts = (position_ids.reshape(-1) == 0).nonzero().view(-1).to(torch.int32)
             self._ends = F.pad(starts, (0, 1), value=position_ids.numel())
@@ -107,7 +104,6 @@ AttentionInterface.register(VARLEN, Varlen())
 
 
 def ways(device: str, rows: int, length: int) -> dict[str, Way]:
-    """Returns each way to attend, for query, key and value of [rows, heads, length, size]."""
     index = torch.arange(length, device=device)
     allowed = index[:, None] >= index[None]
     mask = torch.zeros(rows, 1, length, length, dtype=torch.bfloat16, device=device)
@@ -151,7 +147,6 @@ def ways(device: str, rows: int, length: int) -> dict[str, Way]:
 
 
 def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any]:
-    """Returns the milliseconds of forward and backward, and the memory that they took."""
     torch.manual_seed(0)
     shapes = [(rows, heads, length, HEAD_SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     inputs = [
@@ -176,17 +171,12 @@ def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures each way at each length; appends a line to `--out` for each."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.attention", description="Kernels of attention."
-    )
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu")
+    parser = make_parser("attention", __doc__)
     parser.add_argument("--tokens", type=int, default=16384, help="of all rows (%(default)s)")
     parser.add_argument(
         "--lengths", type=int, nargs="+", default=[512, 4096], help="of a row (%(default)s)"
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/one_gpu/attention.jsonl"))
-    args = arguments.parse(parser, argv)
+    args = parse(parser, argv)
     machine = MACHINES[args.device]()
     for length in args.lengths:
         rows = max(1, args.tokens // length)

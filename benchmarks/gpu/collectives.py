@@ -15,7 +15,6 @@ import argparse
 import gc
 import os
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,11 +23,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from transformers import LlamaForCausalLM
 
-from benchmarks.gpu import averages
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.row_processes import HOST
@@ -74,11 +70,9 @@ class Program(Lines):
 
     @property
     def about(self) -> dict[str, Any]:  # type: ignore[override]
-        """See `Lines`."""
         return {"row": self.row, "machine": self.machine.name, "size": self.size}
 
     def timed(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-        """Returns the result of `work`, and its seconds to the end of its last kernel."""
         self.machine.wait()
         started = time.perf_counter()
         found = work(*arguments)
@@ -86,7 +80,6 @@ class Program(Lines):
         return found, time.perf_counter() - started
 
     def passes(self, policy: Policy) -> tuple[float, float]:
-        """Runs the passes of a step twice, and keeps the seconds and the peak of the second time."""
         found = passes(policy, self.micros, self.tokens)
         self.machine.begin()
         _, seconds = self.timed(passes, policy, self.micros, self.tokens)
@@ -94,14 +87,12 @@ class Program(Lines):
         return found
 
     def whole(self) -> None:
-        """The policy that is not divided, on the same device; the others are compared with it."""
         policy = Policy(self.folder, self.device)
         found = self.passes(policy)
         self.expected = Expected(*found, gradient_of(policy))
         self.keep(loss=found[0], norm=found[1])
 
     def fsdp(self) -> None:
-        """The same policy in parts: opened, passed through, read, saved."""
         if self.expected is None:
             raise RuntimeError(f"there is nothing to compare with: the row {WHOLE!r} comes first")
         names = ("replicas", "shards") if self.row == "fsdp-replicas" else ("shards",)
@@ -123,19 +114,16 @@ class Program(Lines):
             self.save(policy)
 
     def collectives(self, mesh: DeviceMesh) -> int:
-        """Returns how many collectives the groups of a mesh have begun on the device."""
         backends = [group._get_backend(self.device) for group in mesh.get_all_groups()]
         return sum(one._get_sequence_number_for_group() for one in backends)
 
     def read(self, policy: Policy) -> None:
-        """Reads the weights whole, as a sync does."""
         policy.zero_grad()
         shard_again(policy)
         count, seconds = self.timed(lambda: sum(one.nbytes for _, one in policy.sent_weights()))
         self.keep(read_s=seconds, read_gb_s=count / seconds / 1e9)
 
     def save(self, policy: Policy) -> None:
-        """Saves the weights in parts, as a checkpoint is, and compares what was saved."""
         shutil.rmtree(self.parts, ignore_errors=True)
         weights = policy.state_dict()
         _, seconds = self.timed(save_parts, {"state_dict": weights}, self.parts)
@@ -145,25 +133,7 @@ class Program(Lines):
         whole = on_cpu((name, whole_on_rank_0(one)) for name, one in weights.items())
         self.confirm(saved=all(torch.equal(saved[name], one) for name, one in whole.items()))
 
-    def average(self) -> None:
-        """The collectives after the last pass of a step of AsyncDDP, in three ways."""
-        with torch.device("meta"):
-            shapes = [one.shape for one in LlamaForCausalLM(self.config).parameters()]
-        weights = [nn.Parameter(torch.zeros(one, device=self.device)) for one in shapes]
-        about = {"tensors": len(weights), "bytes": sum(one.nbytes for one in weights)}
-        for way, average in averages.WAYS.items():
-            seconds = []
-            for _ in range(1 + REPEATS):
-                for weight in weights:
-                    weight.grad = torch.ones_like(weight)
-                seconds.append(self.timed(average, weights)[1])
-            halved = all(bool((one.grad == 0.5).all()) for one in weights)
-            times = {"first_s": seconds[0], "seconds": statistics.median(seconds[1:])}
-            self.keep(way=way, **times, **about)
-            self.confirm(**{f"{way}_halves": halved})
-
     def channel(self) -> None:
-        """A gloo group beside the one of the device: both are used at once."""
         group = dist.new_group(backend="gloo")
         ranks = Ranks(group)
         ones = torch.ones(2**24, device=self.device)
@@ -179,7 +149,6 @@ class Program(Lines):
 
 ROWS: dict[str, Callable[[Program], None]] = {
     "channel": Program.channel,
-    "average": Program.average,
     WHOLE: Program.whole,
     **dict.fromkeys(DIVISIONS, Program.fsdp),
 }
@@ -187,7 +156,6 @@ ROWS: dict[str, Callable[[Program], None]] = {
 
 @contextmanager
 def process_group(device: torch.device, row: str) -> Iterator[None]:
-    """Makes the group of one rank, with the backends that lrl's strategies choose."""
     on_gpu = device.type == "cuda"
     offloads = DIVISIONS.get(row, {}).get("cpu_offload", False)
     dist.init_process_group(
@@ -205,7 +173,6 @@ def process_group(device: torch.device, row: str) -> Iterator[None]:
 
 
 def answer(program: Program, row: str) -> dict[str, Any]:
-    """Measures a row; returns whether it works."""
     program.row = row
     if program.device.type == "cpu" and DIVISIONS.get(row, {}).get("cpu_offload"):
         return NO_CPU_FORM
@@ -221,10 +188,9 @@ def answer(program: Program, row: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers the rows; one that fails is an answer, too."""
-    parser = make_parser("collectives", "What lrl's ranks do, by one rank on NCCL.", ROWS)
+    parser = make_parser("collectives", __doc__, ROWS)
     parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="(%(default)s)")
-    args = parse(parser, argv, "--size tiny --device cpu")
+    args = parse(parser, argv)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     program = Program(args)
     wanted = args.only or list(ROWS)

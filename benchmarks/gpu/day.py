@@ -57,7 +57,6 @@ TINY = (
 
 
 def trainer(name: str, how: str, limit_s: float = 75, rehearsal: str | None = None) -> Item:
-    """Returns an item that trains the 1.5B policy alone."""
     tried = how if rehearsal is None else rehearsal
     return Item(f"trainer, {name}", f"{TRAINER} {how}", limit_s, f"{TINY} {tried}")
 
@@ -141,7 +140,6 @@ ITEMS = (
 
 
 def pending(answers: Sequence[dict[str, Any]], with_vllm: bool) -> list[Item]:
-    """Returns the items without an answer, those tried least often first."""
     tries = [record for record in answers if record.get("row") is None]
     tried = {item.name: [one for one in tries if one["item"] == item.name] for item in ITEMS}
     left = [
@@ -195,7 +193,6 @@ def ask(item: Item, limit_s: float, args: argparse.Namespace) -> bool:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with all of its group: asks first, so that it ends what has other groups."""
     for sign, patience_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, sign)
@@ -204,7 +201,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs items until the time is over; returns 1 if one was not answered."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu.day",
         description="A quarter of an hour on one GPU: what has no answer yet.",

@@ -24,13 +24,10 @@ AUTHKEY = b"of this row"
 
 
 def export(part: Part) -> None:
-    """Exports a buffer."""
     _export(part, part.numbers())
 
 
 def export_with_segments_off(part: Part) -> None:
-    """Exports a buffer that is allocated while expandable segments are off, though a larger block
-    of one is free."""
     torch.empty(4 * part.size, dtype=torch.uint8, device=part.device)
     torch.cuda.memory._set_allocator_settings("expandable_segments:False")
     buffer = part.numbers()
@@ -41,7 +38,6 @@ def export_with_segments_off(part: Part) -> None:
 
 
 def _export(part: Part, buffer: Tensor) -> None:
-    """Exports a buffer, and sees what the other process writes into it."""
     current_process().authkey = AUTHKEY
     part.synchronise()
     if part.device.type == "cuda":
@@ -64,7 +60,6 @@ def _is_expandable(buffer: Tensor) -> bool:
 
 
 def open_handle(part: Part) -> None:
-    """Opens the buffer, compares it, copies out of it, and writes a mark into it."""
     current_process().authkey = AUTHKEY
     own = part.numbers()
     handle = part.take("handle")

@@ -26,7 +26,6 @@ ALONE_S = 3.0
 
 
 def link(part: Part, name: str, rank: int) -> Link:
-    """Joins the communicator `name`."""
     part.waits_for(f"the other member of communicator {name!r}")
     started = time.perf_counter()
     joined = LINKS["vllm" if part.row.endswith("-vllm") else "torch"](part, name, rank)
@@ -36,7 +35,6 @@ def link(part: Part, name: str, rank: int) -> Link:
 
 
 def send(part: Part) -> None:
-    """Broadcasts buffers; then uses gloo while one is on its way."""
     joined, numbers = link(part, "first", 0), part.numbers()
     joined.broadcast(numbers)
     part.take("same numbers")
@@ -46,7 +44,6 @@ def send(part: Part) -> None:
 
 
 def receive(part: Part) -> None:
-    """Receives them."""
     joined, numbers = link(part, "first", 1), torch.zeros_like(part.numbers())
     joined.broadcast(numbers)
     part.synchronise()
@@ -57,7 +54,6 @@ def receive(part: Part) -> None:
 
 
 def channel(part: Part, broadcast: Callable[[], None]) -> None:
-    """Has both ranks talk by gloo (`Ranks`) beside a broadcast, where torch holds both groups."""
     if not dist.is_initialized():
         return
     ranks = Ranks(dist.new_group(backend="gloo"))
@@ -68,7 +64,6 @@ def channel(part: Part, broadcast: Callable[[], None]) -> None:
 
 
 def survive(part: Part) -> None:
-    """Waits for a dead process in an all-reduce, aborts it, and joins a new process."""
     joined, ones = link(part, "first", 0), torch.ones(part.size // 4, device=part.device)
     joined.broadcast(ones)
     victim = int(part.take("victim"))
@@ -99,7 +94,6 @@ def survive(part: Part) -> None:
 
 
 def be_killed(part: Part) -> None:
-    """Joins, and waits for its end."""
     ones = torch.ones(part.size // 4, device=part.device)
     link(part, "first", 1).broadcast(ones)
     part.synchronise()
@@ -108,7 +102,6 @@ def be_killed(part: Part) -> None:
 
 
 def come_again(part: Part) -> None:
-    """Joins the second communicator."""
     part.take("again")
     numbers = torch.zeros_like(part.numbers())
     link(part, "again", 1).broadcast(numbers)
@@ -118,7 +111,6 @@ def come_again(part: Part) -> None:
 
 
 def shard(part: Part) -> None:
-    """Runs the passes of a policy in two parts, and compares them with those of the whole one."""
     # Here: the other rows do without Lightning and transformers.
     from torch.distributed.device_mesh import init_device_mesh
 

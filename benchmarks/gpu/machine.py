@@ -32,25 +32,13 @@ class Machine:
     dtype: str
     """Of weights that it computes with fast."""
 
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        raise NotImplementedError
-
-    @property
-    def total(self) -> int:
-        """All bytes of its memory."""
-        raise NotImplementedError
-
-    @property
-    def used(self) -> int:
-        """Bytes of its memory in use, by all processes."""
-        raise NotImplementedError
-
-    @property
-    def peak(self) -> int:
-        """Most bytes that this process has had since `begin`."""
-        raise NotImplementedError
+    name: str
+    total: int
+    """All bytes of its memory."""
+    used: int
+    """Bytes of its memory in use, by all processes."""
+    peak: int
+    """Most bytes that this process has had since `begin`."""
 
     def begin(self) -> None:
         """Leaves the memory to others and forgets the peak."""
@@ -62,7 +50,6 @@ class Machine:
         raise NotImplementedError
 
     def copy_seconds(self, num_bytes: int) -> float:
-        """Returns the median seconds of a copy of `num_bytes` within the memory."""
         source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         target = torch.zeros_like(source)
         return statistics.median(
@@ -70,11 +57,9 @@ class Machine:
         )
 
     def wait(self) -> None:
-        """Waits until the device has done all that it was given."""
         raise NotImplementedError
 
     def seconds(self, work: Callable[[], Any]) -> float:
-        """Returns the seconds of some work, to the end of its last kernel."""
         self.wait()
         started = time.perf_counter()
         work()
@@ -82,7 +67,6 @@ class Machine:
         return time.perf_counter() - started
 
     def matrix_flops_per_s(self) -> float:
-        """Returns the rate of a product of two square bfloat16 matrices of random numbers."""
         left = torch.randn(
             self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device
         )
@@ -105,36 +89,29 @@ class Gpu(Machine):
 
     @property
     def name(self) -> str:
-        """See `Machine`."""
         return torch.cuda.get_device_name()
 
     @property
     def total(self) -> int:
-        """See `Machine`."""
         return torch.cuda.mem_get_info()[1]
 
     @property
     def used(self) -> int:
-        """See `Machine`."""
         free, total = torch.cuda.mem_get_info()
         return total - free
 
     @property
     def peak(self) -> int:
-        """What torch has allocated."""
         return torch.cuda.max_memory_allocated()
 
     def begin(self) -> None:
-        """See `Machine`."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
     def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
-        """See `Machine`."""
         return {"gpu_memory_utilization": plan.utilization(self.total)}
 
     def wait(self) -> None:
-        """See `Machine`."""
         torch.cuda.synchronize()
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
@@ -157,36 +134,30 @@ class Cpu(Machine):
 
     @property
     def name(self) -> str:
-        """See `Machine`."""
         return f"{platform.machine()} processor, {psutil.cpu_count()} cores"
 
     @property
     def total(self) -> int:
-        """See `Machine`."""
         return psutil.virtual_memory().total
 
     @property
     def used(self) -> int:
-        """See `Machine`."""
         return psutil.virtual_memory().used
 
     @property
     def peak(self) -> int:
-        """The resident memory, imports included."""
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
     def begin(self) -> None:
-        """See `Machine`."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
-        """See `Machine`."""
         plan.utilization(self.total)
         return {"kv_cache_gib": max(0.1, plan.kv_cache / GIB)}
 
     def wait(self) -> None:
-        """A CPU has done it when the call returns."""
+        pass
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
         started = time.perf_counter()

@@ -38,12 +38,10 @@ class MemoryPlan:
 
     @property
     def trainer(self) -> int:
-        """All memory of the trainer's process."""
         return 5 * self.weights + self.activations + self.staging + self.context
 
     @property
     def generator(self) -> int:
-        """All memory of vLLM."""
         return self.weights + self.kv_cache + self.staging + 2 * self.context
 
     def utilization(self, total: int) -> float:

@@ -14,16 +14,13 @@ import argparse
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 
 import lrl
-from benchmarks import arguments
-from benchmarks.gpu import report
+from benchmarks.gpu import rows
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import (
     CONCURRENT_RESPONSES,
@@ -37,7 +34,7 @@ from benchmarks.gpu.memory_plan import (
     plan_memory,
 )
 from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
-from benchmarks.records import origin
+from benchmarks.records import append, origin
 from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 
@@ -45,19 +42,6 @@ MEASURED = slice(2, -1)
 """The first two steps fill the pipeline and allocate AdamW's state; in the last one nothing is left
 to generate."""
 LEAST_STEPS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One optimizer step; seconds, and tokens per second."""
-
-    step_s: float
-    wait_s: float
-    train_s: float
-    sync_s: float
-    pause_s: float
-    generated_tokens_per_s: float
-    trained_tokens_per_s: float
 
 
 class Recorder(L.Callback):
@@ -71,37 +55,34 @@ class Recorder(L.Callback):
     def __init__(self, throughput: Throughput, machine: Machine) -> None:
         self.throughput = throughput
         self.machine = machine
-        self.steps: list[StepRecord] = []
+        self.steps: list[dict[str, float]] = []
         self.device_bytes = self.first_sync_bytes = self.first_sync_peak_bytes = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps what the first sync, which is over, has left in use, and the most that it took in
-        this process."""
         self.first_sync_bytes = self.device_bytes = self.machine.used
         self.first_sync_peak_bytes = self.machine.peak
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Keeps the times of the step that has just ended."""
         times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
         self.steps.append(
-            StepRecord(
-                step_s=times.step,
-                wait_s=times.wait,
-                train_s=times.train,
-                sync_s=times.sync,
-                pause_s=times.sync_pause,
-                generated_tokens_per_s=self.throughput.generated_tokens_per_s,
-                trained_tokens_per_s=stream.num_tokens / times.step,
-            )
+            {
+                "step_s": times.step,
+                "wait_s": times.wait,
+                "train_s": times.train,
+                "sync_s": times.sync,
+                "pause_s": times.sync_pause,
+                "generated_tokens_per_s": self.throughput.generated_tokens_per_s,
+                "trained_tokens_per_s": stream.num_tokens / times.step,
+            }
         )
         self.device_bytes = max(self.device_bytes, self.machine.used)
 
 
 def make_run(
     folder: Path,
-    rows: list[dict[str, Any]],
+    problems: list[dict[str, Any]],
     steps: int,
     machine: Machine,
     strategy: lrl.AsyncSingleDevice,
@@ -109,8 +90,6 @@ def make_run(
     tokens: int = MAX_RESPONSE_TOKENS,
     **of_policy: Any,
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
-    """Returns trainer, policy, data and recorder of a run, ready for `fit`; `of_policy` are further
-    settings of the policy."""
     throughput = Throughput()
     recorder = Recorder(throughput, machine)
     trainer = L.Trainer(
@@ -132,7 +111,7 @@ def make_run(
         **({"dtype": machine.dtype} | of_policy),
     )
     data = lrl.RolloutDataModule(
-        prompts=lrl.Prompts(rows, prompt_column="question", too_long="skip"),
+        prompts=lrl.Prompts(problems, prompt_column="question", too_long="skip"),
         rewards=[hashed],
         groups_per_step=groups,
         rollouts_per_group=ROLLOUTS_PER_GROUP,
@@ -143,14 +122,12 @@ def make_run(
     return trainer, policy, data, recorder
 
 
-def medians(steps: Sequence[StepRecord]) -> dict[str, float]:
-    """Returns the median of each number over the measured steps."""
-    measured = [asdict(step) for step in steps[MEASURED]]
+def medians(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    measured = steps[MEASURED]
     return {name: statistics.median(step[name] for step in measured) for name in measured[0]}
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table."""
     columns = {
         "policy": result["size"],
         "generator": result["quantization"] or "bfloat16",
@@ -169,17 +146,17 @@ def table(result: dict[str, Any]) -> str:
         "trainer peak GiB": f"{result['trainer_peak_gib']:.1f}",
         "device peak GiB": f"{result['device_peak_gib']:.1f}",
     }
-    return report.table(columns, result)
+    return rows.table(columns, result)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Makes one run; returns its result."""
     config, machine = llama(args.size), MACHINES[args.device]()
     plan = plan_memory(config)
     memory = machine.server_memory(plan)
-    rows = list(read_rows(args.prompts, None, "train") if args.prompts else made_up_rows())
+    given = read_rows(args.prompts, None, "train") if args.prompts else made_up_rows()
+    problems = list(given)
     folder = args.folder / f"policy-{args.size}"
-    make_policy(config, [row["question"] for row in rows], folder, machine.device)
+    make_policy(config, [row["question"] for row in problems], folder, machine.device)
     copied_s = machine.copy_seconds(plan.weights)
     machine.begin()
     if args.transport == "nccl":
@@ -191,7 +168,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         generator_devices=0, weight_transfer=args.transport, server=server
     )
     trainer, policy, data, recorder = make_run(
-        folder, rows, args.steps, machine, strategy, groups=args.groups, tokens=args.tokens
+        folder, problems, args.steps, machine, strategy, groups=args.groups, tokens=args.tokens
     )
     trainer.fit(policy, data)
     return {
@@ -218,7 +195,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_step_size(parser: argparse.ArgumentParser) -> None:
-    """Adds the size of a step."""
     parser.add_argument(
         "--groups", type=int, default=GROUPS_PER_STEP, help="prompts a step (%(default)s)"
     )
@@ -228,73 +204,29 @@ def add_step_size(parser: argparse.ArgumentParser) -> None:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.one_gpu",
-        description="Trainer and vLLM on one GPU, random weights.",
-    )
-    parser.add_argument(
-        "--size", choices=list(SHAPES), default="0.5b", help="the policy (%(default)s)"
-    )
-    parser.add_argument(
-        "--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)"
-    )
+    parser = rows.make_parser("one_gpu", __doc__)
+    parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="(%(default)s)")
     parser.add_argument("--transport", help="how weights travel (ipc; on a CPU shared_memory)")
     parser.add_argument(
         "--quantization", help="of the generator, as strategy.server.quantization; fp8_per_channel"
     )
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=12,
-        help="optimizer steps; the first two and the last do not count (%(default)s)",
-    )
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps (%(default)s)")
     add_step_size(parser)
     parser.add_argument(
         "--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows"
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("runs/one_gpu"),
-        help="of policies and logs (%(default)s)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/one_gpu/results.jsonl"),
-        help="gets a line (%(default)s)",
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
     parser = make_parser()
-    args = arguments.parse(parser, argv)
-    if args.steps < LEAST_STEPS:
-        parser.error(
-            f"--steps {args.steps}: the first two and the last are not measured; give at least "
-            f"{LEAST_STEPS}."
-        )
+    args = rows.parse(parser, argv, LEAST_STEPS)
     transports = MACHINES[args.device].transports
     args.transport = args.transport or transports[0]
     if args.transport not in transports:
-        parser.error(
-            f"--transport {args.transport}: on a {args.device} weights travel by "
-            f"{' or '.join(transports)}."
-        )
-    if args.device == "gpu" and not torch.cuda.is_available():
-        parser.error(
-            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, with CUDA builds "
-            "of torch and vLLM, or rehearse it: --size tiny --device cpu."
-        )
-    args.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        result = measure(args)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    report.keep(args, result)
+        parser.error(f"--transport {args.transport}: on a {args.device} take {transports}.")
+    result = measure(args)
+    append(args.out, result)
     print(table(result))
     return 0
 

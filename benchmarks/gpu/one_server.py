@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import lrl
-from benchmarks import arguments, records
+from benchmarks import records
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import CONCURRENT_RESPONSES, GIB, plan_memory
 from benchmarks.gpu.one_gpu import LEAST_STEPS, MEASURED, add_step_size, make_run, medians
+from benchmarks.gpu.rows import make_parser, parse
 from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
 from lrl.system.auth import bearer
@@ -35,7 +36,6 @@ SLEEP_DEADLINE_S = 60.0
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Makes the runs; yields a result as each ends."""
     config, machine = llama(args.size), MACHINES[args.device]()
     rows = list(made_up_rows())
     folder = args.folder / f"policy-{args.size}"
@@ -64,7 +64,6 @@ def run(
     lent: LentServer,
     of_policy: dict[str, Any],
 ) -> dict[str, Any]:
-    """Makes one run on the lent server; returns its result."""
     machine.begin()
     strategy = Borrowing(lent, CONCURRENT_RESPONSES, generator_devices=0)
     size = {"groups": args.groups, "tokens": args.tokens}
@@ -92,7 +91,6 @@ def sleep(lent: LentServer, machine: Machine, level: int) -> dict[str, Any]:
 
 
 def post(lent: LentServer, route: str) -> float:
-    """Returns the seconds of a request to the generator."""
     headers = {"Authorization": bearer(lent.token)}
     request = urllib.request.Request(f"{lent.url}{route}", headers=headers, method="POST")
     started = time.perf_counter()
@@ -102,21 +100,11 @@ def post(lent: LentServer, route: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures; appends each result to `--out` as a line of JSON as soon as it is known."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.one_server",
-        description="Several runs on one start of vLLM, on the trainer's GPU.",
-    )
+    parser = make_parser("one_server", __doc__)
     parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="(%(default)s)")
-    parser.add_argument("--device", choices=list(MACHINES), default="gpu")
     parser.add_argument("--steps", type=int, default=6, help="of each run (%(default)s)")
     add_step_size(parser)
-    parser.add_argument("--folder", type=Path, default=Path("runs/one_gpu"))
-    parser.add_argument("--out", type=Path, default=Path("runs/one_gpu/one_server.jsonl"))
-    args = arguments.parse(parser, argv)
-    if args.steps < LEAST_STEPS:
-        parser.error(f"--steps {args.steps}: give at least {LEAST_STEPS}.")
-    args.folder.mkdir(parents=True, exist_ok=True)
+    args = parse(parser, argv, LEAST_STEPS)
     for found in measure(args):
         records.append(args.out, found | {"size": args.size, "command": args.command})
         print(found, flush=True)

@@ -61,15 +61,12 @@ class Part(Lines):
 
     @property
     def about(self) -> dict[str, Any]:  # type: ignore[override]
-        """See `Lines`."""
         return {"row": self.row, "part": self.number, "mib": self.size // 2**20}
 
     def waits_for(self, what: str) -> None:
-        """Says what this process waits for from now on."""
         self.store.set(f"{self.number} waits for", what)
 
     def give(self, name: str, content: bytes | str = b"yes") -> None:
-        """Gives something to the other processes."""
         self.store.set(name, content)
 
     def take(self, name: str) -> bytes:
@@ -81,8 +78,6 @@ class Part(Lines):
         return found
 
     def result(self, call: Future[Any], what: str) -> Any:
-        """Waits for a call on another thread, and returns its result; raises its error, or
-        TimeoutError."""
         self.waits_for(what)
         if not wait([call], WAIT_S).done:
             raise TimeoutError(f"{what} did not end within {WAIT_S:g} s")
@@ -90,12 +85,10 @@ class Part(Lines):
         return call.result()
 
     def synchronise(self) -> None:
-        """Waits until the device has done all that it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def repeated(self, work: Callable[[], Any], repeats: int = REPEATS) -> float:
-        """Returns the mean seconds of `work`, after it was done once."""
         work()
         self.synchronise()
         started = time.perf_counter()
@@ -105,12 +98,10 @@ class Part(Lines):
         return (time.perf_counter() - started) / repeats
 
     def numbers(self) -> torch.Tensor:
-        """Returns the content of a buffer: int32 [bytes / 4], counting up."""
         return torch.arange(self.size // 4, dtype=torch.int32, device=self.device)
 
 
 def connect(port: int) -> dist.TCPStore:
-    """Returns a connection to the program's store; each thread that waits needs its own."""
     return dist.TCPStore(HOST, port, is_master=False, timeout=timedelta(seconds=WAIT_S))
 
 
@@ -182,14 +173,12 @@ def _wait(running: Sequence[subprocess.Popen[bytes]], store: dist.Store, deadlin
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and all of its session."""
     with contextlib.suppress(ProcessLookupError):  # it has ended by itself
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def last_words(logs: Sequence[Path]) -> list[str]:
-    """Returns the last lines of the logs: NCCL's warnings if there are any."""
     lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
     warnings = [line for line in lines if "NCCL WARN" in line]
     return [line[-300:] for line in (warnings or lines)[-5:]]

@@ -7,14 +7,14 @@ one of a row says whether it `works`: null where the row has no form, with the r
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import arguments
-from benchmarks.records import append
+from benchmarks.records import append, markdown
 
 NO_CPU_FORM = {"works": None, "why": "there is no form of it on a CPU"}
 
@@ -27,57 +27,61 @@ class Lines:
     """What each line begins with."""
 
     def keep(self, **facts: Any) -> None:
-        """Appends facts."""
         append(self.out, self.about | facts)
 
     def confirm(self, **facts: bool) -> None:
-        """Appends facts that must be true; raises RuntimeError if one is not."""
         self.keep(**facts)
         if wrong := [name for name, true in facts.items() if not true]:
             raise RuntimeError(f"not so: {', '.join(wrong)}")
 
 
 def first_lines(error: BaseException) -> str:
-    """Returns the kind of an error and its first line; of one of NCCL also its last, which says
-    more."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     last = f" ... {lines[-1]}" if "NCCL" in lines[0] and len(lines) > 1 else ""
     return f"{type(error).__name__}: {lines[0]:.300}{last:.300}"
 
 
-def make_parser(name: str, description: str, rows: Collection[str]) -> argparse.ArgumentParser:
-    """Returns the command line of the program `name`."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.gpu.{name}", description=description
-    )
-    parser.add_argument(
-        "--only", choices=list(rows), action="append", help="a row; all of them if left out"
-    )
+def make_parser(
+    name: str, about: str | None, rows: Collection[str] = ()
+) -> argparse.ArgumentParser:
+    """Returns the command line that all programs of this folder share."""
+    parser = arguments.make_parser(f"gpu.{name}", about)
+    if rows:
+        parser.add_argument("--only", choices=list(rows), action="append", help="a row (all)")
     parser.add_argument(
         "--device", choices=("gpu", "cpu"), default="gpu", help="cpu: a rehearsal (%(default)s)"
     )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("runs/one_gpu"), help="of policies (%(default)s)"
-    )
-    out = Path(f"runs/one_gpu/{name}.jsonl")
+    folder = Path("runs/one_gpu")
+    parser.add_argument("--folder", type=Path, default=folder, help="of policies (%(default)s)")
+    out = folder / f"{name}.jsonl"
     parser.add_argument("--out", type=Path, default=out, help="gets lines (%(default)s)")
     return parser
 
 
 def parse(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None, rehearsal: str
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None, least_steps: int = 0
 ) -> argparse.Namespace:
-    """Returns the arguments; ends the program where there is no GPU that it is to use."""
+    """Returns the arguments; ends the program where there is no GPU that it is to use, or where
+    fewer steps than `least_steps` would leave none that counts."""
     args = arguments.parse(parser, argv)
+    if least_steps and args.steps < least_steps:
+        parser.error(f"--steps {args.steps}: give at least {least_steps}; some do not count.")
     if args.device == "gpu" and not torch.cuda.is_available():
         parser.error(
             f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: "
-            f"{rehearsal}."
+            "--device cpu and small sizes."
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     return args
 
 
 def device_of(args: argparse.Namespace) -> torch.device:
-    """Returns the device, as Lightning names it."""
     return torch.device("cuda", 0) if args.device == "gpu" else torch.device("cpu")
+
+
+def table(columns: Mapping[str, str], result: Mapping[str, Any]) -> str:
+    """Returns one row of Markdown under its heads, with date, machine, versions and command of
+    `result` below it."""
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    below = f"{result['date']}, {result['machine']}, {versions}: `{result['command']}`"
+    return f"{markdown(list(columns), [columns.values()])}\n\n{below}"

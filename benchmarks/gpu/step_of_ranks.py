@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Sequence
+import random
+from collections.abc import ItemsView, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +11,43 @@ import torch
 from torch import Tensor
 
 import lrl
-from benchmarks.sharded_run import MICRO_BATCH_TOKENS, groups
 from lrl.advantages import Baseline
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import blank
 from lrl.training.gradients import scale_and_clip
 from lrl.training.sharding import Sharding, on_cpu, whole_on_rank_0
-from lrl.types import MicroBatch
+from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 MAX_NORM = 1.0
+GROUPS, RESPONSES = 4, 2
+PROMPT_TOKENS, RESPONSE_TOKENS = 32, 96
+MICRO_BATCH_TOKENS = 256
+"""Two responses: each of two ranks has two passes a step."""
+
+
+def groups(step: int, vocabulary: int) -> Iterator[Group]:
+    draw = random.Random(step)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(vocabulary) for _ in range(count)]
+
+    for index in range(step * GROUPS, (step + 1) * GROUPS):
+        rollouts = [
+            Rollout(
+                token_ids=tokens(RESPONSE_TOKENS),
+                logprobs=[-10.0] * RESPONSE_TOKENS,
+                versions=[step] * RESPONSE_TOKENS,
+                finish_reason="length",
+                reward=draw.random(),
+            )
+            for _ in range(RESPONSES)
+        ]
+        yield Group(
+            index=index,
+            prompt=Prompt(id=index, token_ids=tokens(PROMPT_TOKENS), text=""),
+            rollouts=rollouts,
+        )
 
 
 class NoBaseline(Baseline):
@@ -58,7 +86,6 @@ class Expected(NamedTuple):
     gradient: dict[str, Tensor]
 
     def off(self, loss: float, norm: float, gradient: dict[str, Tensor]) -> dict[str, float]:
-        """Returns how far others are away, each as a share of what is expected."""
         away = sum(float((gradient[name] - one).square().sum()) for name, one in self.named())
         length = sum(float(one.square().sum()) for _, one in self.named())
         return {
@@ -68,12 +95,10 @@ class Expected(NamedTuple):
         }
 
     def named(self) -> ItemsView[str, Tensor]:
-        """Returns the gradients with their names."""
         return self.gradient.items()
 
 
 def micro_batches(vocabulary: int) -> tuple[list[MicroBatch], int]:
-    """Returns a step's micro-batches, always the same, and the tokens in its loss."""
     packer = Packer(MICRO_BATCH_TOKENS, NoBaseline(), 1.0)
     rounds = [one for group in groups(0, vocabulary) for one in packer.add(group)]
     return [one for each in [*rounds, *packer.flush()] for one in each if one], packer.tokens
@@ -97,6 +122,5 @@ def passes(policy: Policy, micros: Sequence[MicroBatch], tokens: int) -> tuple[f
 
 
 def gradient_of(policy: Policy) -> dict[str, Tensor]:
-    """Returns the gradient, whole, on the CPU of rank 0."""
     named = ((name, one.grad) for name, one in policy.named_parameters() if one.grad is not None)
     return on_cpu((name, whole_on_rank_0(one).clone()) for name, one in named)

@@ -38,7 +38,6 @@ class StepProfile(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Starts the profile."""
         if trainer.global_step == self.step:
             self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
             self._profile.start()
@@ -46,7 +45,6 @@ class StepProfile(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Ends the profile and keeps its kernels; on a CPU, torch's operators."""
         if self._profile is None or self.found:
             return
         self._profile.stop()
@@ -71,8 +69,6 @@ class StepProfile(L.Callback):
 
 
 def kinds(micros: Counter[str]) -> dict[str, float]:
-    """Returns the milliseconds of each kind of work, the longest first, of microseconds by
-    kernel."""
     found: Counter[str] = Counter()
     for name, time in micros.items():
         low = name.lower()
@@ -86,7 +82,6 @@ def _is_kernel(event: Any) -> bool:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Returns a profile as two Markdown tables: kinds of work, and kernels."""
     busy = found["busy_ms"]
     of_kinds = [
         f"| {kind} | {ms:.1f} | {ms / busy:.0%} |" for kind, ms in found["kinds_ms"].items()

@@ -12,29 +12,25 @@ The weights are random. The peak is measured in the same run: a product of two b
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig
 
 import lrl
-from benchmarks import arguments
 from benchmarks.forced_lengths import equal
-from benchmarks.gpu import attention, report, step_profile
+from benchmarks.gpu import attention, rows, step_profile
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.step_profile import StepProfile
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, num_parameters
 from benchmarks.ready_responses import ReadyResponses
-from benchmarks.records import origin
+from benchmarks.records import append, origin
 from lrl.training.model import open_tokenizer
 
 MAX_PROMPT_TOKENS = 512
@@ -47,7 +43,6 @@ class FusedAdamW(lrl.PolicyModule):
     """The policy with AdamW in one kernel."""
 
     def configure_optimizers(self) -> Any:
-        """See `lrl.PolicyModule`."""
         found = super().configure_optimizers()
         for group in found["optimizer"].param_groups:
             group["fused"] = True
@@ -65,14 +60,12 @@ class StepSeconds(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Begins to count."""
         self.machine.wait()
         self._started = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Ends counting."""
         self.machine.wait()
         self.seconds.append(time.perf_counter() - self._started)
 
@@ -97,13 +90,12 @@ def flops(config: LlamaConfig, tokens: int, response_tokens: int) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains; returns the result."""
     config = llama(args.size)
     machine = MACHINES[args.device]()
-    rows = list(made_up_rows())
+    problems = list(made_up_rows())
     folder = args.folder / f"policy-{args.size}"
-    make_policy(config, [row["question"] for row in rows], folder, machine.device)
-    prompts = lrl.Prompts(rows, prompt_column="question", shuffle=False)
+    make_policy(config, [row["question"] for row in problems], folder, machine.device)
+    prompts = lrl.Prompts(problems, prompt_column="question", shuffle=False)
     prompts.load(open_tokenizer(str(folder)), MAX_PROMPT_TOKENS)
     data = ReadyResponses(
         prompts,
@@ -178,7 +170,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns a result as a Markdown table."""
     columns = {
         "policy": result["size"],
         "weights": result["dtype"],
@@ -192,23 +183,14 @@ def table(result: dict[str, Any]) -> str:
         "of the peak": f"{result['share_of_peak']:.0%}",
         "peak GiB": f"{result['peak_gib']:.1f}",
     }
-    step = report.table(columns, result)
+    step = rows.table(columns, result)
     profiled = result.get("profile")
     return step if profiled is None else f"{step}\n\n{step_profile.table(profiled)}"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.trainer",
-        description="The trainer alone on one GPU, random weights.",
-    )
-    parser.add_argument(
-        "--size", choices=list(SHAPES), default="1.5b", help="the policy (%(default)s)"
-    )
-    parser.add_argument(
-        "--device", choices=list(MACHINES), default="gpu", help="cpu: a rehearsal (%(default)s)"
-    )
+    parser = rows.make_parser("trainer", __doc__)
+    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="(%(default)s)")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
@@ -217,59 +199,34 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--attention",
-        help=f"as model.attention, or {attention.VARLEN}: torch's attention over sequences of different "
-        "lengths; left out: transformers' choice",
+        help=f"as model.attention, or {attention.VARLEN}: torch's attention over sequences of "
+        "different lengths; left out: transformers' choice",
     )
     parser.add_argument(
         "--sdpa", choices=("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"), help="sdpa's backend"
     )
-    parser.add_argument("--fused", action="store_true", help="AdamW in one kernel")
-    parser.add_argument(
-        "--profile", action="store_true", help="also the kernels of the last step, by time"
-    )
-    parser.add_argument(
-        "--checkpointing", action="store_true", help="as model.gradient_checkpointing"
-    )
-    parser.add_argument(
-        "--copies", action="store_true", help="a copy of the prompt for each of its responses"
-    )
-    parser.add_argument("--micro-batch-tokens", type=int, default=16384, help="(%(default)s)")
-    parser.add_argument("--groups", type=int, default=16, help="prompts a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="responses to each (%(default)s)")
-    parser.add_argument(
-        "--tokens", type=int, default=512, help="tokens of each response (%(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=5, help="the first two do not count (%(default)s)"
-    )
-    parser.add_argument(
-        "--folder", type=Path, default=Path("runs/one_gpu"), help="of policies (%(default)s)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("runs/one_gpu/trainer.jsonl"),
-        help="gets a line (%(default)s)",
-    )
+    for flag, about in (
+        ("--fused", "AdamW in one kernel"),
+        ("--profile", "also the kernels of the last step, by time"),
+        ("--checkpointing", "as model.gradient_checkpointing"),
+        ("--copies", "a copy of the prompt for each of its responses"),
+    ):
+        parser.add_argument(flag, action="store_true", help=about)
+    for flag, default, about in (
+        ("--micro-batch-tokens", 16384, "of one forward pass"),
+        ("--groups", 16, "prompts a step"),
+        ("--responses", 8, "to each"),
+        ("--tokens", 512, "of each response"),
+        ("--steps", 5, "the first two do not count"),
+    ):
+        parser.add_argument(flag, type=int, default=default, help=f"{about} (%(default)s)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, appends the result to `--out` as a line of JSON, and prints it as a table."""
-    parser = make_parser()
-    args = arguments.parse(parser, argv)
-    if args.steps < LEAST_STEPS:
-        parser.error(
-            f"--steps {args.steps}: the first two are not measured; give at least {LEAST_STEPS}."
-        )
-    if args.device == "gpu" and not torch.cuda.is_available():
-        parser.error(
-            f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: "
-            "--size tiny --device cpu --steps 3 --groups 2 --tokens 32."
-        )
-    os.makedirs(args.folder, exist_ok=True)
+    args = rows.parse(make_parser(), argv, LEAST_STEPS)
     result = measure(args)
-    report.keep(args, result)
+    append(args.out, result)
     print(table(result))
     return 0
 

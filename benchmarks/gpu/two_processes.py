@@ -42,7 +42,6 @@ ROWS = {
 
 
 def answer(args: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Returns the answer of a row."""
     row = ROWS[name]
     if row.needs and args.device == "cpu":
         return {"row": name} | rows.NO_CPU_FORM
@@ -59,7 +58,6 @@ def answer(args: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def one_part(args: argparse.Namespace) -> NoReturn:
-    """Is one of the processes of a row, and ends with the program."""
     die_with(args.owner)
     row = args.only[0]
     part = Part(
@@ -77,8 +75,7 @@ def one_part(args: argparse.Namespace) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answers the rows; one that fails is an answer, too."""
-    parser = rows.make_parser("two_processes", "Two processes on one GPU.", ROWS)
+    parser = rows.make_parser("two_processes", __doc__, ROWS)
     parser.add_argument("--mib", type=int, default=256, help="of a buffer (%(default)s)")
     parser.add_argument("--policy", default="130m", help="that is divided (%(default)s)")
     parser.add_argument(
@@ -86,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for name in ("--part", "--port", "--owner"):  # of the program's own processes
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
-    args = rows.parse(parser, argv, "--device cpu --mib 1 --policy tiny")
+    args = rows.parse(parser, argv)
     if args.part is not None:
         one_part(args)
     for name in args.only or ROWS:

@@ -3,7 +3,8 @@ them.
 
 Rank 0 sends without waiting for a busy rank. Ranks differ from micro-batch to micro-batch even when
 they have equal work over the step, and in lockstep each would take as long as the slowest one: with
-sixteen ranks that cost 24 % more, and 5 % without (`python -m benchmarks.rank_balance`).
+sixteen ranks that cost 24 % more, and 5 % without (`python -m
+benchmarks.rank_balance` at tag before-0.3).
 """
 
 import pickle

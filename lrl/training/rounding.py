@@ -5,7 +5,7 @@ model: by 0.0006 nats a token for a tiny random one, by 0.05 for one that was tr
 that holds for every model sees little in most of them. Here the output of every part of the model
 is changed by a relative error of the size of the format's rounding. The log-probs then move by as
 much as in that format, without computing in it, whatever the dtype of the weights: by 0.8 to 1.3
-times as much as vLLM's on eight policies (`benchmarks/agreement.py`).
+times as much as vLLM's on eight policies (`benchmarks/agreement.py` at tag before-0.3).
 
 A generator in 16 bits also holds rounded weights. A pretrained model's are numbers of bfloat16, and
 in float32 it takes 60 steps of 1e-6 until a weight of 0.02 is nearer to the next one: until then the

@@ -6,7 +6,7 @@ token, and those of SmolLM2-135M by 0.045. A limit for all models would pass 0.1
 transformers make of Phi-3's positions. So the limit is a few times what the format's rounding does
 to this model (`lrl.training.rounding`), within fixed bounds. The mean counts and not the largest
 difference, which is that of a token that the model takes for all but impossible.
-`benchmarks/agreement.py` measures both.
+`benchmarks/agreement.py` at tag before-0.3 measures both.
 
 At each later proof (`ProbeTolerance`) it depends on the generator. Two programs differ by rounding:
 by 3e-6 nats a token at most in float32, and in bfloat16 by 0.004 for one policy and by 0.02 for the
@@ -18,7 +18,7 @@ behind. So it never takes the distance of old weights for noise.
 
 Weights that did not arrive at all are seen sooner: in 720 real updates in bfloat16, of lr 1e-6 to
 1e-4, at least 42 of 46 tokens got another log-prob, and without an update none did, also in a busy
-batch. `benchmarks/probe_noise.py` measures all of this.
+batch. `benchmarks/probe_noise.py` at tag before-0.3 measures all of this.
 """
 
 from collections.abc import Iterator, Sequence

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chromium
 from lrl.cli.main import main
 from lrl.viewer.rollout_file import append
+from tests import chromium
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.viewer.made_run import branched, episode, lines, rollout

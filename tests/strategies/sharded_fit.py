@@ -5,7 +5,12 @@ Rank 0 writes the weights of policy and reference, whole, into `weights.pt`.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import itertools
+import os
 import resource
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from benchmarks.chaos.deaths import Death
 from lrl.callbacks import OnRankZero, WeightSync
 from lrl.training.collate import blank
 from lrl.training.model import whole_tensors
@@ -24,6 +28,33 @@ from tests.run_without_generators import micro_batches
 from tests.test_policy import FakeStep
 
 STEPS_PER_EPOCH = 3
+PLACES: dict[str, tuple[str, str]] = {
+    "load": ("lrl.training.sharding", "Sharding.fill"),
+    "step": ("lrl.policy", "PolicyModule.compute_loss"),
+    "sync": ("lrl.training.model", "whole_on_rank_0"),
+    "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
+    "export": ("lrl.policy_model", "on_cpu"),
+}
+"""A function that every rank of a sharded run calls in each phase: its module and its name in
+there."""
+
+
+def die_at(place: str, call: int) -> None:
+    """Has this process kill itself at a call of the function of a place: nothing can clean up."""
+    module, path = PLACES[place]
+    *inner, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in inner:
+        owner = getattr(owner, part)
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(function)
+    def dying(*args: Any, **settings: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **settings)
+
+    setattr(owner, name, dying)
 
 
 class StepOfRank(FakeStep):
@@ -141,7 +172,7 @@ def main(
         enable_progress_bar=False,
     )
     if dies_at is not None and trainer.global_rank == 1:
-        Death(1, dies_at, call=2).prepare()
+        die_at(dies_at, call=2)
     found = fit(folder, trainer, ckpt_path, adapters)
     if trainer.is_global_zero:
         torch.save(found, Path(results) / "weights.pt")

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from benchmarks.tiny_families import save_tiny
 from lrl.cli.main import main
 from lrl.policy import PolicyModule
 from lrl.system import hub
 from lrl.training.lora import LoRA
 from lrl.training.model import open_network, open_tokenizer
+from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer, tiny_llama
 
 REFUSED = [

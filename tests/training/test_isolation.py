@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
-from benchmarks.model_families import ALONE, read_table, try_family
-from benchmarks.tiny_families import save_tiny
 from lrl.datamodule import RolloutDataModule
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
@@ -31,7 +29,9 @@ from lrl.training.isolation import (
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
 from lrl.types import MicroBatch
+from tests.model_families import ALONE, read_table, try_family
 from tests.test_policy import make_group, one_thread, opened  # noqa: F401
+from tests.tiny_families import save_tiny
 from tests.tiny_policies import tiny_llama
 
 LEAKING = [family for family, found in read_table().items() if found.responses == ALONE]

@@ -20,7 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.model_families import (
+from lrl.advantages import GroupMean
+from lrl.rollouts.packing import Packer
+from lrl.training.isolation import Shared, shared_by_responses
+from lrl.training.lora import LoRA, adapted_layers, whole_adapters
+from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.weights.adapters import merged, named
+from tests.model_families import (
     ALL,
     ALONE,
     NONE,
@@ -33,19 +40,12 @@ from benchmarks.model_families import (
     read_table,
     try_family,
 )
-from benchmarks.tiny_families import FAMILIES, save_tiny
-from lrl.advantages import GroupMean
-from lrl.rollouts.packing import Packer
-from lrl.training.isolation import Shared, shared_by_responses
-from lrl.training.lora import LoRA, adapted_layers, whole_adapters
-from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
-from lrl.types import Group, MicroBatch, Prompt, Rollout
-from lrl.weights.adapters import merged, named
 from tests.test_policy import one_thread  # noqa: F401
+from tests.tiny_families import FAMILIES, save_tiny
 
 TABLE = read_table()
 CHANGED = (
-    "If that is right, run `python -m benchmarks.model_families` and look at what it changes in "
+    "If that is right, run `python -m tests.model_families` and look at what it changes in "
     "docs/models.md."
 )
 USUAL = (

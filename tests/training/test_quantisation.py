@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.tiny_families import save_tiny
 from lrl.distributed.ranks import Ranks
 from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
 from lrl.training.model import open_network
 from lrl.training.reference import Reference
+from tests.tiny_families import save_tiny
 
 METHODS = [
     *(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.tiny_families import save_tiny
 from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
 from lrl.training.rounding import rounded_weights, rounding_errors
+from tests.tiny_families import save_tiny
 
 TOKENS = [3 + (7 * place) % 59 for place in range(64)]
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.tiny_families import save_tiny
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.policy import PolicyModule
@@ -25,6 +24,7 @@ from lrl.weights.tolerance import (
     rounding_tolerance,
 )
 from tests.test_policy import one_thread, opened  # noqa: F401
+from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
 
 SHORT = [3 + (7 * place) % 59 for place in range(64)]

@@ -1,6 +1,6 @@
 """How lrl trains each family of causal language models that transformers has, tried on tiny ones.
 
-    python -m benchmarks.model_families
+    python -m tests.model_families
 
 A tiny model of the family, with random weights four times those of a new one, is opened as a run
 opens it, in float32 on the CPU. The outcomes replace the table of docs/models.md.
@@ -17,12 +17,12 @@ from typing import NamedTuple
 import transformers
 from transformers import PreTrainedModel
 
-from benchmarks.tiny_families import FAMILIES, save_tiny
 from lrl.errors import ConfigError
 from lrl.training.adapter_trial import check_adapters
 from lrl.training.isolation import shared_by_responses
 from lrl.training.lora import LoRA
 from lrl.training.model import open_network
+from tests.tiny_families import FAMILIES, save_tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = "| family | responses | LoRA | why |\n|---|---|---|---|\n"
@@ -165,7 +165,7 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
 def main() -> None:
     """Tries every family."""
     argparse.ArgumentParser(
-        prog="python -m benchmarks.model_families", description=__doc__.splitlines()[0]
+        prog="python -m tests.model_families", description=__doc__.splitlines()[0]
     ).parse_args()
     outcomes = {}
     for family in FAMILIES:

@@ -167,7 +167,9 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None:
         if not today:
             raise ValueError(f"--out is {str(args.out)!r}, and nothing was written: {why_not}")
-        write(args, best(today, 1)[0], workload, cluster, base, console)
+        write(
+            args, best(today, 1)[0], workload=workload, cluster=cluster, base=base, console=console
+        )
 
 
 def read_base(name: str) -> tuple[Path, dict[str, Any]]:
@@ -260,6 +262,14 @@ def write(
         from lrl.planning import simulated_plan
 
         dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(plan, workload))
-    write_recipe(args.out, plan, workload, cluster, base, args.model, dispatch)
+    write_recipe(
+        args.out,
+        plan,
+        workload=workload,
+        cluster=cluster,
+        base=base,
+        model=args.model,
+        dispatch=dispatch,
+    )
     console.print(f"{args.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
     console.print(f"lrl fit --config {shlex.quote(str(args.out))}", soft_wrap=True)

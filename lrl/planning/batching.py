@@ -83,7 +83,9 @@ def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> Gener
     lengths = workload.lengths.of(followed)
     lengths[-1] = workload.lengths.of(workload.samples)[-1]
     order = np.argsort((np.arange(followed) * GOLDEN) % 1.0)
-    ends = _drain(costs, workload, lengths[order].tolist(), responses / followed, slots)
+    ends = _drain(
+        costs, workload, lengths=lengths[order].tolist(), weight=responses / followed, slots=slots
+    )
     # Of n responses that end independently, all have ended with the n-th power of one's
     # probability.
     shares = np.linspace(0, 1, SHARES) ** (1 / workload.responses)

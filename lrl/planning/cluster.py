@@ -31,20 +31,33 @@ class Device:
     """Bytes/s sent to other nodes; a property of the node it is sold in."""
 
 
-SHEETS = (
+FIGURES = (
+    # name, TFLOP/s of bfloat16 and of float8, memory in GB and TB/s, link and network in GB/s
     # NVIDIA H100 data sheet, SXM; network: DGX H100, 400 Gb/s a device
-    Device("H100", 989.4 * TFLOPS, 1978.9 * TFLOPS, 80 * GB, 3.35 * TB, 450 * GB, 50 * GB),
+    ("H100", 989.4, 1978.9, 80, 3.35, 450, 50),
     # NVIDIA H200 data sheet, SXM; network: DGX H200, 400 Gb/s a device
-    Device("H200", 989.4 * TFLOPS, 1978.9 * TFLOPS, 141 * GB, 4.8 * TB, 450 * GB, 50 * GB),
+    ("H200", 989.4, 1978.9, 141, 4.8, 450, 50),
     # StreamRL (2504.15930), table 1, network 8 x 200 Gb/s a node; float8 as in H100, the same chip
-    Device("H800", 989.5 * TFLOPS, 1979.0 * TFLOPS, 80 * GB, 3.35 * TB, 200 * GB, 25 * GB),
+    ("H800", 989.5, 1979.0, 80, 3.35, 200, 25),
     # StreamRL (2504.15930), table 1; float8 twice bfloat16; network as in H100's node, an
     # assumption
-    Device("H20", 148 * TFLOPS, 296 * TFLOPS, 96 * GB, 4.0 * TB, 450 * GB, 50 * GB),
+    ("H20", 148, 296, 96, 4.0, 450, 50),
     # NVIDIA A100 80GB data sheet, SXM; network: DGX A100, 200 Gb/s a device
-    Device("A100-80GB", 312 * TFLOPS, 0.0, 80 * GB, 2.039 * TB, 300 * GB, 25 * GB),
+    ("A100-80GB", 312, 0, 80, 2.039, 300, 25),
     # NVIDIA DGX B200 data sheet, an eighth of it and half of its figures with sparsity
-    Device("B200", 2250 * TFLOPS, 4500 * TFLOPS, 180 * GB, 8.0 * TB, 900 * GB, 50 * GB),
+    ("B200", 2250, 4500, 180, 8.0, 900, 50),
+)
+SHEETS = tuple(
+    Device(
+        name,
+        bf16_flops=bf16 * TFLOPS,
+        fp8_flops=fp8 * TFLOPS,
+        memory=memory * GB,
+        bandwidth=bandwidth * TB,
+        node_link=link * GB,
+        network=network * GB,
+    )
+    for name, bf16, fp8, memory, bandwidth, link, network in FIGURES
 )
 KNOWN = {device.name.lower(): device for device in SHEETS}
 

@@ -1,5 +1,5 @@
-"""Simulated responses: how long they are, how an episode goes on after its first turn, and lists of
-tokens that are short in memory.
+"""Simulated responses: how long they are, the later turns of an episode, and lists of tokens that
+take little memory.
 
 Lengths are drawn by a seed as a function of prompt and group: the same under every dispatch policy.
 Responses to one prompt are alike, for length is largely a matter of the prompt's difficulty

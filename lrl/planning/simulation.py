@@ -61,7 +61,7 @@ class Simulation:
         placement: `split` gives trainer and generators separate devices. `shared` alternates on the
             same ones: no micro-batch begins while responses are being written, and max_lag must be
             0; both sides then have the costs of all devices.
-        episodes: How episodes go on after their first turns; None for responses of a single turn.
+        episodes: The later turns of episodes; None for responses of a single turn.
         prefix_cache: Whether a later turn reads only what is new; else the whole episode.
         keys_and_values: What a generator does with that cache at a sync; see `WeightSync`.
         attention_tokens: How many responses share a prompt in training, see

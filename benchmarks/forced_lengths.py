@@ -17,7 +17,7 @@ import numpy as np
 
 from lrl.generators import generator
 from lrl.generators.client import GeneratorClient
-from lrl.planning.simulator.length_sampling import LengthSampler, Lognormal
+from lrl.planning.responses import LengthSampler, Lognormal
 from lrl.types import Rollout, Sampling
 
 GROUPS = 1_000_000
@@ -34,7 +34,7 @@ def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
 
     Args:
         seed: Of the draw.
-        prompt_share: See `lrl.planning.simulator.length_sampling.LengthSampler`.
+        prompt_share: See `lrl.planning.responses.LengthSampler`.
     """
     return Lognormal(40, 1.0, 512, prompt_share, seed)
 

@@ -29,10 +29,9 @@ from benchmarks import arguments, records
 from benchmarks.forced_lengths import forced, long_tailed
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, Timeline, WeightSync
-from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.profiling.calibration import fit_generator, fit_trainer
-from lrl.planning.profiling.timeline import GroupRecord, Record, StepRecord, read
-from lrl.planning.simulator.simulate import Simulation
+from lrl.planning.costs import LinearGenerator, LinearTrainer, fit_generator, fit_trainer
+from lrl.planning.simulation import Simulation
+from lrl.rollouts.timeline import GroupRecord, Record, StepRecord, read
 
 ROWS = 1024
 RESPONSES = 8

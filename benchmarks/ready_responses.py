@@ -24,7 +24,7 @@ from benchmarks.timed_run import (
     quiet_trainer,
 )
 from lrl.advantages import GroupMean
-from lrl.planning.simulator.length_sampling import LengthSampler
+from lrl.planning.responses import LengthSampler
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import GroupSource, StepLoader, StepStream

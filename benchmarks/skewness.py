@@ -32,7 +32,7 @@ from benchmarks.forced_lengths import Before, equal, forced, long_tailed
 from benchmarks.lent_server import Borrowing, LentServer, lent_servers
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.simulator.length_sampling import LengthSampler as Drawn
+from lrl.planning.responses import LengthSampler as Drawn
 from lrl.routing.dispatch import (
     DispatchPolicy,
     LeastLoaded,

@@ -23,7 +23,7 @@ from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.throughput import StepTimes
-from lrl.planning.simulator.length_sampling import LengthSampler
+from lrl.planning.responses import LengthSampler
 from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 

@@ -107,12 +107,7 @@ class Elastic(OnRankZero):
         run itself."""
         running = [process for process in self._started if process.poll() is None]
         self._started.clear()
-        # Leave the run; end now; kill.
-        for signum in (
-            signal.SIGTERM,
-            signal.SIGTERM,
-            signal.SIGKILL,
-        ):
+        for signum in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # leave; end now; kill
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signum)
@@ -148,11 +143,7 @@ class Elastic(OnRankZero):
             return False
         status = self._started[-1].poll()
         if status:
-            log.warning(
-                "The last one has failed (Elastic.command %r, exit status %d).",
-                self.command,
-                status,
-            )
+            log.warning("The last one has failed: %r, exit status %d.", self.command, status)
         return not status
 
 

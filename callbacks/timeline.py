@@ -1,11 +1,9 @@
-"""Timeline of a run (`lrl.planning.profiling.timeline`), to which the simulator's costs are
-fitted."""
+"""Timeline of a run (`lrl.rollouts.timeline`), to which the simulator's costs are fitted."""
 
 import asyncio
-import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,21 @@ from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.profiling import timeline
-from lrl.planning.profiling.intervals import SAMPLE_S, WorkIntervals
-from lrl.planning.profiling.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
+from lrl.generators.stats import StatsSnapshot
+from lrl.rollouts import timeline
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import StepStream
+from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, StepRecord
 from lrl.system.best_effort import best_effort
 from lrl.training.tree_cost import tree_lengths
 from lrl.types import Group
 
-log = logging.getLogger(__name__)
+SAMPLE_S = 0.1
+"""Seconds between two snapshots of a generator."""
+INTERVAL_S = 1.0
+SHORTEST_S = 0.25
+"""Shorter intervals are dropped: a token of each response more or less would be much of the
+interval."""
 
 
 class Timeline(OnRankZero):
@@ -47,23 +50,31 @@ class Timeline(OnRankZero):
 
     def __init__(self, planned_step_s: float | None = None) -> None:
         self.planned_step_s = planned_step_s
-        self._update = UpdateTimer()
-        self._generators = GeneratorSampler()
         self._now_s = 0.0
+        self._update_began = self._update_s = 0.0
+        self._hooks: list[Any] = []
+        self._work = deque[GeneratorRecord]()
+        self._sampling: Future[None] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Raises ValueError without a `Throughput`, before a server starts."""
         Throughput.needed_by(self, trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Keeps the records of finished steps and begins to sample the generators."""
+        """Keeps the records of finished steps and begins to measure."""
         path = self.path(trainer)
         path.parent.mkdir(parents=True, exist_ok=True)
         with best_effort("The timeline", path):
             known = timeline.truncate(path, trainer.global_step)
             self._now_s = known[-1].started_s + known[-1].seconds if known else 0.0
-        self._update.attach(trainer.optimizers[0])
-        self._generators.begin(trainer.datamodule.fleet)  # type: ignore[attr-defined]
+        optimizer = trainer.optimizers[0]
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._update_begins),
+            optimizer.register_step_post_hook(self._update_ends),
+        ]
+        fleet: Any = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        self._work.clear()
+        self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Waits for the end of the pass."""
@@ -73,20 +84,33 @@ class Timeline(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Writes the records of the step that has just ended."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if self._sampling is not None and self._sampling.done():
+            self._sampling.result()  # raises its error
         times = Throughput.needed_by(self, trainer).times
-        stream: StepStream = data.step_stream
-        step = step_record(times, stream, self._update.lap(), self._now_s)
+        stream: StepStream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        step = step_record(times, stream, self._update_s, self._now_s)
+        self._update_s = 0.0
         self._now_s += step.seconds
+        work = [self._work.popleft() for _ in range(len(self._work))]
+        passes = [  # of rank 0
+            MicroBatchRecord(
+                seconds=seconds,
+                tokens=sum(lengths),
+                tokens_squared=sum(length * length for length in lengths),
+            )
+            for seconds, lengths in stream.passes
+        ]
         groups = [timeline.group_record(group) for group in stream.groups]
-        passes = [pass_record(*one) for one in stream.passes]  # of rank 0
         with best_effort("The timeline", path := self.path(trainer)):
-            timeline.write(path, [*self._generators.lap(), *passes, *groups, step], "a")
+            timeline.write(path, [*work, *passes, *groups, step], "a")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stops the measurements."""
-        self._update.detach()
-        self._generators.end()
+        while self._hooks:
+            self._hooks.pop().remove()
+        if self._sampling is not None:
+            self._sampling.cancel()
+            self._sampling = None
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -99,6 +123,13 @@ class Timeline(OnRankZero):
         """Returns the path of a run's timeline."""
         return run_folder(trainer) / "timeline.jsonl"
 
+    def _update_begins(self, *args: Any) -> None:
+        self._update_began = time.monotonic()
+
+    def _update_ends(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        synchronize(optimizer.param_groups[0]["params"][0].device)
+        self._update_s += time.monotonic() - self._update_began
+
 
 def step_record(
     times: StepTimes, stream: StepStream, update_s: float, started_s: float
@@ -108,13 +139,15 @@ def step_record(
     tokens = [trainable_tokens(group, packer) for group in stream.groups]
     waits = list(zip(stream.waits, tokens, strict=True))
     first_s, more_s, last_s = timeline.split_waits(waits, packer.budget)
-    parts = {"wait_first_s": first_s, "wait_more_s": more_s, "wait_last_s": last_s}
-    parts |= {
+    parts = {
+        "wait_first_s": first_s,
+        "wait_more_s": more_s,
+        "wait_last_s": last_s,
         "wait_reward_s": times.trainer.get("wait_reward", 0.0),
+        "train_s": sum(seconds for seconds, _ in stream.passes),
         "update_s": update_s,
         "sync_s": times.sync,
     }
-    parts["train_s"] = sum(seconds for seconds, _ in stream.passes)
     versions = Counter[int]()
     for group in stream.groups:
         for rollout in group.rollouts:
@@ -134,12 +167,6 @@ def step_record(
         },
         **parts,
     )
-
-
-def pass_record(seconds: float, lengths: Sequence[int]) -> MicroBatchRecord:
-    """Returns the record of a forward and backward pass over sequences of these lengths."""
-    squared = sum(length * length for length in lengths)
-    return MicroBatchRecord(seconds=seconds, tokens=sum(lengths), tokens_squared=squared)
 
 
 def trainable_tokens(group: Group, packer: Packer) -> int:
@@ -163,70 +190,64 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class UpdateTimer:
-    """Seconds of the optimizer's updates, measured by its own hooks."""
-
-    def __init__(self) -> None:
-        self._hooks: list[Any] = []
-        self._began = self._seconds = 0.0
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begins to measure this optimizer."""
-        self._hooks = [
-            optimizer.register_step_pre_hook(self._begin),
-            optimizer.register_step_post_hook(self._end),
-        ]
-
-    def detach(self) -> None:
-        """Stops measuring; idempotent."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    def lap(self) -> float:
-        """Returns the seconds since the last lap."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-    def _begin(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        self._began = time.monotonic()
-
-    def _end(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        synchronize(optimizer.param_groups[0]["params"][0].device)
-        self._seconds += time.monotonic() - self._began
+async def sample(pool: GeneratorPool, record: Callable[[GeneratorRecord], None]) -> None:
+    """Samples the generators that write rollouts, on the fleet's loop, until it is cancelled."""
+    known: dict[Generator, WorkIntervals] = {}
+    while True:
+        now = asyncio.get_running_loop().time()
+        known = {one: known.get(one) or WorkIntervals(record) for one in pool.generators}
+        for generator, intervals in known.items():
+            intervals.add(now, generator.stats.snapshot())
+        await asyncio.sleep(SAMPLE_S)
 
 
-class GeneratorSampler:
-    """Samples the state of the generators that write rollouts, on the fleet's loop."""
+class WorkIntervals:
+    """Intervals of one generator's work, from snapshots; calls `record` with each complete one.
 
-    def __init__(self) -> None:
-        self._records = deque[GeneratorRecord]()
-        self._task: Future[None] | None = None
+    A generator sends the tokens of a second together, so an interval ends where they have just
+    come: at the first such snapshot after a second, or at the last one before a break. Idle time
+    and pauses are in no interval, and no interval is without new tokens.
+    """
 
-    def begin(self, fleet: Any) -> None:
-        """Samples until `end`, or until the loop closes."""
-        self._records.clear()
-        self._task = fleet.loop.submit(self._sample(fleet.rollouts))
+    def __init__(self, record: Callable[[GeneratorRecord], None]) -> None:
+        self._record = record
+        self._first: tuple[float, StatsSnapshot] | None = None  # of the interval: (time, snapshot)
+        self._last = (
+            0.0,
+            StatsSnapshot(None, 0, up_to_date=False, read=0, responses=0, context_tokens=0),
+        )
+        self._response_s = self._context_s = 0.0  # integrals over the interval
+        self._so_far: GeneratorRecord | None = None  # up to the last snapshot that was up to date
 
-    def end(self) -> None:
-        """Stops sampling; idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+    def add(self, now: float, seen: StatsSnapshot) -> None:
+        """Adds the snapshot taken at `now`."""
+        if self._first is None or seen.since is None or seen.since > self._first[0]:
+            self._end()
+            self._first = None if seen.since is None else (now, seen)
+        else:  # trapezoidal rule between two snapshots
+            before, then = self._last
+            self._response_s += (now - before) * (then.responses + seen.responses) / 2
+            self._context_s += (now - before) * (then.context_tokens + seen.context_tokens) / 2
+            if seen.up_to_date:
+                self._note(now, *self._first, seen)
+        self._last = (now, seen)
+        if self._so_far is not None and self._so_far.seconds >= INTERVAL_S:
+            self._end()
+            self._first = (now, seen)
 
-    def lap(self) -> list[GeneratorRecord]:
-        """Returns the intervals that ended since the last lap; raises an error of the sampling."""
-        if self._task is not None and self._task.done():
-            self._task.result()
-        return [self._records.popleft() for _ in range(len(self._records))]
+    def _note(self, now: float, began: float, first: StatsSnapshot, seen: StatsSnapshot) -> None:
+        seconds = now - began
+        self._so_far = GeneratorRecord(
+            seconds=seconds,
+            tokens=seen.written - first.written,
+            responses=self._response_s / seconds,
+            context_tokens=self._context_s / seconds,
+            prefill_tokens=seen.read - first.read,
+        )
 
-    async def _sample(self, pool: GeneratorPool) -> None:
-        known: dict[Generator, WorkIntervals] = {}
-        while True:
-            now = asyncio.get_running_loop().time()
-            known = {
-                one: known.get(one) or WorkIntervals(self._records.append)
-                for one in pool.generators
-            }
-            for generator, intervals in known.items():
-                intervals.add(now, generator.stats.snapshot())
-            await asyncio.sleep(SAMPLE_S)
+    def _end(self) -> None:
+        """Records the interval, unless it is too short or no token came in it."""
+        found, self._so_far = self._so_far, None
+        self._response_s = self._context_s = 0.0
+        if found is not None and found.seconds >= SHORTEST_S and found.tokens > 0:
+            self._record(found)

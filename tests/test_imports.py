@@ -111,6 +111,15 @@ def test_no_folder_imports_itself_through_others() -> None:
     assert not found, " -> ".join(found)
 
 
+def test_planning_is_imported_by_its_command_alone() -> None:
+    importers = {
+        name
+        for name, others in imports(ROOT).items()
+        if any(other.startswith("lrl.planning") for other in others)
+    }
+    assert {name for name in importers if not name.startswith("lrl.planning.")} == {"lrl.cli.plan"}
+
+
 def test_vllm_is_imported_in_one_room_and_at_the_trainers_ends_of_transports() -> None:
     ends = {f"lrl.weights.{name}" for name in ("communicator", "ipc", "nccl", "wire")}
     known = modules(ROOT)

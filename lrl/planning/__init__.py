@@ -1,5 +1,3 @@
-"""Costs of a run before it starts: a search over plans, a simulator, and costs fitted to measured
-runs.
-
-Hides data sheets, rooflines, the virtual clock and the fit; `costs` is the interface between them.
+"""What a run will cost: a search over plans from data sheets, and a simulator with the real
+controller on a virtual clock. No run imports it.
 """

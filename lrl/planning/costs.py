@@ -1,8 +1,21 @@
-"""Seconds of work: the interface between cost models and their users (simulator, planner), and
-linear costs."""
+"""Seconds of work: what the search and the simulator ask of a cost model, linear costs, and their
+fit to a run's timeline."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from statistics import median
 from typing import Protocol
+
+import numpy as np
+
+from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
+
+ROUNDS = 20
+"""Rounds of a fit; each takes its expected seconds from the round before."""
+MIN_EXPECTED_SHARE = 0.01
+"""Share of the measured seconds below which the expected seconds no longer raise a record's
+weight."""
 
 
 class GeneratorCosts(Protocol):
@@ -45,62 +58,146 @@ class TrainerCosts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGenerator:
-    """Linear costs of a generator (`GeneratorCosts`), as `lrl.planning.profiling.calibration` fits
-    them."""
+    """Linear costs of a generator, in seconds."""
 
     kv_tokens: int
-    """Tokens whose keys and values fit."""
     step_s: float = 0.0
-    """Seconds of every decode step: reading the weights."""
+    """Of every decode step: reading the weights."""
     response_s: float = 0.0
-    """Seconds that each response adds to a decode step."""
+    """That each response adds to a decode step."""
     context_token_s: float = 0.0
-    """Seconds that each token of context adds to a decode step: reading its keys and values."""
+    """That each token of context adds to a decode step: reading its keys and values."""
     prefill_token_s: float = 0.0
-    """Seconds to prefill a token."""
     pause_s: float = 0.0
-    """Seconds of pause in a sync."""
+    """Of pause in a sync."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
-        """See `GeneratorCosts.decode_s`."""
         return self.step_s + self.response_s * responses + self.context_token_s * context_tokens
 
     def prefill_s(self, tokens: int) -> float:
-        """See `GeneratorCosts.prefill_s`."""
         return self.prefill_token_s * tokens
 
     def sync_pause_s(self) -> float:
-        """See `GeneratorCosts.sync_pause_s`."""
         return self.pause_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearTrainer:
-    """Linear costs of a trainer (`TrainerCosts`)."""
+    """Linear costs of a trainer, in seconds."""
 
     micro_batch_fixed_s: float = 0.0
-    """Seconds of every micro-batch."""
+    """Of every micro-batch."""
     token_s: float = 0.0
-    """Seconds that each token of a sequence adds."""
     token_squared_s: float = 0.0
-    """Seconds that each squared token of a sequence adds: attention."""
+    """That each squared token of a sequence adds: attention."""
     optimizer_s: float = 0.0
-    """Seconds of the update."""
     weights_s: float = 0.0
-    """Seconds of a sync."""
+    """Of a sync."""
     pause_overlaps: bool = False
-    """See `TrainerCosts.pause_overlaps`."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """See `TrainerCosts.micro_batch_s`."""
-        return (
-            self.micro_batch_fixed_s + self.token_s * tokens + self.token_squared_s * tokens_squared
-        )
+        work_s = self.token_s * tokens + self.token_squared_s * tokens_squared
+        return self.micro_batch_fixed_s + work_s
 
     def update_s(self) -> float:
-        """See `TrainerCosts.update_s`."""
         return self.optimizer_s
 
     def sync_s(self) -> float:
-        """See `TrainerCosts.sync_s`."""
         return self.weights_s
+
+
+def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
+    """Fits the costs of one of a run's generators; `kv_tokens` is given, as no timeline has it.
+
+    Work of which the timeline has no example (prefill, for instance) costs 0 in the fit. With a
+    constant number of responses, the costs of a decode step and of a response cannot be separated.
+
+    Raises:
+        ValueError: The timeline has no record of a generator's work, or no step.
+    """
+    work = [record for record in records if isinstance(record, GeneratorRecord)]
+    rows = []
+    for record in work:
+        steps = record.tokens / record.responses if record.responses else 0.0
+        rows.append((steps, record.tokens, steps * record.context_tokens, record.prefill_tokens))
+    step_s, response_s, context_token_s, prefill_token_s = _fit(
+        rows, [record.seconds for record in work], "generator"
+    )
+    return LinearGenerator(
+        kv_tokens=kv_tokens,
+        step_s=step_s,
+        response_s=response_s,
+        context_token_s=context_token_s,
+        prefill_token_s=prefill_token_s,
+        pause_s=median(record.pause_s for record in _steps(records)),
+    )
+
+
+def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
+    """Fits the costs of a run's trainer. The update includes the unnamed rest of a step.
+
+    Raises:
+        ValueError: The timeline has no micro-batch, or no step.
+    """
+    passes = [record for record in records if isinstance(record, MicroBatchRecord)]
+    rows = [(1, record.tokens, record.tokens_squared) for record in passes]
+    fixed_s, token_s, token_squared_s = _fit(
+        rows, [record.seconds for record in passes], "micro_batch"
+    )
+    steps = _steps(records)
+    weights_s = median(record.sync_s for record in steps)
+    return LinearTrainer(
+        micro_batch_fixed_s=fixed_s,
+        token_s=token_s,
+        token_squared_s=token_squared_s,
+        optimizer_s=median(record.update_s + record.other_s for record in steps),
+        weights_s=weights_s,
+        pause_overlaps=weights_s < median(record.pause_s for record in steps),
+    )
+
+
+def _steps(records: Sequence[Record]) -> list[StepRecord]:
+    found = [record for record in records if isinstance(record, StepRecord)]
+    if not found:
+        raise ValueError('The timeline has no record of kind "step".')
+    return found
+
+
+def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -> list[float]:
+    """Returns the coefficients c >= 0 of least sum((rows c - seconds)^2 / expected), with expected
+    = rows c.
+
+    A record's variance grows with its expected seconds, so the fitted seconds add up to the
+    measured ones at any scatter. Errors relative to the measured seconds would favour fast records.
+    """
+    used = [index for index, length in enumerate(seconds) if length > 0]
+    if not used:
+        raise ValueError(f'The timeline has no record of kind "{kind}" that took time.')
+    work = np.array([rows[index] for index in used], dtype=float)
+    measured = np.array([seconds[index] for index in used])
+    scale = work.max(axis=0)  # tokens squared are 1e9, a micro-batch is 1
+    scale[scale == 0] = 1.0
+    work = work / scale
+    expected = measured
+    for _ in range(ROUNDS):
+        spread = np.sqrt(np.maximum(expected, MIN_EXPECTED_SHARE * measured))
+        found = _non_negative(work / spread[:, None], measured / spread)
+        expected = work @ found
+    return (found / scale).tolist()
+
+
+def _non_negative(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Returns the coefficients c >= 0, float64 [columns], of least |work c - seconds|^2; work is
+    float64 [n, columns].
+
+    They are the unbounded solution for some of the columns, and 0 for the others. There are at most
+    16 choices.
+    """
+    best, least = np.zeros(work.shape[1]), float("inf")
+    for used in product([False, True], repeat=work.shape[1]):
+        found = np.zeros(work.shape[1])
+        found[list(used)] = np.linalg.lstsq(work[:, used], seconds)[0]
+        error = float(np.linalg.norm(work @ found - seconds))
+        if found.min() >= 0 and error < least:
+            best, least = found, error
+    return best

@@ -7,8 +7,8 @@ import pytest
 from benchmarks import forecast
 from benchmarks.forced_lengths import long_tailed
 from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.profiling.timeline import Record
-from lrl.planning.simulator.simulate import Simulation
+from lrl.planning.simulation import Simulation
+from lrl.rollouts.timeline import Record
 
 GENERATOR = LinearGenerator(
     kv_tokens=40_000, step_s=0.013, response_s=3e-4, prefill_token_s=4e-3, pause_s=0.1

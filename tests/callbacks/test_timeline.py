@@ -5,8 +5,10 @@ Covers callbacks/throughput.py.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +19,26 @@ import torch
 
 from lrl.advantages import GroupMean
 from lrl.callbacks import Throughput, Timeline
+from lrl.callbacks.timeline import INTERVAL_S, SAMPLE_S, SHORTEST_S, WorkIntervals
 from lrl.generators.fleet import Fleet
-from lrl.planning.profiling.timeline import GroupRecord, MicroBatchRecord, Record, StepRecord, read
+from lrl.generators.pool import GeneratorPool
+from lrl.generators.stats import GeneratorStats, StatsSnapshot
+from lrl.planning.clock import run
 from lrl.policy import PolicyModule
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
+from lrl.rollouts.timeline import (
+    GeneratorRecord,
+    GroupRecord,
+    MicroBatchRecord,
+    Record,
+    StepRecord,
+    read,
+)
 from lrl.system.stopwatch import Stopwatch
-from lrl.types import Group
+from lrl.types import Group, Rollout
+from tests.generators.test_pool import ask, gather, make_pool, resync
 from tests.rollouts.test_packing import make_group
 from tests.run_without_generators import trainer
 
@@ -160,3 +174,158 @@ def test_without_throughput_the_error_names_it(
     running = trainer(tmp_path, Timeline(), enable_checkpointing=False)
     with pytest.raises(ValueError, match=r"without lrl.callbacks.Throughput"):
         running.fit(PolicyModule(str(policy_folder)), datamodule=data)
+
+
+def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list[GeneratorRecord]:
+    """Returns the intervals of a pool's first generator during `work`."""
+    pool, _ = make_pool(8)
+    records: list[GeneratorRecord] = []
+
+    async def look() -> None:
+        intervals = WorkIntervals(records.append)
+        while True:
+            intervals.add(asyncio.get_running_loop().time(), pool.generators[0].stats.snapshot())
+            await asyncio.sleep(SAMPLE_S)
+
+    async def scene() -> None:
+        pool.generators[0].verify()
+        looking = asyncio.create_task(look())
+        await work(pool)
+        await asyncio.sleep(2.0)
+        looking.cancel()
+
+    run(scene())
+    return records
+
+
+def test_an_interval_has_its_tokens_responses_and_context() -> None:
+    records = looked_at(lambda pool: gather([ask(pool, 3, 40), ask(pool, 2, 20, 1)]))
+    assert 40 - INTERVAL_S - 0.3 < sum(record.seconds for record in records) < 40.3
+    assert max(record.seconds for record in records) < 2 * INTERVAL_S + SAMPLE_S
+    ends = list(itertools.accumulate(record.seconds for record in records))
+    steady = [record for record, end in zip(records, ends, strict=True) if 2 < end < 19]
+    assert all(record.responses == pytest.approx(5) for record in steady)
+    assert sum(r.tokens for r in steady) == pytest.approx(5 * sum(r.seconds for r in steady), abs=5)
+    late = [
+        (record, end)
+        for record, end in zip(records, ends, strict=True)
+        if end - record.seconds > 21
+    ]
+    assert all(record.responses == pytest.approx(3) for record, _ in late)
+    # Prompts have one token; after t seconds a response has t.
+    assert all(
+        one.context_tokens == pytest.approx(3 * (end - one.seconds / 2), rel=0.1)
+        for one, end in late
+    )
+
+
+def test_prompts_and_migrated_responses_are_prefilled_once() -> None:
+    pool, _ = make_pool(8, 8)
+
+    async def scene() -> None:
+        asking = asyncio.create_task(ask(pool, 3, 40))
+        await asyncio.sleep(10.5)
+        pool.evict(pool.generators[0], "gone")
+        await asking
+
+    first, second = pool.generators
+    run(scene())
+    assert (first.stats.snapshot().read, second.stats.snapshot().read) == (1, 3 * (1 + 10))
+    assert first.stats.snapshot().written + second.stats.snapshot().written == 3 * 40
+    assert first.stats.snapshot().responses == second.stats.snapshot().responses == 0
+
+
+def test_the_first_interval_includes_the_first_prefill() -> None:
+    records = looked_at(lambda pool: ask(pool, 3, 40))
+    # The model client's first token comes after a second; its interval includes the prompt of one
+    # token.
+    assert [record.prefill_tokens for record in records[:3]].count(1) == 1
+    assert sum(record.prefill_tokens for record in records) == 1
+
+
+def test_intervals_exclude_pauses_and_idle_time() -> None:
+    async def work(pool: GeneratorPool) -> None:
+        writing = asyncio.create_task(ask(pool, 2, 20))
+        await asyncio.sleep(5.5)
+        await pool.generators[0].pause()
+        await asyncio.sleep(10)
+        await resync(pool, 1)
+        await writing
+        await asyncio.sleep(10)
+        await ask(pool, 2, 3)
+
+    records = looked_at(work)
+    # 5.5 s before the pause, 4.3 s from the resume on, 3 s at the end; each loses less than a
+    # token's second.
+    assert (
+        5.5 + 4.3 + 3 - 3 * (1 + SAMPLE_S)
+        < sum(record.seconds for record in records)
+        < 5.5 + 4.3 + 3
+    )
+    assert all(record.responses == pytest.approx(2, abs=0.2) for record in records)
+
+
+def test_a_break_ends_an_interval_and_short_intervals_are_dropped() -> None:
+    records: list[GeneratorRecord] = []
+    intervals = WorkIntervals(records.append)
+
+    def look(now: float, since: float) -> None:
+        tokens = round(10 * now)
+        intervals.add(
+            now, StatsSnapshot(since, tokens, True, read=0, responses=1, context_tokens=9)
+        )
+
+    for now in (0.0, 0.1, 0.2, 0.3):
+        look(now, since=0.0)
+    for now in (0.4, 0.5):
+        look(now, since=0.35)
+    for now in (0.6, 0.7):
+        look(now, since=0.55)
+    assert [record.seconds for record in records] == [pytest.approx(0.3)]
+    assert records[0].tokens == 3 and SHORTEST_S < 0.3
+
+
+def test_every_interval_has_new_tokens_and_waiting_for_them_is_part_of_it() -> None:
+    records: list[GeneratorRecord] = []
+    intervals = WorkIntervals(records.append)
+
+    before = 0
+
+    def look(seconds: Iterable[float], since: float | None, tokens: int) -> None:
+        nonlocal before
+        for now in seconds:
+            seen = StatsSnapshot(
+                since, tokens, tokens > before, read=0, responses=1, context_tokens=9
+            )
+            before = tokens
+            intervals.add(now, seen)
+
+    look((0.0, 0.5, 1.0, 1.5, 2.0), since=0.0, tokens=0)  # a long prefill
+    look((2.5,), since=0.0, tokens=16)
+    look((3.0, 3.4), since=0.0, tokens=16)  # the next chunk comes at the same moment as the break
+    look((3.5,), since=None, tokens=32)
+    assert [(record.seconds, record.tokens) for record in records] == [(pytest.approx(2.5), 16)]
+
+
+def test_an_interval_has_the_tokens_of_its_time_though_those_of_a_second_come_together() -> None:
+    """16 responses of 40 tokens a second; the first token of each comes at once, and every 0.4 s
+    another one begins."""
+    records: list[GeneratorRecord] = []
+    intervals, stats, begun = (
+        WorkIntervals(records.append),
+        GeneratorStats(),
+        list[tuple[int, Rollout]](),
+    )
+    stats.set_active(True, 0.0)
+    for look in range(200):
+        if look % 4 == 0:
+            new = [Rollout() for _ in range(1 if look else 16)]
+            stats.begin(9, [[one] for one in new])
+            begun += [(look, one) for one in new]
+        for began, rollout in begun:
+            if look % 10 == 9 or not rollout.token_ids:
+                rollout.token_ids += [1] * (1 + 4 * (look - began) - len(rollout.token_ids))
+        intervals.add(look * SAMPLE_S, stats.snapshot())
+    assert len(records) >= 8
+    for record in records:
+        assert record.tokens == pytest.approx(40 * record.responses * record.seconds, rel=0.1)

@@ -234,7 +234,7 @@ def test_an_option_that_does_not_apply_is_refused(
         (["prompt", "."], "lrl.cli.prompt.lines"),
         (["chat", "FOLDER", "1+1="], "lrl.cli.chat.open_policy"),
         (["doctor"], "lrl.cli.doctor.checks"),
-        (["plan", "--compare", "."], "lrl.planning.simulator.compare.read_run"),
+        (["plan", "--compare", "."], "lrl.planning.compare.read_run"),
     ],
 )
 def test_ctrl_c_ends_a_command_without_a_traceback(

@@ -14,7 +14,7 @@ from lrl.generators import health
 from lrl.generators.generator import Generator
 from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.simulator.clock import VirtualClock
+from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
 from lrl.system import job_supervisor
 from lrl.types import Prompt, Rollout

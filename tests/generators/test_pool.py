@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.simulator.clock import Deadlock, run
+from lrl.planning.clock import Deadlock, run
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt, Rollout, Sampling

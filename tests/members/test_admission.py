@@ -22,7 +22,7 @@ from lrl.members import admission
 from lrl.members.admission import GeneratorAdmission, JoinedServer, poll_forever
 from lrl.members.member import Kind, Member, Status
 from lrl.members.registry import Registry
-from lrl.planning.simulator.clock import run
+from lrl.planning.clock import run
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from tests.generators.test_fleet import ModelServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lrl.planning.planner.model_shape import ModelShape, read_shape
+from lrl.planning.model_shape import ModelShape, read_shape
 
 LLAMA_8B: dict[str, Any] = dict(
     model_type="llama",

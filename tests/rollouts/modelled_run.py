@@ -20,7 +20,7 @@ from lrl.environments.turns import Answer
 from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.simulator.clock import VirtualClock
+from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.episode import Episodes, EpisodeTerms
 from lrl.rollouts.ledger import Ledger

@@ -22,7 +22,7 @@ from lrl.environments import Environment, Policy
 from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens
 from lrl.objectives.normalisation import token_weights
-from lrl.planning.simulator.clock import run
+from lrl.planning.clock import run
 from lrl.rollouts.episode import Episodes, shared_with
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
-from lrl.planning.simulator.clock import Deadlock, run
+from lrl.planning.clock import Deadlock, run
 from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing

@@ -16,7 +16,7 @@ import pytest
 from lrl.environments import Environment, Observation, ParsedTurn, Policy, ToolCall, Turns
 from lrl.environments.play import finite
 from lrl.environments.turns import Answer
-from lrl.planning.simulator.clock import run
+from lrl.planning.clock import run
 from lrl.rollouts.controller import score
 from lrl.rollouts.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes, EpisodeTerms
 from lrl.rollouts.observations import ObservationTokens, Transcript

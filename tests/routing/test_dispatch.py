@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.advantages import GroupMean
-from lrl.planning.simulator.clock import run
+from lrl.planning.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrl.generators.pool import GeneratorPool
-from lrl.planning.simulator.clock import run
+from lrl.planning.clock import run
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt

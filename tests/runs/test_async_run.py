@@ -29,7 +29,7 @@ from lrl.callbacks import Evaluation, Export, RolloutFile, Throughput, Timeline,
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
 from lrl.generators.client import GeneratorClient
-from lrl.planning.profiling.timeline import (
+from lrl.rollouts.timeline import (
     GeneratorRecord,
     GroupRecord,
     MicroBatchRecord,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lrl.planning.simulator import clock
+from lrl.planning import clock
 from lrl.weights.upload_slots import FAN_OUT, UploadSlots
 
 STALL_S = 60.0

@@ -1,0 +1,220 @@
+"""A cost model from a model's shape and a data sheet: memory on each device, and seconds as the
+longer of reading memory and of computing.
+
+One set of constants serves every model and device; none is fitted to a row of a table. A roofline
+does not see costs of an implementation (kernels per layer, graph capture, quantised kernels): they
+are in the constants, or missing.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lrl.planning.cluster import GB, Cluster, Device
+from lrl.planning.model_shape import BYTES, ModelShape
+
+RESERVE = 4 * GB
+"""CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss. As benchmarks/gpu plans for
+one process; not measured."""
+STATE_BYTES = 16
+"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8, as lrl keeps them.
+With bfloat16 weights and gradients besides a float32 copy it is 2 + 2 + 12, the same (ZeRO,
+1910.02054, section 3.1)."""
+HEAD_CHUNK_TOKENS = 1024
+"""Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""
+UPDATE_BYTES = 30
+"""AdamW for one parameter: reads weight, gradient and two moments (16), writes weight and moments
+(12) and a bfloat16 copy (2)."""
+PASSES = 4
+"""A micro-batch in forward passes: forward, forward again (recomputation), and backward, which is
+two."""
+MATMUL_SHARE = 0.55
+"""Reached share of peak FLOP/s, in large matrix products. Llama 3 trained with 0.38 to 0.43 of peak
+on 8,192 to 16,384 H100, exposed communication and pipeline bubbles included (2407.21783, table 4),
+so products alone do better."""
+BANDWIDTH_SHARE = 0.8
+"""Reached share of a memory's bandwidth, when weights or keys and values are read. Our guess,
+between the 0.9 of a plain copy and what attention over many short sequences reaches; not measured
+here."""
+LINK_SHARE = 0.8
+"""Reached share of a link's bandwidth, in large collectives; NCCL's own test prints 360 of 450 GB/s
+for all-reduces within an H100 node, as we remember; not measured here."""
+STEP_OVERHEAD_S = 3.0e-3
+"""Seconds of a decode step without computing: scheduling, launch, sampling. The rest of the 8.4 ms of
+one response by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the
+weights."""
+NODE_LATENCY_S = 10e-6
+"""Seconds of a tiny all-reduce within a node. Our guess: the usual size; not measured here."""
+NETWORK_LATENCY_S = 20e-6
+"""Seconds that each doubling of the nodes adds to it. Our guess: the usual size; not measured
+here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of a device: `fixed + per_token * tokens` of its batch."""
+
+    fixed: float
+    per_token: float
+
+    def bytes_for(self, tokens: float) -> float:
+        """Returns the bytes with `tokens` tokens in the batch."""
+        return self.fixed + self.per_token * tokens
+
+    def tokens_in(self, room: float) -> int:
+        """Returns the tokens that fit into `room` bytes; below 0 if not even `fixed` fits."""
+        return int((room - self.fixed) // self.per_token)
+
+
+def usable(device: Device) -> float:
+    """Returns the bytes of a device that plans may fill."""
+    return device.memory - RESERVE
+
+
+def training_memory(shape: ModelShape, shards: int, tp: int) -> Memory:
+    """Returns training's memory on a device, by the tokens of its micro-batch.
+
+    Fixed: 16 bytes of each parameter, spread over `shards` devices (FSDP and tensor parallelism
+    together); the current layer, the prefetched one and the ends of the network, gathered in
+    bfloat16 over the FSDP group but still split by tensor parallelism; the logits of one chunk with
+    their softmax and gradient in float32.
+
+    Each token: with recomputation only a layer's input is kept for the backward pass, 2 bytes a
+    number; one layer at a time has its inner values and their gradients (about 10 widths and 4
+    feed-forward widths, for every expert of a token). Sequence parallelism splits these, too, by
+    tensor parallelism.
+    """
+    states = STATE_BYTES * shape.parameters / shards
+    ends = shape.embedding_parameters * (1 if shape.tied else 2)
+    gathered = BYTES["bf16"] * (2 * shape.layer_parameters + ends) / tp if shards > tp else 0.0
+    logits = 3 * 4 * HEAD_CHUNK_TOKENS * shape.vocabulary / tp
+    kept = BYTES["bf16"] * shape.layers * shape.hidden
+    at_work = 2 * BYTES["bf16"] * (10 * shape.hidden + 4 * shape.ffn * shape.experts_per_token)
+    return Memory(fixed=states + gathered + logits, per_token=(kept + at_work) / tp)
+
+
+def generation_memory(shape: ModelShape, tp: int, precision: str) -> Memory:
+    """Returns a generator's memory on each of its devices, by the tokens in its KV cache.
+
+    Fixed: the weights in `precision`, split over `tp` devices. Each token: keys and values in
+    bfloat16, split by heads. With more devices than key-value heads, each head is held more than
+    once.
+    """
+    return Memory(
+        fixed=BYTES[precision] * shape.parameters / tp,
+        per_token=shape.kv_bytes / min(tp, shape.kv_heads),
+    )
+
+
+def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
+    """Returns the seconds of an all-reduce of `size` bytes over `tp` neighbours: latency, and two
+    turns of a ring."""
+    if tp == 1:
+        return 0.0
+    latency = NODE_LATENCY_S + NETWORK_LATENCY_S * math.log2(cluster.nodes_of(tp))
+    return latency + 2 * size * (tp - 1) / tp / (cluster.link(tp) * LINK_SHARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineGenerator:
+    """One generator on `tp` devices (`GeneratorCosts`)."""
+
+    shape: ModelShape
+    cluster: Cluster
+    tp: int = 1
+    precision: str = "bf16"
+    """Of weights and products; keys and values are bfloat16."""
+    room: float | None = None
+    """Bytes of each device that it may fill; None for all usable ones."""
+
+    @property
+    def kv_tokens(self) -> int:
+        room = usable(self.cluster.device) if self.room is None else self.room
+        return max(0, generation_memory(self.shape, self.tp, self.precision).tokens_in(room))
+
+    def decode_s(self, responses: float, context_tokens: float) -> float:
+        """Weights and attention each take the longer of reading and computing; two all-reduces a
+        layer and a step's overhead come on top."""
+        if responses <= 0:
+            return 0.0
+        reads = self._reads_s(
+            context_tokens * self.shape.kv_bytes / min(self.tp, self.shape.kv_heads)
+        )
+        attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
+        return self._pass_s(responses) + attention
+
+    def prefill_s(self, tokens: float) -> float:
+        """Without attention, which is small for prompts of a few thousand tokens."""
+        return self._pass_s(tokens) if tokens > 0 else 0.0
+
+    def sync_pause_s(self) -> float:
+        """Each device receives its own shard of the weights once (LlamaRL's DDMA); many generators
+        are served along a tree (StreamRL, section on weight transfer), which costs no more."""
+        shard = BYTES[self.precision] * self.shape.parameters / self.tp
+        return shard / (self.cluster.outward * LINK_SHARE)
+
+    def _pass_s(self, tokens: float) -> float:
+        """Returns the seconds of one pass over `tokens` tokens without attention."""
+        weights = BYTES[self.precision] * self.shape.read_parameters(math.ceil(tokens)) / self.tp
+        computing = tokens * self.shape.flops_per_token / self._flops(self.precision)
+        size = BYTES["bf16"] * tokens * self.shape.hidden
+        all_reduces = 2 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+        return max(self._reads_s(weights), computing) + all_reduces + STEP_OVERHEAD_S
+
+    def _reads_s(self, size: float) -> float:
+        return size / (self.cluster.device.bandwidth * BANDWIDTH_SHARE)
+
+    def _flops(self, precision: str) -> float:
+        """Returns the reached FLOP/s of all its devices together."""
+        device = self.cluster.device
+        peak = device.fp8_flops if precision == "fp8" else device.bf16_flops
+        return self.tp * peak * MATMUL_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineTrainer:
+    """The trainer on `devices` devices (`TrainerCosts`): FSDP over groups of `tp` devices, with
+    recomputation."""
+
+    shape: ModelShape
+    cluster: Cluster
+    devices: int
+    shards: int
+    """Devices over which the state is spread, a multiple of `tp`; fewer than all make several
+    copies."""
+    tp: int = 1
+    pause_overlaps = False
+    """Weights are sent from the devices without a copy."""
+
+    def micro_batch_s(self, tokens: float, tokens_squared: float) -> float:
+        """The longer of computing and of FSDP's traffic, which overlaps with it (weights gathered
+        for forward and backward, gradient scattered); tensor parallelism's all-reduces come on top:
+        two a layer in each of forward, recomputation and backward."""
+        attention = self.shape.attention_flops * tokens_squared / 2  # causal: half of the square
+        flops = PASSES * (self.shape.flops_per_token * tokens + attention)
+        computing = flops / (self.devices * self.cluster.device.bf16_flops * MATMUL_SHARE)
+        size = BYTES["bf16"] * self.shape.hidden * tokens * self.tp / self.devices
+        all_reduces = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
+        return max(computing, 3 * self._over_group_s(self.shards // self.tp)) + all_reduces
+
+    def update_s(self) -> float:
+        """With several copies of the state, the sum of their gradients included."""
+        mine = self.shape.parameters / self.shards
+        update = UPDATE_BYTES * mine / (self.cluster.device.bandwidth * BANDWIDTH_SHARE)
+        copies = self.devices // self.shards
+        if copies == 1:
+            return update
+        link = self.cluster.link(copies, stride=self.shards) * LINK_SHARE
+        return update + 2 * BYTES["bf16"] * mine * (copies - 1) / copies / link
+
+    def sync_s(self) -> float:
+        """Every device sends its own share of the weights once, in bfloat16."""
+        share = BYTES["bf16"] * self.shape.parameters / self.shards
+        return share / (self.cluster.outward * LINK_SHARE)
+
+    def _over_group_s(self, members: int) -> float:
+        """Returns the seconds to gather or scatter all layers once over the `members` that share
+        every matrix."""
+        if members == 1:
+            return 0.0
+        size = BYTES["bf16"] * self.shape.parameters / self.tp * (members - 1) / members
+        return size / (self.cluster.link(members, stride=self.tp) * LINK_SHARE)

@@ -1,0 +1,458 @@
+"""The real controller, pacing, dispatch and packing on a virtual clock, with models of generators
+and trainer.
+
+    admit -> generate -> queue -> micro-batches as groups arrive -> update -> sync -> admit ...
+
+The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
+every step in the order of `lrl.weights.sync`: first the work that runs while the generators write, then
+their pause. Rewards take no time. Episodes are played by the real loop, with a model of their
+environment. Failures of generators, probes and deadlines are not modelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lrl.planning import clock
+from lrl.planning.costs import GeneratorCosts, TrainerCosts
+from lrl.planning.generator_model import ModelGenerator, SimulatedResponse
+from lrl.planning.responses import EpisodeShapes, LengthSampler, ModelEpisodes, RunLengths, fill
+from lrl.rollouts.bin_packing import BinPacker, Rows
+from lrl.rollouts.controller import Controller, ResponseWriter
+from lrl.rollouts.ledger import Ledger
+from lrl.rollouts.pacing import Pacing
+from lrl.rollouts.timeline import (
+    MicroBatchRecord,
+    Record,
+    StepRecord,
+    generation_s,
+    group_record,
+    split_waits,
+)
+from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
+from lrl.routing.request_queue import RequestQueue
+from lrl.training.tree_cost import tree_lengths
+from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A run to forecast. Settings have their names and meanings in a run.
+
+    Args:
+        generators: Costs of each.
+        trainer: Its costs.
+        lengths: Distribution of the responses; with `episodes`, of their turns.
+        steps: Optimizer steps.
+        groups_per_step: Prompts that a step trains.
+        rollouts_per_group: Responses to each.
+        max_lag: Most versions between the one that wrote a token and the one that trains it.
+        stragglers: Treatment of an unfinished group at that bound; see `RolloutDataModule`.
+        micro_batch_tokens: Most tokens in one forward pass, padding included.
+        ranks: Trainer ranks, which train a micro-batch each at the same time.
+        max_num_seqs: Responses that a generator writes at once.
+        prompt_tokens: Length of every prompt.
+        prompts: Prompts in the data set.
+        dispatch: Makes the dispatch policy.
+        placement: `split` gives trainer and generators separate devices. `shared` alternates on the
+            same ones: no micro-batch begins while responses are being written, and max_lag must be
+            0; both sides then have the costs of all devices.
+        episodes: The later turns of episodes; None for responses of a single turn.
+        prefix_cache: Whether a later turn reads only what is new; else the whole episode.
+        keys_and_values: What a generator does with that cache at a sync; see `WeightSync`.
+        attention_tokens: How many responses share a prompt in training, see
+            `lrl.training.tree_cost`; 0 gives each its own.
+
+    Raises:
+        ValueError: There is no step or no generator, or max_lag is not 0 on shared devices.
+    """
+
+    generators: Sequence[GeneratorCosts]
+    trainer: TrainerCosts
+    lengths: LengthSampler
+    steps: int
+    groups_per_step: int = 16
+    rollouts_per_group: int = 8
+    max_lag: int = 1
+    stragglers: Literal["wait", "mask"] = "wait"
+    micro_batch_tokens: int = 8192
+    ranks: int = 1
+    max_num_seqs: int = 256
+    prompt_tokens: int = 256
+    prompts: int = 1_000_000
+    dispatch: Callable[[], DispatchPolicy] = LeastLoaded
+    placement: Literal["split", "shared"] = "split"
+    episodes: EpisodeShapes | None = None
+    prefix_cache: bool = True
+    keys_and_values: Literal["recompute", "keep"] = "recompute"
+    attention_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.generators or self.steps < 1:
+            raise ValueError("generators is empty, or steps is below 1.")
+        if self.placement == "shared" and self.max_lag:
+            raise ValueError(
+                f"max_lag is {self.max_lag} with placement shared, which alternates; set it to 0."
+            )
+
+    def run(self, record: Callable[[Record], None] = lambda record: None) -> Forecast:
+        """Simulates the run; calls `record` with every record of the timeline."""
+        return clock.run(self._run(record))
+
+    async def _run(self, record: Callable[[Record], None]) -> Forecast:
+        pacing = Pacing(
+            prompts_per_epoch=self.prompts,
+            groups_per_step=self.groups_per_step,
+            max_lag=self.max_lag,
+            last_step=self.steps,
+            wait_for_stragglers=self.stragglers == "wait",
+        )
+        fleet = ModelFleet(self, record)
+        writer: ResponseWriter = fleet
+        if self.episodes is not None:
+            writer = ModelEpisodes(fleet.generate, self.episodes, self.lengths)
+        controller = Controller(
+            ModelPrompts(self.prompts, self.prompt_tokens),
+            writer,
+            rewards=NoRewards(),
+            ledger=Ledger(pacing),
+            sampling=Sampling(n=self.rollouts_per_group, max_tokens=2**62),
+            decode=lambda tokens, before: "",
+            deadline_s=float("inf"),
+        )
+        trainer = ModelTrainer(self, fleet, controller, record)
+        await controller.new_version(0)
+        steps = [await trainer.step(number) for number in range(self.steps)]
+        for generator in fleet.generators:
+            generator.end()
+        reuse = fleet.reused / fleet.later_turns if fleet.later_turns else None
+        return Forecast(steps, fleet.generators, reuse)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The result of a simulated run."""
+
+    steps: list[StepRecord]
+    generators: list[ModelGenerator]
+    """At the run's end: seconds busy, idle and paused, and tokens, of each."""
+    prefix_reuse: float | None
+    """Share of later turns that found their episode in the generator's prefix cache; None without
+    any."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole run."""
+        return self.steps[-1].started_s + self.steps[-1].seconds
+
+    @property
+    def busy(self) -> float:
+        """Share of the run in which a generator prefills or decodes, mean over all."""
+        return sum(one.busy_s for one in self.generators) / (self.seconds * len(self.generators))
+
+    @property
+    def lags(self) -> Counter[int]:
+        """lag -> trained response tokens of that lag."""
+        return sum((Counter(step.lags) for step in self.steps), Counter())
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrompts:
+    """Endless prompts with a length and no words."""
+
+    prompts: int
+    prompt_tokens: int
+
+    def __getitem__(self, index: int) -> Prompt:
+        tokens: Any = RunLengths([(0, self.prompt_tokens)])
+        return Prompt(id=index % self.prompts, token_ids=tokens, text="")
+
+
+class NoRewards:
+    """Gives every response the reward 0 at once (`lrl.rollouts.controller.Scorer`)."""
+
+    async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            rollout.reward = 0.0
+
+
+class ModelFleet:
+    """Writes responses for the controller (`lrl.rollouts.controller.ResponseWriter`): the real
+    request queue and dispatch before models of generators.
+
+    A response's tokens appear at its end. A request for a later turn of an episode is told by the
+    tokens of its prompt (`lrl.planning.responses`).
+    """
+
+    def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
+        self.generators = [
+            ModelGenerator(
+                costs, scene.max_num_seqs, record, keeps_cache=scene.keys_and_values == "keep"
+            )
+            for costs in scene.generators
+        ]
+        self.requests = RequestQueue(
+            scene.dispatch(), lambda: [one for one in self.generators if one.serving]
+        )
+        self.lengths = scene.lengths
+        self.prefix_cache = scene.prefix_cache
+        self.later_turns = 0
+        """Requests for a later turn of an episode."""
+        self.reused = 0
+        """Those of them whose generator still had the episode so far."""
+        self._arrivals = 0
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        rollouts: list[Rollout],
+        sampling: Sampling,
+        *,
+        priority: int,
+        due: int,
+        deadline_s: float,
+        verified: Callable[[], None] = lambda: None,
+        home: Home | None = None,
+    ) -> None:
+        """See `GeneratorPool.generate`; the rollouts have no token yet."""
+        home = home or Home()
+        written = False
+        while not written:
+            request = Request(prompt, len(rollouts), priority, due, home=home.generator)
+            generator = await self.requests.enter(request, rollouts)
+            try:
+                if written := generator.serving:  # it may have closed since the dispatch
+                    home.generator = generator
+                    await self._write(generator, request, rollouts, verified)
+            finally:
+                self.requests.leave(generator, request)
+
+    async def _write(
+        self,
+        generator: ModelGenerator,
+        request: Request,
+        rollouts: Sequence[Rollout],
+        verified: Callable[[], None],
+    ) -> None:
+        whole = asyncio.get_running_loop().create_future()
+        rollout_of: dict[SimulatedResponse, Rollout] = {}
+
+        def ended(response: SimulatedResponse) -> None:
+            fill(rollout_of.pop(response), response.versions, token=-1 - generator.mark)
+            self.requests.release(generator, request)
+            verified()
+            if not rollout_of:
+                whole.set_result(None)
+
+        prompt = request.prompt
+        later = isinstance(prompt.token_ids, RunLengths) and len(prompt.token_ids.runs) > 1
+        lengths = (
+            [prompt.token_ids[-1]]  # of the observation
+            if later
+            else self.lengths.of(prompt.id, request.priority, request.responses)
+        )
+        for length, rollout in zip(lengths, rollouts, strict=True):
+            self._arrivals += 1
+            response = SimulatedResponse(
+                len(prompt.token_ids), length, (request.priority, self._arrivals), ended
+            )
+            rollout_of[response] = rollout
+        if later:
+            (response,) = rollout_of
+            response.shares_prompt = False
+            response.cached = self._cached(generator, request)
+        generator.write(list(rollout_of))
+        await whole
+
+    def _cached(self, generator: ModelGenerator, request: Request) -> int:
+        """Returns the tokens of a later turn's prompt that its generator has in its cache: all but
+        the observation, or none."""
+        *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
+        self.later_turns += 1
+        if not self.prefix_cache or generator is not request.home:
+            return 0
+        if not generator.holds(-1 - token):
+            return 0
+        self.reused += 1
+        return len(request.prompt.token_ids) - observation
+
+    async def sync(self, version: int) -> float:
+        """Pauses all generators, gives them `version` and resumes them; returns the longest pause
+        in seconds."""
+        loop = asyncio.get_running_loop()
+
+        async def one(generator: ModelGenerator) -> float:
+            await generator.pause()
+            paused_at = loop.time()
+            await asyncio.sleep(generator.costs.sync_pause_s())
+            return paused_at
+
+        paused_at = await asyncio.gather(*map(one, self.generators))
+        for generator in self.generators:
+            generator.resume(version)
+        self.requests.send_soon()
+        return loop.time() - min(paused_at)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTree:
+    """Responses behind their prompt, or a single one (`lrl.rollouts.bin_packing.Packable`)."""
+
+    group: int
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
+class StepTally:
+    """Groups and tokens of the current step."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.lags = Counter[int]()
+        self.groups: list[Group] = []
+        self.waits: list[tuple[float, int]] = []
+        """Of each group: seconds waited for it, and its trained tokens, prompts included."""
+
+
+class ModelTrainer:
+    """Trains steps with the real packing, and syncs after each."""
+
+    def __init__(
+        self,
+        scene: Simulation,
+        fleet: ModelFleet,
+        controller: Controller,
+        record: Callable[[Record], None],
+    ) -> None:
+        self.scene = scene
+        self.costs = scene.trainer
+        self.fleet = fleet
+        self.controller = controller
+        self.record = record
+        self._cuts = BinPacker[TrainedTree](scene.micro_batch_tokens, ranks=scene.ranks)
+        self._done = [0.0] * scene.ranks  # end of each rank's last micro-batch
+        # The last sync's pause, if it overlaps the next step.
+        self._delivery: asyncio.Task[float] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def step(self, step: int) -> StepRecord:
+        """Trains step `step`, syncs, and has the controller admit the next groups."""
+        started, tally = self._loop.time(), StepTally()
+        train_s = await self._train(step, tally)
+        update_s = self.costs.update_s()
+        await asyncio.sleep(update_s)
+        sync_s, pause_s = await self._sync(step + 1)
+        first_s, more_s, last_s = split_waits(tally.waits, self._cuts.budget)
+        done = StepRecord(
+            step=step,
+            started_s=started,
+            seconds=self._loop.time() - started,
+            wait_first_s=first_s,
+            wait_more_s=more_s,
+            wait_last_s=last_s,
+            train_s=train_s,
+            update_s=update_s,
+            sync_s=sync_s,
+            pause_s=pause_s,
+            generation_s=generation_s(tally.groups),
+            tokens=tally.tokens,
+            attention_tokens=self.scene.attention_tokens,
+            lags=dict(sorted(tally.lags.items())),
+        )
+        for group in tally.groups:
+            self.record(group_record(group))
+        self.record(done)
+        return done
+
+    async def _train(self, step: int, tally: StepTally) -> float:
+        """Runs all forward and backward passes of a step; returns their seconds."""
+        train_s = 0.0
+        for _ in range(self.controller.ledger.pacing.groups_in(step)):
+            waiting = self._loop.time()
+            group = await self.controller.next_group(step)
+            waited_s = self._loop.time() - waiting
+            tally.waits.append((waited_s, self._take(group, step, tally)))
+            if self.scene.placement == "split":
+                for each in self._cuts.full():
+                    train_s += await self._compute(each)
+        for each in self._cuts.flush():
+            train_s += await self._compute(each)
+        others_s = max(0.0, max(self._done) - self._loop.time())
+        await asyncio.sleep(others_s)
+        return train_s + others_s
+
+    def _take(self, group: Group, step: int, tally: StepTally) -> int:
+        """Adds the group's trees to the cuts as `Packer` would; returns their tokens."""
+        prompt = len(group.prompt.token_ids)
+        lengths = []
+        tally.groups.append(group)
+        for rollout in group.rollouts:
+            assert isinstance(rollout.versions, RunLengths)
+            lags = Counter[int]()
+            for version, tokens in rollout.versions.runs:
+                if version != ENVIRONMENT:
+                    lags[step - version] += tokens
+            tally.lags += lags
+            masked = self.scene.stragglers == "mask"
+            trained = sum(n for lag, n in lags.items() if not masked or lag <= self.scene.max_lag)
+            tally.tokens += trained
+            if trained:
+                lengths.append(prompt + len(rollout.token_ids))
+        trees = tree_lengths(
+            lengths,
+            prompt - 1,
+            longest=self._cuts.micro_batch_tokens,
+            attention_tokens=self.scene.attention_tokens,
+        )
+        for tokens in trees:
+            self._cuts.add(TrainedTree(group.index, tokens))
+        return sum(trees)
+
+    async def _compute(self, each: Sequence[Rows[TrainedTree]]) -> float:
+        """Runs a micro-batch on every rank, after the rank's previous one; returns the seconds of
+        rank 0's."""
+        now, rank_0_s = self._loop.time(), 0.0
+        for rank, rows in enumerate(each):
+            if not rows:
+                continue
+            lengths = [len(piece) for row in rows for piece in row]
+            tokens = sum(lengths)
+            squared = sum(length * length for length in lengths)
+            seconds = self.costs.micro_batch_s(tokens, squared)
+            self._done[rank] = max(self._done[rank], now) + seconds
+            self.record(MicroBatchRecord(seconds=seconds, tokens=tokens, tokens_squared=squared))
+            if rank == 0:
+                rank_0_s = seconds
+        await asyncio.sleep(rank_0_s)
+        return rank_0_s
+
+    async def _sync(self, version: int) -> tuple[float, float]:
+        """Moves the weights and admits more groups; returns the seconds of the sync, and of its
+        longest pause.
+
+        The trainer's work beyond the pause runs while the generators still write. If the pause
+        overlaps the next step, the returned pause is of the sync before, which ends before this one
+        begins.
+        """
+        started, overlaps = self._loop.time(), self.costs.pause_overlaps
+        last_s = await self._delivery if self._delivery else 0.0
+        self._delivery = None
+        pauses = [0.0 if overlaps else one.costs.sync_pause_s() for one in self.fleet.generators]
+        await asyncio.sleep(max(0.0, self.costs.sync_s() - max(pauses)))
+        if overlaps and self.scene.max_lag > 0:
+            self._delivery = asyncio.create_task(self._deliver(version))
+        else:
+            last_s = await self._deliver(version)
+        return self._loop.time() - started, last_s
+
+    async def _deliver(self, version: int) -> float:
+        """Gives the fleet the version; returns the seconds of the pause."""
+        pause_s = await self.fleet.sync(version)
+        await self.controller.new_version(version)
+        return pause_s

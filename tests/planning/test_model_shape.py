@@ -1,0 +1,125 @@
+"""Parameters counted from a config against transformers' own model, and errors in a config."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from lrl.planning.model_shape import ModelShape, read_shape
+
+SIZES: dict[str, Any] = dict(
+    hidden_size=96,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    intermediate_size=200,
+    num_hidden_layers=3,
+    vocab_size=517,
+    pad_token_id=0,
+)
+LLAMA_8B: dict[str, Any] = dict(
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    vocab_size=128256,
+)
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", LLAMA_8B),
+    ("llama", SIZES | {"tie_word_embeddings": True, "head_dim": 24}),
+    ("llama", SIZES | {"attention_bias": True, "mlp_bias": True}),
+    ("mistral", SIZES),
+    ("qwen2", SIZES),
+    ("qwen2", SIZES | {"tie_word_embeddings": True}),
+    ("qwen3", SIZES | {"head_dim": 32, "tie_word_embeddings": True}),
+    ("mixtral", SIZES | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    (
+        "qwen3_moe",
+        SIZES
+        | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16},
+    ),
+]
+
+
+def config_of(kind: str, sizes: dict[str, Any]) -> PretrainedConfig:
+    return CONFIG_MAPPING[kind](**sizes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"), CASES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_parameters_equal_the_models_own(kind: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(kind, sizes)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert read_shape(tmp_path).parameters == sum(tensor.numel() for tensor in model.parameters())
+
+
+def test_kv_bytes_equal_the_projections_outputs(tmp_path: Path) -> None:
+    config = config_of("qwen3", SIZES | {"head_dim": 32})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    made = [
+        t.shape[0]
+        for name, t in model.named_parameters()
+        if name.endswith(("k_proj.weight", "v_proj.weight"))
+    ]
+    assert read_shape(config.to_dict()).kv_bytes == 2 * sum(made)
+
+
+def test_a_folder_its_config_and_its_dict_have_the_same_shape(tmp_path: Path) -> None:
+    config_of("llama", SIZES).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    shapes = {read_shape(tmp_path), read_shape(file), read_shape(json.loads(file.read_text()))}
+    assert len(shapes) == 1
+
+
+def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
+    shape = read_shape(
+        {"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}
+    )
+    one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
+    layer = shape.attention_parameters + shape.router_parameters
+    assert one == pytest.approx(
+        shape.layers * (layer + 2 * shape.expert_parameters) + shape.embedding_parameters
+    )
+    assert one < many < all_of_them
+    assert all_of_them == pytest.approx(
+        shape.layers * (layer + 8 * shape.expert_parameters) + shape.embedding_parameters
+    )
+
+
+def test_a_dense_model_reads_all_but_embedding_norms_and_biases() -> None:
+    shape: ModelShape = read_shape({"model_type": "llama", **SIZES})
+    small = shape.layers * shape.small_per_layer + shape.hidden
+    assert (
+        shape.read_parameters(1)
+        == shape.read_parameters(999)
+        == shape.parameters - shape.embedding_parameters - small
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2'"),
+        ({}, "None"),
+        ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "intermediate_size"),
+        ({"model_type": "qwen3_moe", **SIZES, "mlp_only_layers": [0]}, "mlp_only_layers"),
+    ],
+)
+def test_an_unknown_shape_is_an_error_with_its_name(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_shape(config)
+
+
+def test_a_missing_model_is_an_error_with_its_path() -> None:
+    with pytest.raises(FileNotFoundError, match="meta-llama/Llama-3.1-8B.*nothing is downloaded"):
+        read_shape("meta-llama/Llama-3.1-8B")

@@ -1,0 +1,357 @@
+"""Simulated runs keep the invariants of real runs."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrl.generators.generator import Generator, State
+from lrl.generators.pool import GeneratorPool
+from lrl.planning.clock import run
+from lrl.planning.costs import LinearGenerator, LinearTrainer
+from lrl.planning.responses import LengthSampler, Lognormal, fill
+from lrl.planning.simulation import ModelFleet, Simulation
+from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record
+from lrl.routing.dispatch import LeastLoaded, Request
+from lrl.types import Prompt, Rollout, Sampling
+
+GENERATOR = LinearGenerator(
+    kv_tokens=4000,
+    step_s=0.01,
+    response_s=0.001,
+    context_token_s=1e-6,
+    prefill_token_s=1e-5,
+    pause_s=0.2,
+)
+TRAINER = LinearTrainer(token_s=2e-4, token_squared_s=1e-8, optimizer_s=0.1, weights_s=0.3)
+
+
+class NewestFirst(LeastLoaded):
+    """Another order of dispatch."""
+
+    def order(self, request: Request) -> tuple[float, ...]:
+        return (-request.priority,)
+
+
+simulations = st.builds(
+    Simulation,
+    generators=st.integers(1, 3).map(lambda count: [GENERATOR] * count),
+    trainer=st.sampled_from([TRAINER, replace(TRAINER, weights_s=0.1, pause_overlaps=True)]),
+    lengths=st.builds(
+        Lognormal,
+        st.just(60),
+        st.sampled_from([0.0, 1.0]),
+        st.just(400),
+        st.sampled_from([0.0, 0.7]),
+        st.integers(0, 99),
+    ),
+    steps=st.integers(1, 5),
+    groups_per_step=st.integers(1, 6),
+    rollouts_per_group=st.integers(1, 4),
+    max_lag=st.integers(0, 2),
+    stragglers=st.sampled_from(["wait", "mask"]),
+    micro_batch_tokens=st.sampled_from([100, 1000]),
+    ranks=st.sampled_from([1, 3]),
+    max_num_seqs=st.integers(4, 12),
+    prompt_tokens=st.just(20),
+    dispatch=st.sampled_from([LeastLoaded, NewestFirst]),
+)
+
+
+def all_tokens(scene: Simulation) -> int:
+    """Returns the tokens of all responses of a run."""
+    groups = range(scene.steps * scene.groups_per_step)
+    return sum(sum(scene.lengths.of(index, index, scene.rollouts_per_group)) for index in groups)
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations)
+def test_every_response_is_trained_once_within_lag_and_slots(scene: Simulation) -> None:
+    records: list[Record] = []
+    forecast = scene.run(records.append)
+    assert (
+        sum(generator.tokens for generator in forecast.generators)
+        == forecast.lags.total()
+        == all_tokens(scene)
+    )
+    if scene.stragglers == "wait":
+        assert max(forecast.lags) <= scene.max_lag
+    trained = sum(tokens for lag, tokens in forecast.lags.items() if lag <= scene.max_lag)
+    assert sum(step.tokens for step in forecast.steps) == trained
+    work = [record for record in records if isinstance(record, GeneratorRecord)]
+    assert max(record.responses for record in work) <= scene.max_num_seqs
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations)
+def test_the_parts_of_a_step_add_up_to_the_step(scene: Simulation) -> None:
+    records: list[Record] = []
+    forecast, ended = scene.run(records.append), 0.0
+    for step in forecast.steps:
+        parts = [
+            step.wait_first_s,
+            step.wait_more_s,
+            step.wait_last_s,
+            step.train_s,
+            step.update_s,
+            step.sync_s,
+        ]
+        assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
+        assert step.started_s == pytest.approx(ended)
+        if not scene.trainer.pause_overlaps:
+            assert GENERATOR.pause_s <= step.pause_s + 1e-9 and step.pause_s <= step.sync_s + 1e-9
+        ended += step.seconds
+    for generator in forecast.generators:
+        assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(ended)
+    passes = [record.seconds for record in records if isinstance(record, MicroBatchRecord)]
+    trained_s = sum(step.train_s for step in forecast.steps)
+    waited_s = sum(
+        step.wait_first_s + step.wait_more_s + step.wait_last_s for step in forecast.steps
+    )
+    # Ranks train at the same time, the others also while rank 0 waits for a group.
+    assert (
+        trained_s <= sum(passes) * (1 + 1e-9) <= scene.ranks * (trained_s + waited_s) * (1 + 1e-6)
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(simulations)
+def test_a_simulation_is_deterministic_and_its_responses_do_not_depend_on_dispatch(
+    scene: Simulation,
+) -> None:
+    assert scene.run().steps == scene.run().steps
+    other = replace(
+        scene,
+        dispatch=NewestFirst if scene.dispatch is LeastLoaded else LeastLoaded,
+        stragglers="wait",
+    )
+    assert other.run().lags.total() == scene.run().lags.total()
+
+
+@settings(max_examples=60, deadline=None)
+@given(simulations, st.integers(1, 3))
+def test_asynchronous_is_never_slower_than_alternating_on_the_same_split(
+    scene: Simulation, max_lag: int
+) -> None:
+    # One rank, one generator, oldest first, costs without a fixed part per micro-batch: nothing but
+    # overlap differs.
+    scene = replace(
+        scene, ranks=1, generators=scene.generators[:1], dispatch=LeastLoaded, stragglers="wait"
+    )
+    alternating = replace(scene, max_lag=0, placement="shared").run()
+    asynchronous = replace(scene, max_lag=max_lag).run()
+    assert asynchronous.seconds <= alternating.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(simulations)
+def test_sides_with_shared_devices_never_work_at_the_same_time(scene: Simulation) -> None:
+    for step in replace(scene, max_lag=0, placement="shared").run().steps:
+        waited_s = step.wait_first_s + step.wait_more_s + step.wait_last_s
+        assert waited_s == pytest.approx(step.generation_s)
+
+
+def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
+    scene = Simulation(
+        generators=[
+            LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)
+        ],
+        trainer=LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=3,
+        groups_per_step=2,
+        rollouts_per_group=4,
+        max_lag=0,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    first, last = scene.run().steps[0], scene.run().steps[-1]
+    # Each of two prompts is prefilled once, all eight responses end together, and two micro-batches
+    # of 200 follow.
+    assert (first.wait_first_s, first.train_s, first.update_s) == (
+        2 * 10 * 0.25 + 40 * 0.5,
+        400 * 0.125,
+        2.0,
+    )
+    assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
+    assert last.seconds == first.seconds and last.lags == {0: 320}
+
+
+@pytest.mark.parametrize(("max_lag", "sync_s"), [(1, 1.0), (0, 4.0)])
+def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(
+    max_lag: int, sync_s: float
+) -> None:
+    scene = Simulation(
+        generators=[LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)],
+        trainer=LinearTrainer(token_s=0.125, weights_s=1.0, pause_overlaps=True),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=4,
+        groups_per_step=2,
+        rollouts_per_group=4,
+        max_lag=max_lag,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    forecast = scene.run()
+    assert [step.sync_s for step in forecast.steps[:-1]] == pytest.approx([sync_s] * 3)
+    assert (
+        forecast.steps[2].pause_s == pytest.approx(3.0) and forecast.generators[0].paused_s >= 9.0
+    )
+    assert forecast.steps[2].train_s == 400 * 0.125
+
+
+def test_ranks_divide_the_training_time_and_change_nothing_else() -> None:
+    scene = Simulation(
+        generators=[GENERATOR],
+        trainer=LinearTrainer(token_s=0.125),
+        lengths=Lognormal(40, 0.0, 40),
+        steps=2,
+        groups_per_step=4,
+        rollouts_per_group=4,
+        micro_batch_tokens=200,
+        prompt_tokens=10,
+    )
+    alone, both = scene.run().steps, replace(scene, ranks=2).run().steps
+    assert [step.train_s for step in alone] == [800 * 0.125] * 2
+    assert [step.train_s for step in both] == [400 * 0.125] * 2
+    assert [step.tokens for step in both] == [step.tokens for step in alone]
+
+
+def test_waits_are_split_by_the_tokens_still_to_come() -> None:
+    class OneASecond(Lognormal):
+        def of(self, prompt: int, index: int, responses: int) -> list[int]:
+            return [1 + index]
+
+    scene = Simulation(
+        generators=[LinearGenerator(kv_tokens=100, step_s=1.0)],
+        trainer=LinearTrainer(),
+        lengths=OneASecond(1, 0.0, 1),
+        steps=1,
+        groups_per_step=8,
+        rollouts_per_group=1,
+        micro_batch_tokens=20,
+        prompt_tokens=1,
+    )
+    # Groups of 2, 3, ... 9 tokens come at 1, 2, ... 8 s: the last two fill no micro-batch, the last
+    # three would.
+    (step,) = scene.run().steps
+    assert (step.wait_first_s, step.wait_more_s, step.wait_last_s) == (1.0, 5.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"steps": 0}, "steps is below 1"),
+        ({"generators": []}, "generators is empty"),
+        ({"placement": "shared"}, "max_lag is 1 with placement shared"),
+    ],
+)
+def test_a_setting_out_of_range_is_an_error_with_its_value(
+    settings: dict[str, Any], words: str
+) -> None:
+    good: dict[str, Any] = {
+        "generators": [GENERATOR],
+        "trainer": TRAINER,
+        "lengths": Lognormal(5, 1.0, 9),
+        "steps": 1,
+    }
+    with pytest.raises(ValueError, match=words):
+        Simulation(**good | settings)
+
+
+# ---- the model of the fleet against the real pool
+
+
+class Journal(LeastLoaded):
+    """Records every dispatch with its generator and time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[tuple[int, int]] = []
+        self.times: list[float] = []
+
+    def send(self, generators: Any) -> tuple[Request, int] | None:
+        chosen = super().send(generators)
+        if chosen is not None:
+            self.sent.append((chosen[0].priority, chosen[1]))
+            self.times.append(asyncio.get_running_loop().time())
+        return chosen
+
+
+TOKEN_S = 1e-6
+
+
+class Client:
+    """A client with the same time for every token."""
+
+    def __init__(self, lengths: LengthSampler) -> None:
+        self.lengths = lengths
+
+    async def write(
+        self, prompt_ids: list[int], rollouts: list[Rollout], sampling: Sampling, **how: Any
+    ) -> None:
+        lengths = self.lengths.of(how["priority"], how["priority"], len(rollouts))
+        written = 0
+        for length, rollout in sorted(
+            zip(lengths, rollouts, strict=True), key=lambda pair: pair[0]
+        ):
+            await asyncio.sleep(TOKEN_S * (length - written))
+            fill(rollout, [(0, length)])
+            how["ended"]()
+            written = length
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 20), st.integers(0, 99))
+def test_the_model_dispatches_like_the_real_pool(
+    generators: int, responses: int, groups: int, seed: int
+) -> None:
+    # So fine that no two end together.
+    lengths = Lognormal(9 / TOKEN_S, 1.0, round(40 / TOKEN_S), seed=seed)
+    costs = LinearGenerator(kv_tokens=10**12, step_s=TOKEN_S)
+
+    def real(dispatch: Journal) -> GeneratorPool:
+        server: Any = SimpleNamespace(url="", name="", token="", trust=None)
+        pool = GeneratorPool([Generator(server, 6) for _ in range(generators)], dispatch)
+        for generator in pool.generators:
+            # type: ignore[assignment]
+            generator.state = State.SERVING
+            generator.client = Client(lengths)
+        return pool
+
+    async def scene(make: Any) -> Journal:
+        dispatch = Journal()
+        fleet = make(dispatch)
+
+        async def ask(index: int) -> None:
+            await asyncio.sleep(index * 0.37)
+            rollouts = [Rollout() for _ in range(responses)]
+            prompt = Prompt(id=index, token_ids=[1], text="")
+            await fleet.generate(
+                prompt, rollouts, Sampling(n=responses), priority=index, due=0, deadline_s=1.0
+            )
+
+        await asyncio.gather(*map(ask, range(groups)))
+        return dispatch
+
+    def modelled(dispatch: Journal) -> ModelFleet:
+        return ModelFleet(
+            Simulation(
+                generators=[costs] * generators,
+                trainer=TRAINER,
+                lengths=lengths,
+                steps=1,
+                max_num_seqs=6,
+                dispatch=lambda: dispatch,
+            ),
+            lambda record: None,
+        )
+
+    model = run(scene(modelled))
+    pool = run(scene(real))
+    assert model.sent == pool.sent and len(model.sent) == groups
+    assert model.times == pytest.approx(pool.times, abs=1e-3)

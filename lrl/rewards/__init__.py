@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lrl.rewards.base import GaveUp, Reward
     from lrl.rewards.code import Code
     from lrl.rewards.function import Function, as_reward
-    from lrl.rewards.judge import Judge
+    from lrl.rewards.judge.judge import Judge
     from lrl.rewards.pool import RewardPool
     from lrl.rewards.reasoning_gym import ReasoningGym
     from lrl.rewards.reward_model import RewardModel, RewardModelServer

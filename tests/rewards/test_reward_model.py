@@ -40,7 +40,6 @@ from lrl.rewards import (  # noqa: E402
     RewardModel,
     RewardModelServer,
     RewardPool,
-    model_endpoint,  # noqa: E402
 )
 from lrl.system import job_supervisor  # noqa: E402
 from lrl.types import Chat, Fork, Prompt  # noqa: E402
@@ -67,7 +66,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 def score(model, response="r", prompt="p", **columns):

@@ -61,7 +61,13 @@ async def post(
     left_out = ["OpenAI-Organization", "OpenAI-Project"]
     left_out += ["Authorization"] if key is None else []
     headers = dict.fromkeys(left_out, openai.Omit())
-    client = _Client(url, key, timeout_s, retries, before_request)
+    client = _Client(
+        url,
+        key=key,
+        timeout_s=timeout_s,
+        retries=retries,
+        before_request=before_request,
+    )
     try:
         async with client, asyncio.timeout(deadline_s):
             return await client.post(url, body=body, cast_to=str, options={"headers": headers})

@@ -24,9 +24,9 @@ from lrl.rewards.function import OneReward, as_reward
 from lrl.rewards.job import Job, Response, WorkerSpec
 from lrl.rewards.job_state import Outcome, Scored
 from lrl.rewards.processes import Processes
+from lrl.rewards.reference import trial_response
 from lrl.rewards.remote_pool import RemoteScorers, least_busy
 from lrl.rewards.turn_rewards import TurnRewards
-from lrl.rewards.verifiers.reference import trial_response
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
 from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled

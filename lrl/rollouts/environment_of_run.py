@@ -11,7 +11,7 @@ from lrl.environments.external_agents import ExternalAgents
 from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
-from lrl.rewards.verifiers.reference import trial_response
+from lrl.rewards.reference import trial_response
 from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
 from lrl.rollouts.episode_settings import EpisodeSettings
 from lrl.rollouts.observations import (

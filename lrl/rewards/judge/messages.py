@@ -6,7 +6,7 @@ from string import Formatter
 from typing import Any
 
 from lrl.errors import ConfigError
-from lrl.rewards.verifiers.reference import written_out
+from lrl.rewards.reference import written_out
 
 
 class JudgeMessages:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from lrl.rewards.base import Reward
-from lrl.rewards.verifiers.reference import reference_of
+from lrl.rewards.reference import reference_of
 
 
 class ExactMatch(Reward):

@@ -11,10 +11,10 @@ from fractions import Fraction
 from typing import Any
 
 from lrl.rewards.base import Reward
+from lrl.rewards.reference import reference_of
 from lrl.rewards.verifiers.denials import is_withdrawn, without_denied
 from lrl.rewards.verifiers.final_answer import marked_answers
 from lrl.rewards.verifiers.number_text import numbers_in, one_number
-from lrl.rewards.verifiers.reference import reference_of
 
 _BEFORE_THE_NUMBER = re.compile(
     r"####[\s*_(\\]*(?:(?:the\s+)?(?:final\s+)?answer[\s*_]*(?:is\b)?[\s:*_(\\]*)?"

@@ -19,6 +19,7 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
 from lrl.rewards.base import GaveUp, Reward
+from lrl.rewards.reference import reference_of
 from lrl.rewards.verifiers.cpu_limit import OutOfTimeError, within
 from lrl.rewards.verifiers.expression import (
     choice_of,
@@ -30,7 +31,6 @@ from lrl.rewards.verifiers.expression import (
 )
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
 from lrl.rewards.verifiers.magnitude import TooLargeError, check_magnitude
-from lrl.rewards.verifiers.reference import reference_of
 from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right

@@ -20,6 +20,7 @@ PRIVATE = {
     "RunEnded",
     "Stopped",
     "TooLargeError",
+    "Unanswered",
 }
 """Errors that never leave the room that raises them."""
 

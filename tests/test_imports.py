@@ -74,11 +74,11 @@ def imports(root: Path) -> Graph:
 
 
 def of_folders(files: Graph, known: Mapping[str, Path]) -> Graph:
-    """The same for folders; a file at the top of lrl counts as one."""
+    """The same for folders, with the folders in them; a file at the top of lrl counts as one."""
 
     def folder(name: str) -> str:
         package = name if known[name].name == "__init__.py" else name.rpartition(".")[0]
-        return name if package == "lrl" else package
+        return name if package == "lrl" else ".".join(package.split(".")[:2])
 
     graph: Graph = {}
     for name, others in files.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from lrl.errors import ConfigError
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.final_answer import marked_answers
+from lrl.rewards.verifiers.final_answer import marked_answers
 from lrl.system.import_by_name import did_you_mean
 
 COLUMNS = ("task", "settings", "item")

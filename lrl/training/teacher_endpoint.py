@@ -7,7 +7,7 @@ import math
 from typing import Any, NamedTuple, TypeVar
 
 from lrl.errors import TeacherError
-from lrl.rewards.model_endpoint import ModelEndpoint, Trouble
+from lrl.rewards.model_endpoint import ModelEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +34,15 @@ class _EndpointOfTeacher(ModelEndpoint[T]):
     silent = False
     """Whether its last request had no answer."""
 
-    async def _wait(self, number: int, trouble: Trouble, until: float) -> None:
-        if self.retries == 0:
-            raise self._failed(trouble, "the request")
-        if not self.silent:
+    async def before_request(self, number: int) -> None:
+        if number > 1 and not self.silent:
             self.silent = True
             log.warning(
-                "The teacher at %s does not answer (%s). It is asked again, for at most %g s "
+                "The teacher at %s does not answer. It is asked again, for at most %g s "
                 "(Teacher.deadline_s).",
-                *(self.url, trouble.reason, self.deadline_s),
+                self.url,
+                self.deadline_s,
             )
-        await super()._wait(number, trouble, until)
 
     def heard(self) -> None:
         """Notes an answer."""

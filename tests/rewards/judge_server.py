@@ -99,7 +99,7 @@ def served(judge_server: JudgeServer | None = None) -> Iterator[JudgeServer]:
 
         def do_POST(self) -> None:
             text = self.rfile.read(int(self.headers["Content-Length"]))
-            headers = dict(self.headers.items())
+            headers = {name.title(): value for name, value in self.headers.items()}
             reply = judge_server.reply_to(self.path, headers, json.loads(text))
             if reply == HANG:
                 judge_server.released.wait(60)

@@ -17,7 +17,7 @@ from scenes import counted, scored  # noqa: E402
 
 from lrl.errors import ConfigError  # noqa: E402
 from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_tests, code_text  # noqa: E402
-from lrl.rewards.cpu_limit import within  # noqa: E402
+from lrl.rewards.verifiers.cpu_limit import within  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
 isolations = pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """If a verifier gives up, the response is wrong and counted, and its worker stays; an error stays
 an error.
 
-Covers lrl/rewards/math.py, math_magnitude.py.
+Covers lrl/rewards/verifiers/math.py.
 """
 
 import logging
@@ -15,13 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
+sys.path.insert(0, str(Path(__file__).parent / "verifiers"))
 
 import odd_rewards  # noqa: E402
 from scenes import counted, scored, start_afresh  # noqa: E402
-from test_math_magnitude import HUGE  # noqa: E402
+from test_magnitude import HUGE  # noqa: E402
 
 from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
-from lrl.rewards.math_magnitude import TooLargeError, check_magnitude  # noqa: E402
+from lrl.rewards.verifiers.magnitude import TooLargeError, check_magnitude  # noqa: E402
 
 GIVE_UP_S = 0.5
 LONG = [
@@ -32,6 +33,8 @@ LONG = [
     r"\prod_{k=1}^{1000000} k",
     r"\cos^{1000}(x)",
     "(x+y+z)^{40}",
+    "(x+1)^{2000}",
+    r"(\sqrt{2}+1)^{100000}",
     "0." + "3" * 5000,
     "1" * 5000,
     r"\begin{pmatrix}" + r" \\ ".join(" & ".join(["x"] * 12) for _ in range(12)) + r"\end{pmatrix}",
@@ -184,7 +187,7 @@ def test_a_users_own_reward_may_give_up():
 
 
 def test_a_text_that_is_seen_to_be_too_large_never_reaches_math_verify(monkeypatch):
-    monkeypatch.setattr("lrl.rewards.math.verify", None)
+    monkeypatch.setattr("lrl.rewards.verifiers.math.verify", None)
     for formula in HUGE:
         with pytest.raises(TooLargeError):
             check_magnitude(formula)

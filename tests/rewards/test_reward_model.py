@@ -35,7 +35,6 @@ from lrl.rewards import (  # noqa: E402
     Reward,
     RewardModel,
     RewardPool,
-    model_endpoint,  # noqa: E402
 )
 from lrl.types import Chat, Fork, Prompt  # noqa: E402
 from tests.lent_server import LentServer  # noqa: E402
@@ -58,7 +57,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 def score(model, response="r", prompt="p", **columns):

@@ -23,7 +23,6 @@ import lrl
 from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.resources import has_own_reference
 from lrl.preflight.servers import check_teacher
-from lrl.rewards import model_endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.training.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
@@ -47,8 +46,8 @@ def server() -> Iterator[TeacherServer]:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_endpoint, "FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(model_endpoint, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
 
 
 def teacher_at(url: str, **settings: Any) -> Teacher:

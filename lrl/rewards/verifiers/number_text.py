@@ -11,7 +11,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import islice
 
-from lrl.rewards.unicode_math import as_latex
+from lrl.rewards.verifiers.unicode_math import as_latex
 
 _NOISE = {r"\$": "", "$": "", "{,}": ",", r"\,": "", r"\!": ""}
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree\b")

@@ -7,10 +7,10 @@ response is bad.
 import json
 import math
 import re
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lrl.errors import ConfigError, JudgeError
-from lrl.rewards.chat_endpoint import Answer
+from lrl.rewards.judge.cache import Answer
 
 Form = Literal["json", "line"]
 _SCHEMA = {
@@ -40,16 +40,14 @@ class ScoreReader:
         highest: Score that is worth 1.
 
     Raises:
-        ConfigError: There is no such form, or no scale from `lowest` to `highest`.
+        ConfigError: There is no scale from `lowest` to `highest`.
     """
 
     def __init__(self, form: Form, lowest: float, highest: float) -> None:
         self.form = form
         self.lowest = lowest
         self.highest = highest
-        if form not in get_args(Form):
-            raise ConfigError(f"Judge.form is {form!r:.40}: give one of {', '.join(_ASKED)}.")
-        if not _is_scale(lowest, highest):
+        if not -math.inf < lowest < highest < math.inf:
             raise ConfigError(
                 f"Judge.lowest is {lowest} and Judge.highest is {highest}: give the two ends of "
                 "the judge's scale, the lower one first."
@@ -90,12 +88,6 @@ def _of_json(text: str) -> float | None:
 def _of_line(text: str) -> float | None:
     score = _LINE.fullmatch(text.strip().rpartition("\n")[2].strip())
     return float(score[1]) if score else None
-
-
-def _is_scale(lowest: object, highest: object) -> bool:
-    if not isinstance(lowest, int | float) or not isinstance(highest, int | float):
-        return False
-    return math.isfinite(lowest) and math.isfinite(highest) and lowest < highest
 
 
 def _no_score(what: str, answer: Answer) -> JudgeError:

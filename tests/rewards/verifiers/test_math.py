@@ -1,7 +1,7 @@
 """MATH's own answers are right however they are written, and verdicts on final answers are those of
 math-verify.
 
-Covers lrl/rewards/answer_words.py, denied.py, expression_text.py, final_answer.py, unicode_math.py.
+Covers lrl/rewards/verifiers/denials.py, expression.py, final_answer.py, unicode_math.py.
 """
 
 import json
@@ -13,7 +13,7 @@ from math_verify import parse, verify
 
 from lrl.rewards import GSM8K, Math
 
-DATA = Path(__file__).parents[3] / "shared/data/math500/test.jsonl"
+DATA = Path(__file__).parents[4] / "shared/data/math500/test.jsonl"
 MADE_UP = [
     {"answer": r"\frac{1}{2}", "solution": r"Half: $\boxed{\frac{1}{2}}$."},
     {

@@ -10,13 +10,10 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from lrl.errors import ConfigError, JudgeError
-from lrl.rewards.chat_endpoint import Answer
+from lrl.errors import JudgeError
 from lrl.system.best_effort import best_effort
 
 log = logging.getLogger(__name__)
@@ -24,7 +21,16 @@ log = logging.getLogger(__name__)
 CALLS = "calls"
 """Name of the file whose bytes are counted: one for each request. A byte is appended whole, so a
 process that is killed cannot damage the count."""
+LONGEST_HOLD_S = 10.0
 _POLL_S = 0.01
+
+
+class Answer(NamedTuple):
+    """The answer of a model."""
+
+    text: str
+    finish_reason: str
+    """`stop`, or `length` if it was cut."""
 
 
 class JudgeCache:
@@ -32,21 +38,14 @@ class JudgeCache:
 
     Args:
         folder: The folder; it is made if it is not there.
-
-    Raises:
-        ConfigError: There can be no such folder, or this user cannot write there.
+        max_calls: Requests that may be sent, over processes and runs; None for no limit.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, max_calls: int | None) -> None:
         self.folder = Path(folder).expanduser().absolute()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / CALLS).touch()
-        except OSError as error:
-            raise ConfigError(
-                f"Judge.cache is {str(folder)!r}: {error.strerror}; give a folder in which this "
-                "user can write."
-            ) from error
+        self.max_calls = max_calls
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / CALLS).touch()
 
     def read(self, request: dict[str, Any]) -> Answer | None:
         """Returns the answer to a request; None if there is none, or its file is damaged."""
@@ -73,37 +72,25 @@ class JudgeCache:
             draft.write_text(json.dumps(answer._asdict()))
             draft.rename(file)
 
-    def _file(self, request: dict[str, Any]) -> Path:
-        text = json.dumps(request, sort_keys=True)
-        name = hashlib.sha256(text.encode()).hexdigest()
-        # A folder for each first two letters: a run may have millions.
-        return self.folder / name[:2] / f"{name}.json"
-
-
-class CallBudget:
-    """Counts requests in the folder of a cache, over processes and runs.
-
-    Args:
-        folder: The folder of a `JudgeCache`.
-        max_calls: Requests that may be sent; None for no limit.
-    """
-
-    def __init__(self, folder: Path, max_calls: int | None) -> None:
-        self.folder = folder
-        self.max_calls = max_calls
-
-    async def take(self, until: float) -> None:
+    async def count(self) -> None:
         """Counts one more request.
-
-        Args:
-            until: Time on the loop's clock at which other processes must have let the file go.
 
         Raises:
             JudgeError: Of kind `judge_budget`: all requests are used, or the folder is not that of
-                the process that has made the reward. Of kind `judge_failed` at the time `until`.
+                the process that has made the reward. Of kind `judge_failed`: another process holds
+                the count.
         """
-        with self._opened() as file:
-            await _lock(file, until)
+        try:
+            # Not made here: on a machine with another folder it would begin at 0.
+            file = os.open(self.folder / CALLS, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError as error:
+            raise JudgeError(
+                "judge_budget",
+                f"{error}: Judge.cache must be a folder that all machines with reward workers "
+                "share, and stay in a run",
+            ) from error
+        try:
+            await _lock(file)
             if self.max_calls is not None and os.fstat(file).st_size >= self.max_calls:
                 raise JudgeError(
                     "judge_budget",
@@ -111,27 +98,20 @@ class CallBudget:
                     f"in {self.folder / CALLS})",
                 )
             os.write(file, b".")
-
-    @contextmanager
-    def _opened(self) -> Iterator[int]:
-        try:
-            # Not made here: on a machine with another folder it would begin at 0.
-            file = os.open(self.folder / CALLS, os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:
-            raise JudgeError(
-                "judge_budget",
-                f"{self.folder / CALLS}, which counts the requests, is not there: Judge.cache must "
-                "be a folder that all machines with reward workers share, and stay in a run",
-            ) from None
-        try:
-            yield file
         finally:
             os.close(file)  # and with it the lock
 
+    def _file(self, request: dict[str, Any]) -> Path:
+        text = json.dumps(request, sort_keys=True)
+        name = hashlib.sha256(text.encode()).hexdigest()
+        # A folder for each first two letters: a run may have millions.
+        return self.folder / name[:2] / f"{name}.json"
 
-async def _lock(file: int, until: float) -> None:
+
+async def _lock(file: int) -> None:
     """Locks a file. Others hold it for the moment of a write, or are stopped."""
     loop = asyncio.get_running_loop()
+    until = loop.time() + LONGEST_HOLD_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lrl.rewards.cpu_limit import OutOfTimeError, within
+from lrl.rewards.verifiers.cpu_limit import OutOfTimeError, within
 
 
 def compute():

@@ -2,7 +2,7 @@ r"""Mathematics: two expressions are equal if math-verify (sympy) can show it, h
 written.
 
 Only the final answer of a response is parsed (`final_answer`). Answers in words are compared as
-text (`answer_words`).
+text (`expression.words_of`).
 
 A policy also writes expressions that no verifier can work out. Then the verifier gives up, and the
 response is wrong. Numbers that are too large are found in the text. Any other computation that
@@ -18,13 +18,19 @@ from typing import Any
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
 
-from lrl.rewards.answer_words import choice_of, words_of
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.cpu_limit import OutOfTimeError, within
-from lrl.rewards.expression_text import cleaned, comparable, has_letters, is_readable
-from lrl.rewards.final_answer import final_answers, marked_answers
-from lrl.rewards.math_magnitude import TooLargeError, check_magnitude
 from lrl.rewards.reference import reference_of
+from lrl.rewards.verifiers.cpu_limit import OutOfTimeError, within
+from lrl.rewards.verifiers.expression import (
+    choice_of,
+    cleaned,
+    comparable,
+    has_letters,
+    is_readable,
+    words_of,
+)
+from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
+from lrl.rewards.verifiers.magnitude import TooLargeError, check_magnitude
 from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right

@@ -8,10 +8,6 @@ from typing import Any
 from lrl.errors import ConfigError
 from lrl.rewards.reference import written_out
 
-Messages = list[dict[str, str]]
-_Piece = tuple[str, str | None]
-"""A text, and the name behind it; None at the end."""
-
 
 class JudgeMessages:
     """Writes the messages of a request.
@@ -22,15 +18,15 @@ class JudgeMessages:
         asked: The end of the user's message, as it is: in which form the judge answers.
 
     Raises:
-        ConfigError: One of the first two is no template, or none has `{response}`.
+        ConfigError: A template has a brace alone, or none has `{response}`.
     """
 
     def __init__(self, template: str, system: str | None, asked: str) -> None:
-        pieces = [*_pieces("template", template), (f"\n\n{asked}", None)]
-        self.texts = [("user", pieces)]
-        if system is not None:
-            self.texts.insert(0, ("system", _pieces("system", system)))
-        self.names = {name for _, pieces in self.texts for _, name in pieces if name is not None}
+        self.templates = (
+            {"user": template} if system is None else {"system": system, "user": template}
+        )
+        self.asked = asked
+        self.names = set().union(*map(_names_in, self.templates.values()))
         """Names of the values that it needs."""
         if "response" not in self.names:
             raise ConfigError(
@@ -38,7 +34,7 @@ class JudgeMessages:
                 "see what it scores. Write {response} where the response belongs."
             )
 
-    def written(self, values: Mapping[str, Any]) -> Messages:
+    def written(self, values: Mapping[str, Any]) -> list[dict[str, str]]:
         """Returns the messages.
 
         Args:
@@ -48,10 +44,11 @@ class JudgeMessages:
             ValueError: A name has no value, or one without a text.
         """
         texts = {name: text_of(values, name) for name in self.names}
-        messages = []
-        for role, pieces in self.texts:
-            content = "".join(text + ("" if name is None else texts[name]) for text, name in pieces)
-            messages.append({"role": role, "content": content})
+        messages = [
+            {"role": role, "content": template.format_map(texts)}
+            for role, template in self.templates.items()
+        ]
+        messages[-1]["content"] += f"\n\n{self.asked}"
         return messages
 
 
@@ -75,29 +72,16 @@ def text_of(values: Mapping[str, Any], name: str) -> str:
         raise ValueError(f"the column `{name}` is no text for the judge: {error}") from error
 
 
-def _pieces(setting: str, text: str) -> list[_Piece]:
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(f"Judge.{setting} is {text!r:.80}: give a text.")
+def _names_in(template: str) -> set[str]:
     try:
-        parsed = list(Formatter().parse(text))
+        fields = [field[1:] for field in Formatter().parse(template) if field[1] is not None]
+        if any(
+            form or conversion or not str(name).isidentifier() for name, form, conversion in fields
+        ):
+            raise ValueError("braces around what is no name")
     except ValueError as error:
         raise ConfigError(
-            f"Judge.{setting} is {text!r:.80}, which is no template ({error}): write {{{{ and }}}} "
-            "for braces that are no name."
+            f"Judge.template or Judge.system is {template!r:.80} ({error}): write {{prompt}}, "
+            "{response} or a column in braces, and {{ and }} for braces that are no name."
         ) from error
-    for _, name, form, conversion in parsed:
-        if name is not None and (form or conversion or not name.isidentifier()):
-            raise ConfigError(
-                f"Judge.{setting} has {{{_as_typed(name, form, conversion)}}}, which is no name: "
-                "write {prompt}, {response} or a column in braces, and {{ and }} for braces that "
-                "are no name."
-            )
-    return [(text, name) for text, name, _, _ in parsed]
-
-
-def _as_typed(name: str, form: str | None, conversion: str | None) -> str:
-    """Returns what stands between two braces, shortened."""
-    typed = name
-    typed += f"!{conversion}" if conversion else ""
-    typed += f":{form}" if form else ""
-    return f"{typed:.40}"
+    return {str(name) for name, _, _ in fields}

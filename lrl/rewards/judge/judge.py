@@ -1,27 +1,22 @@
 """A language model as a reward: it reads the response and writes a score."""
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from lrl.errors import ConfigError
 from lrl.rewards.base import Reward
-from lrl.rewards.chat_endpoint import ChatEndpoint
-from lrl.rewards.judge_cache import CallBudget, JudgeCache
-from lrl.rewards.judge_messages import JudgeMessages, text_of
-from lrl.rewards.judge_score import Form, ScoreReader
+from lrl.rewards.judge.cache import JudgeCache
+from lrl.rewards.judge.endpoint import ChatEndpoint
+from lrl.rewards.judge.messages import JudgeMessages, text_of
+from lrl.rewards.judge.score import Form, ScoreReader
 from lrl.system.config_errors import at_least
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
 """Names that a template may have besides the columns of the row."""
-SET_ELSEWHERE = {
-    "model": "Judge.model",
-    "messages": "Judge.template and Judge.system",
-    "temperature": "Judge.temperature",
-    "max_tokens": "Judge.max_tokens",
-    "response_format": "Judge.form",
+NOT_A_PARAMETER = {
+    *("model", "messages", "temperature", "max_tokens", "response_format"),  # settings of their own
+    *("n", "stream"),  # a judge gives one whole answer
 }
-ONE_WHOLE_ANSWER = ("n", "stream")
 
 
 class Judge(Reward):
@@ -89,17 +84,32 @@ class Judge(Reward):
         self.deadline_s = deadline_s
         self._reader = ScoreReader(form, lowest, highest)
         self._messages = JudgeMessages(template, system, self._reader.asked)
+        if clash := NOT_A_PARAMETER & set(parameters or {}):
+            raise ConfigError(
+                f"Judge.parameters has {min(clash)!r}: leave it out, and see the judge's settings."
+            )
+        if max_calls is not None and cache is None:
+            raise ConfigError(
+                f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in "
+                "which all processes of a run, and those that resume it, count their requests."
+            )
+        own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+        own = {name: value for name, value in own.items() if value is not None}
+        self._fields = own | (parameters or {}) | self._reader.fields
+        self._cache = None if cache is None else JudgeCache(cache, max_calls)
         self._endpoint = ChatEndpoint(
-            url, api_key_env, timeout_s=timeout_s, retries=retries, deadline_s=deadline_s
+            url,
+            api_key_env,
+            timeout_s=timeout_s,
+            retries=retries,
+            deadline_s=deadline_s,
+            cache=self._cache,
         )
-        self._fields = _fields(model, temperature, max_tokens, parameters) | self._reader.fields
-        self._cache = None if cache is None else JudgeCache(cache)
-        self._budget = _budget(self._cache, max_calls)
 
     def __repr__(self) -> str:
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
-        asked = (self._endpoint.url, self._fields, self._messages.texts)
+        asked = (self._endpoint.url, self._fields, self._messages.templates)
         read = (self._reader.lowest, self._reader.highest)
         return f"Judge{(*asked, *read, self.weight, self.name)}"
 
@@ -124,52 +134,8 @@ class Judge(Reward):
         kept = None if self._cache is None else self._cache.read(request)
         if kept is not None:
             return self._reader.score(kept)
-        answer = await self._endpoint.answer(body, before_request=self._count)
+        answer = await self._endpoint.answer(body)
         score = self._reader.score(answer)
         if self._cache is not None:
             self._cache.write(request, answer)
         return score
-
-    async def _count(self, until: float) -> None:
-        if self._budget is not None:
-            await self._budget.take(until)
-
-
-def _budget(cache: JudgeCache | None, max_calls: int | None) -> CallBudget | None:
-    if cache is not None:
-        return CallBudget(cache.folder, max_calls)
-    if max_calls is not None:
-        raise ConfigError(
-            f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in which "
-            "all processes of a run, and those that resume it, count their requests."
-        )
-    return None
-
-
-def _fields(
-    model: str,
-    temperature: float | None,
-    max_tokens: int | None,
-    parameters: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Returns the request without its messages."""
-    if not isinstance(model, str) or not model.strip():
-        raise ConfigError(f"Judge.model is {model!r}: give the name of a model at Judge.url.")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise ConfigError(f"Judge.parameters is {parameters!r:.80}: give fields and their values.")
-    parameters = parameters or {}
-    for field in parameters:
-        if field in SET_ELSEWHERE:
-            raise ConfigError(f"Judge.parameters has {field!r}: set {SET_ELSEWHERE[field]} for it.")
-        if field in ONE_WHOLE_ANSWER:
-            raise ConfigError(
-                f"Judge.parameters has {field!r}: leave it out; a judge gives one whole answer."
-            )
-    try:
-        json.dumps(parameters, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"Judge.parameters is {parameters!r:.80}, which is not JSON: {error}."
-        ) from error
-    own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-    return {name: value for name, value in own.items() if value is not None} | parameters

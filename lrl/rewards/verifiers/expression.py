@@ -3,12 +3,16 @@ r"""The text of one expression, made ready for math-verify's parser.
 The parser adds numbers that stand side by side (`5 7` and `5(7)` are 12) and ignores the base of a
 number (`52_8` is 52), so both are treated here. So are units: the parser's own list has single
 letters, and would make 3 of `3t`.
+
+Answers in words (`\text{east}`, `no solution`, `(C)`) are compared as text: the parser reads `east`
+as the product e·a·s·t, which is that of `seat`, too.
 """
 
 import re
+import unicodedata
 
-from lrl.rewards.number_text import SPACED_THOUSANDS, TEXT
-from lrl.rewards.unicode_math import as_latex
+from lrl.rewards.verifiers.number_text import SPACED_THOUSANDS, TEXT, TEXT_GROUP
+from lrl.rewards.verifiers.unicode_math import as_latex
 
 _PLAIN_PI = re.compile(
     r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])"
@@ -148,3 +152,49 @@ def _without_unit(text: str) -> str:
 def _first_group(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.fullmatch(text)
     return match[1] if match else text
+
+
+_WORD = r"[^\W\d_]+(?:['-][^\W\d_]+)*"
+_WORDS = re.compile(rf"{_WORD}(?: {_WORD})*")
+_SEPARATOR = re.compile(r",|;|\b(?:and|or)\b")
+_CHOICE = re.compile(r"\(([a-zA-Z])\)(?=\s*(?:$|[\w\\.:]))")
+_IN_BRACKETS = re.compile(r"[\[(](.*)[\])]")
+_MARKUP = re.compile(r"\\[,;:! ]|\\q?quad\b|[$*`\"~{}]")
+_FEWEST_LETTERS = 3
+r"""Of a word outside of `\text{}`; `xy` is a product."""
+_SHORT_WORDS = {"no", "on", "up", "ok", "us", "uk"}
+_ARTICLE = re.compile(r"(?:the|an?) (?=\w\w)", re.IGNORECASE)
+
+
+def words_of(text: str, fewest_letters: int = _FEWEST_LETTERS) -> frozenset[str] | None:
+    r"""Returns the answers in words, in lower case and without an article; None for a formula.
+
+    Letters outside of `\text{}` are words if `fewest_letters` or more of them are together.
+    """
+    parts = [_without_brackets(part) for part in _SEPARATOR.split(TEXT_GROUP.sub(r" \1 ", text))]
+    if not all(_WORDS.fullmatch(part) for part in parts):
+        return None
+    outside = TEXT_GROUP.sub("", text)
+    words = [word.casefold() for part in parts for word in part.split()]
+    are_words = max(map(len, words)) >= fewest_letters or not _SHORT_WORDS.isdisjoint(words)
+    if not are_words and any(map(str.isalpha, outside)):
+        return None
+    return frozenset(_ARTICLE.sub("", part).casefold() for part in parts)
+
+
+def choice_of(text: str) -> str | None:
+    r"""Returns the letter of a choice (`(C)` or `\textbf{(C)}\ 25`) in lower case, or None."""
+    choice = _CHOICE.match(_without_markup(TEXT_GROUP.sub(r" \1 ", text)))
+    return choice[1].casefold() if choice else None
+
+
+def _without_brackets(text: str) -> str:
+    """Returns one answer in words, without markup and brackets around it."""
+    text = _without_markup(unicodedata.normalize("NFKC", text)).rstrip(". ")
+    bracket = _IN_BRACKETS.fullmatch(text)
+    return bracket[1].strip() if bracket else text
+
+
+def _without_markup(text: str) -> str:
+    """Returns the text without LaTeX's spaces and marks, with single spaces."""
+    return " ".join(_MARKUP.sub(" ", text).split())

@@ -1,21 +1,14 @@
-"""A language model behind an OpenAI-compatible endpoint: one answer to one request."""
+"""The endpoint of a judge: one answer of a language model to one request."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from lrl.errors import JudgeError
+from lrl.rewards.judge.cache import Answer, JudgeCache
 from lrl.rewards.model_endpoint import ModelEndpoint
 
 
-class Answer(NamedTuple):
-    """The answer of a model."""
-
-    text: str
-    finish_reason: str
-    """`stop`, or `length` if it was cut."""
-
-
 class ChatEndpoint(ModelEndpoint[Answer]):
-    """The endpoint of a judge; see `ModelEndpoint`."""
+    """See `ModelEndpoint`."""
 
     owner = "Judge"
     kind = "judge"
@@ -29,10 +22,17 @@ class ChatEndpoint(ModelEndpoint[Answer]):
         401: "Set the key in the environment variable that Judge.api_key_env names",
         403: "Set a key with access to Judge.model in the variable that Judge.api_key_env names",
         404: "See Judge.url and Judge.model",
-        405: "See Judge.url",
         413: "The response is too long for the judge",
         422: "See Judge.parameters",
     }
+
+    def __init__(self, *args: Any, cache: JudgeCache | None, **limits: Any) -> None:
+        super().__init__(*args, **limits)
+        self.cache = cache
+
+    async def before_request(self, number: int) -> None:
+        if self.cache is not None:
+            await self.cache.count()
 
     def read(self, found: Any) -> Answer:
         choice = found["choices"][0]

@@ -12,7 +12,7 @@ The first of these forms that the response has decides, right or wrong:
    that is an answer in words.
 
 What the response has written before, and may have withdrawn, does not count, and nor does what it
-denies (`denied`).
+denies ("not 42").
 """
 
 import re
@@ -20,10 +20,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from lrl.rewards.answer_words import words_of
-from lrl.rewards.denied import FORMULA, is_withdrawn, without_denied
-from lrl.rewards.expression_text import has_letters, unit_at
-from lrl.rewards.number_text import numbers_in
+from lrl.rewards.verifiers.denials import FORMULA, is_withdrawn, without_denied
+from lrl.rewards.verifiers.expression import has_letters, unit_at, words_of
+from lrl.rewards.verifiers.number_text import numbers_in
 
 _MARK = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*|<answer>", re.IGNORECASE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)

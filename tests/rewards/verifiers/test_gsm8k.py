@@ -1,6 +1,6 @@
 """GSM8K's own answers are right, others are wrong, and the notation of a number does not matter.
 
-Covers lrl/rewards/number_text.py.
+Covers lrl/rewards/verifiers/number_text.py.
 """
 
 import json
@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrl.rewards import GSM8K
-from lrl.rewards.gsm8k import final_number
+from lrl.rewards.verifiers.gsm8k import final_number
 
-DATA = Path(__file__).parents[3] / "shared/data/gsm8k/test.jsonl"
+DATA = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
 MADE_UP = [
     "Two and two make 2+2=<<2+2=4>>4.\n#### 4",
     "She pays $1,000 and $250, so 1000+250=<<1000+250=1250>>1250.\n#### 1,250",

@@ -2,7 +2,7 @@ r"""Grade-school arithmetic: the answer is one number, and only the number count
 
 It is searched in this order: in the last box or answer tag (`final_answer`), after the last `#### `
 (the form of the data set), then anywhere (the last number counts). The first form found decides,
-right or wrong; what the response denies (`denied`) is not read.
+right or wrong; what the response denies ("not 42") is not read.
 """
 
 import re
@@ -11,10 +11,10 @@ from fractions import Fraction
 from typing import Any
 
 from lrl.rewards.base import Reward
-from lrl.rewards.denied import is_withdrawn, without_denied
-from lrl.rewards.final_answer import marked_answers
-from lrl.rewards.number_text import numbers_in, one_number
 from lrl.rewards.reference import reference_of
+from lrl.rewards.verifiers.denials import is_withdrawn, without_denied
+from lrl.rewards.verifiers.final_answer import marked_answers
+from lrl.rewards.verifiers.number_text import numbers_in, one_number
 
 _BEFORE_THE_NUMBER = re.compile(
     r"####[\s*_(\\]*(?:(?:the\s+)?(?:final\s+)?answer[\s*_]*(?:is\b)?[\s:*_(\\]*)?"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from lrl.rewards.sandbox.seccomp import ARCHITECTURES
 
@@ -37,13 +36,6 @@ _ANSWER_S = 20.0
 _PREFIXES = (
     "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.base_exec_prefix]))"
 )
-
-
-class Interpreter(NamedTuple):
-    """A Python, and the folders outside of /usr that it needs."""
-
-    path: str
-    folders: tuple[str, ...]
 
 
 def bwrap_command(folders: tuple[str, ...], filter_file: int) -> list[str]:
@@ -99,8 +91,8 @@ def _files(folders: tuple[str, ...]) -> Iterator[str]:
 
 
 @functools.cache
-def interpreter(python: str, for_others: bool) -> Interpreter:
-    """Returns the Python of a sandbox.
+def interpreter(python: str, for_others: bool) -> tuple[str, tuple[str, ...]]:
+    """Returns the Python of a sandbox, and the folders outside of /usr that it needs.
 
     Args:
         python: Path of an interpreter; empty for the one of this process without its packages, or
@@ -125,7 +117,7 @@ def interpreter(python: str, for_others: bool) -> Interpreter:
     outside = tuple(each for each in prefixes if not Path(each).is_relative_to("/usr"))
     if "/" in outside:
         raise RuntimeError("the interpreter's folder is /: all files would be in the sandbox")
-    return Interpreter(os.path.abspath(path), outside)
+    return os.path.abspath(path), outside
 
 
 def _is_open_to_others(path: str) -> bool:

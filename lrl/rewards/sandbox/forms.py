@@ -16,12 +16,6 @@ from typing import Any, NamedTuple
 
 from lrl.rewards.sandbox.session import MODULES, Step
 
-_FORMS = (
-    "Python source with asserts, a list of sources, `check(candidate)` with a column `entry_point`, "
-    "functions of pytest, classes of unittest, or pairs: a list of [input, output] or of "
-    '{"input": text, "output": text}, {"inputs": list, "outputs": list} (with "fn_name" for calls), '
-    "and JSON text of these"
-)
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 _NAMES_OF_FUNCTIONS = ("fn_name", "func_name", "entry_point")
 _CALLED = ("functional", "function_call")
@@ -104,7 +98,8 @@ def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
         return _tests(_opened(value), columns)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"the column `{name}` is {value!r:.200}: {error}. Code takes {_FORMS}"
+            f"the column `{name}` is {value!r:.200}: {error}. docs/rewards.md, section Code, has the "
+            "forms that are read"
         ) from error
 
 

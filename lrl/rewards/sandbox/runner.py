@@ -9,7 +9,7 @@ then for each run whether it has tests, and the tests. The answers are lines of 
     ["passed", NUMBER]        of a test
     ["unfit", REASON]         the tests lack something here, whatever the program
     ["ended", STATUS, LIMIT]  LIMIT has ended this run, if it is not empty
-    ["over", LIMIT]           a limit of all runs together has ended the last one
+    ["over", 0, LIMIT]        a limit of all runs together has ended the last one
     ["busy"]                  so has the time, but the machine is to blame
 
 Tests run in a process beside the program's. It alone reads them, and calls the program.
@@ -126,10 +126,10 @@ class Watch:
         status = next((status for _, status, _ in ends if status), 0)
         return broken or ("ended", os.waitstatus_to_exitcode(status), self._broken_cpu(ends))
 
-    def _until_ended(self, pid: int) -> tuple[str, ...]:
+    def _until_ended(self, pid: int) -> tuple[Any, ...]:
         """Returns the answer if a limit is broken before."""
         end = os.pidfd_open(pid)
-        broken: tuple[str, ...] = ()
+        broken: tuple[Any, ...] = ()
         while not broken and not select.select([end], [], [], _POLL_S)[0]:
             broken = self._broken_size() or self._broken_time()
         os.close(end)
@@ -141,7 +141,7 @@ class Watch:
         run_s = time.monotonic() - self._began
         return counted_s + run_s - sum(map(waited_s, self._pids)), wall_s + run_s
 
-    def _broken_time(self) -> tuple[str, ...]:
+    def _broken_time(self) -> tuple[Any, ...]:
         timeout_s = self._job["timeout_s"]
         counted_s, wall_s = self._seconds()
         if counted_s <= timeout_s and wall_s <= 2 * timeout_s:
@@ -150,15 +150,15 @@ class Watch:
         # More of them may have taken the processor from each other.
         is_alone = not self._is_isolated or len(processes) <= 1 + len(self._pids)
         is_busy = counted_s <= timeout_s and is_alone
-        return ("busy",) if is_busy else ("over", f"the time limit of {timeout_s:g} s")
+        return ("busy",) if is_busy else ("over", 0, f"the time limit of {timeout_s:g} s")
 
-    def _broken_size(self) -> tuple[str, ...]:
+    def _broken_size(self) -> tuple[Any, ...]:
         most = self._job["max_output_bytes"]
         if os.fstat(1).st_size + os.fstat(2).st_size > most:
-            return "over", f"the limit of {most} bytes of output"
+            return "over", 0, f"the limit of {most} bytes of output"
         places = map(os.statvfs, _FOLDERS if self._is_isolated else ())
         if sum(place.f_files - place.f_ffree for place in places) > _MOST_FILES:
-            return "over", f"the limit of {_MOST_FILES} files"
+            return "over", 0, f"the limit of {_MOST_FILES} files"
         return ()
 
     def _broken_cpu(self, ends: Any) -> str:

@@ -99,7 +99,7 @@ class Sandbox:
     @property
     def interpreter_path(self) -> str:
         """The Python that runs in it; raises RuntimeError if there is none."""
-        return interpreter(self.python, self.user is not None).path
+        return interpreter(self.python, self.user is not None)[0]
 
     def fault(self) -> str:
         """Returns why a small program does not run here; empty if it does. What has worked in this
@@ -214,27 +214,28 @@ class Session:
                 case ["busy"]:
                     raise TimeoutError(
                         "the machine is too busy: it gave the program no processor for half of "
-                        f"{2 * self._sandbox.timeout_s:g} s. Lower data.reward_workers, or raise timeout_s"
+                        f"{2 * self._sandbox.timeout_s:g} s. Lower data.reward_workers, or raise "
+                        "timeout_s"
                     )
-                case ["over", limit]:
-                    return self._run(passed, unfit, limit=limit, is_last=True)
-                case ["ended", status, limit]:
+                case ["ended" | "over" as kind, status, limit]:
                     if status == -signal.SIGKILL and not limit and oom_kills != _oom_kills():
-                        raise RuntimeError(
-                            "Linux has ended the program: the machine is out of memory"
-                        )
-                    return self._run(passed, unfit, limit=limit, status=status)
-
-    def _run(
-        self, passed: set[int], unfit: str, limit: str, status: int = 0, is_last: bool = False
-    ) -> Run:
+                        raise RuntimeError("Linux has ended the program: it is out of memory")
+                    break
         error = self._last_error()
         if error.startswith("MemoryError"):
             limit = limit or f"the limit of {self._sandbox.memory_mib} MiB of memory"
         output = os.pread(self._files[1], self._sandbox.max_output_bytes, 0)
         for file in self._files[1:]:
             os.ftruncate(file, 0)
-        return Run(output, error, status, limit, is_last, frozenset(passed), unfit)
+        return Run(
+            output=output,
+            error=error,
+            status=status,
+            limit=limit,
+            is_last=kind == "over",
+            passed=frozenset(passed),
+            unfit=unfit,
+        )
 
     def _last_error(self) -> str:
         text = os.pread(self._files[2], self._sandbox.max_output_bytes, 0)
@@ -266,15 +267,15 @@ class Session:
 
     def _started(self, link: int, resources: ExitStack) -> subprocess.Popen[bytes]:
         sandbox = self._sandbox
-        python = interpreter(sandbox.python, sandbox.user is not None)
-        command = [python.path, *_OPTIONS, "-c", RUNNER, str(link)]
+        python, folders = interpreter(sandbox.python, sandbox.user is not None)
+        command = [python, *_OPTIONS, "-c", RUNNER, str(link)]
         owner = os.getpid()
         stdin, stdout, stderr = self._files
         with ExitStack() as until_started:
             if sandbox.is_isolated:
                 folder = "/"
                 rules = _memory_file(until_started)
-                command = [*bwrap_command(python.folders, rules), *command]
+                command = [*bwrap_command(folders, rules), *command]
                 os.write(rules, seccomp_filter(platform.machine()))
                 os.lseek(rules, 0, os.SEEK_SET)
                 files = [link, rules]

@@ -247,7 +247,7 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
     async def play(made: EnvironmentPool) -> str:
         one, other = made.open(PROMPT), made.open(PROMPT)
         await asyncio.gather(one.begin(), other.begin())
-        os.kill(one._player._process.pid or 0, signal.SIGKILL)
+        os.kill(one._player._progress.worker, signal.SIGKILL)
         both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
         assert both[0] == both[1]
         return both[0]

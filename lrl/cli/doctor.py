@@ -291,10 +291,12 @@ def hub() -> Check:
 
 def sandbox() -> Check:
     """Runs a small program in the sandbox of `lrl.rewards.Code`; other rewards do without it."""
-    from lrl.rewards.sandbox import Sandbox
+    from lrl.rewards.sandbox.session import Sandbox
 
     kind = Sandbox()
     if fault := kind.fault():
-        found = f"{fault.found}; only lrl.rewards.Code needs it"
-        return Check("sandbox", "warning", found, fault.remedy)
+        found = f"{fault}; only lrl.rewards.Code needs it"
+        tried = "bwrap --unshare-all --ro-bind / / true"
+        remedy = "sudo apt-get install bubblewrap" if "bwrap is not" in fault else tried
+        return Check("sandbox", "warning", found, remedy)
     return Check("sandbox", "ok", f"bubblewrap runs {kind.interpreter_path}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from numbers import Real
@@ -18,6 +20,7 @@ from lrl.environments.agent_server import AgentAddress, server_of_this_process
 from lrl.environments.base import Environment, Policy
 from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.errors import ConfigError
+from lrl.system import reaper
 from lrl.system.import_by_name import function
 
 MOST_THREADS = 256
@@ -25,6 +28,8 @@ MOST_THREADS = 256
 data.environment_memory_gib."""
 THREAD_END_S = 60.0
 """Seconds that the thread of an episode that has ended gets to end; then its process ends."""
+_playing: list[float] = []
+"""When the episodes of this process have begun."""
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")
 
 
@@ -43,7 +48,7 @@ class Agent(Environment):
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
             is called with the keywords `prompt`, `base_url`, `api_key` and the columns of the row,
             and returns a reward, or None. The first three win over columns of their names. A plain
-            one runs in a thread.
+            one runs in a thread. The processes that it starts end with its episode.
         command: A program and its arguments, in the place of `agent`. It finds OPENAI_BASE_URL and
             OPENAI_API_KEY in its environment and the row as JSON on its standard input. A last line
             `{"reward": 0.5}` of its output is the reward.
@@ -100,8 +105,15 @@ class Agent(Environment):
         """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
         server = await server_of_this_process()
-        async with server.serving(conversation) as address:
-            return _reward(await self._run(address, prompt, columns))
+        began = time.clock_gettime(time.CLOCK_BOOTTIME)
+        _playing.append(began)
+        try:
+            async with server.serving(conversation) as address:
+                return _reward(await self._run(address, prompt, columns))
+        finally:
+            _playing.remove(began)
+            # A process that began while another episode played may be that one's.
+            reaper.end_children(since=began, before=min(_playing, default=math.inf))
 
     async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
         if self.command is not None:

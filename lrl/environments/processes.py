@@ -151,7 +151,7 @@ class EnvironmentProcess:
         """Ends the process with the run. May be called on any thread, and twice."""
         self._ending = True
         self._lost = "the run has ended its processes"
-        self._process.kill()
+        self._process.terminate()
         self._process.join(_END_S)
 
     async def _listen(self) -> None:
@@ -201,14 +201,14 @@ class EnvironmentProcess:
 
     async def _watch(self) -> None:
         """Kills the process if the code of an episode runs for too long, or nothing replies."""
-        stretch, clock = 0, ProcessClock(self._process.pid or 0)
+        stretch, clock = 0, ProcessClock(self._progress.worker)
         latest_s = self._spec.silence_s
         while not self._ending:
             await asyncio.sleep(min(_POLL_S, self._spec.timeout_s / 4))
             progress = self._progress
             if not progress.episode or progress.stretch != stretch:
                 stretch = progress.stretch
-                clock = ProcessClock(self._process.pid or 0)
+                clock = ProcessClock(self._progress.worker)
             elif clock.seconds > self._spec.timeout_s:
                 await self._end("tool_timeout", f"no reply after {self._spec.timeout_s:g} s")
             if any(time.monotonic() - since > latest_s for _, since in self._asked.values()):
@@ -226,7 +226,7 @@ class EnvironmentProcess:
             while self._process.exitcode is None and time.monotonic() < end:
                 await asyncio.sleep(0.01)
             why = self._cause()
-        self._process.kill()
+        self._process.terminate()
         self._lost = why
         log.warning("A process of the environment is replaced: %s", why)
         self._ended_by_episode = running in self._asked

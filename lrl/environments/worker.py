@@ -25,7 +25,9 @@ from typing import Any
 
 from lrl.environments.base import Environment, ToolCall, Written
 from lrl.environments.play import Play, Reply
+from lrl.system import reaper
 from lrl.system.foreign_code import OUT_OF_MEMORY, bind, limit_memory, message_of, where_raised
+from lrl.system.parent_death import die_with
 from lrl.system.process_clock import ProcessClock
 
 LONGEST_LINE = 2**26
@@ -63,19 +65,27 @@ class Progress(ctypes.Structure):
     """The code that runs in the process, in memory that rank 0 reads."""
 
     _fields_ = [
+        ("worker", ctypes.c_int64),  # its process id
         ("episode", ctypes.c_int64),  # whose code runs now; 0 if none
         ("stretch", ctypes.c_int64),  # counts how often one has begun to run
     ]
 
 
 def main(connection: socket.socket, spec: WorkerSpec, trainer: int, progress: Progress) -> None:
-    """Serves rank 0, the process `trainer`, until the connection ends."""
-    bind(trainer)
+    """Serves rank 0, the process `trainer`, until the connection ends; its parent then ends what the
+    environment has started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
+    die_with(trainer, signal.SIGTERM)
+    parent = os.getpid()
+    reaper.fork()
+    bind(parent)
+    progress.worker = os.getpid()
     try:
         environment: Environment | str = pickle.loads(spec.environment)
     except Exception as error:
         environment = f"{message_of(error)}{where_raised(error)}"
+    if isinstance(environment, Environment) and environment.writes_prompt:
+        reaper.adopt_orphans()  # an agent's processes end with its episode, before this one
     limit_memory(spec.memory_gib)
     asyncio.run(_serve(connection, environment, spec.timeout_s, progress))
 

@@ -5,23 +5,24 @@ process, no memory, no processor) is an error, and never a reward.
 """
 
 import logging
-import math
+import re
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from lrl.rewards.base import GaveUp, Reward
-from lrl.rewards.code_tests import Pair, Tests, tests_in
-from lrl.rewards.code_text import is_same_output, program_in
-from lrl.rewards.sandbox import Sandbox
-from lrl.rewards.sandbox_session import Limits, Run, SandboxSession
+from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
+from lrl.rewards.sandbox.session import Run, Sandbox, Session
 from lrl.system.config_errors import fault
 
 log = logging.getLogger(__name__)
 
-Isolation = Literal["bubblewrap", "none"]
-_LEAST_MEMORY_MIB = 32
 _TRIED_ROWS = 16
 """Rows whose tests are tried before a run; those of the others when they are first used."""
+# Without a step back (`+` behind each): a policy writes lines of any length, and the time would grow
+# with its square.
+_FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^`]*+")
+_PYTHON = ("python", "py", "python3")
 
 
 class Verdict(NamedTuple):
@@ -77,7 +78,7 @@ class Code(Reward):
         cpu_s: int = 2,
         max_processes: int = 8,
         max_output_bytes: int = 2**20,
-        isolation: Isolation = "bubblewrap",
+        isolation: Literal["bubblewrap", "none"] = "bubblewrap",
         python: str = "",
     ) -> None:
         super().__init__(weight, name)
@@ -85,24 +86,24 @@ class Code(Reward):
         self.partial = partial
         self.fenced = fenced
         self.give_up_s = timeout_s
-        limits = Limits(
+        self.sandbox = Sandbox(
             timeout_s=timeout_s,
             memory_mib=memory_mib,
             cpu_s=cpu_s,
             max_processes=max_processes,
             max_output_bytes=max_output_bytes,
+            isolation=isolation,
+            python=python,
         )
-        self.sandbox = Sandbox(limits, isolation, python)
         self._tried: set[int] = set()  # hashes of tests that an empty program fails
-        if _are_sound(limits, isolation):
-            self._check_sandbox()
+        self._check()
 
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if self.tests in columns else repr(self.tests)
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
         tests = tests_in(columns, self.tests)
-        if len(self._tried) < _TRIED_ROWS and self.sandbox.fault() is None:
+        if len(self._tried) < _TRIED_ROWS and not self.sandbox.fault():
             self._try(tests)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
@@ -127,7 +128,7 @@ class Code(Reward):
         """Returns how many tests a response passes, and why not all; see `__call__`."""
         tests = tests_in(columns, self.tests)
         if found := self.sandbox.fault():
-            raise RuntimeError(f"the sandbox does not work: {found.found}; {found.remedy}")
+            raise RuntimeError(f"the sandbox does not work: {found}")
         self._try(tests)
         program = program_in(response) if self.fenced else response
         if program is None:
@@ -147,12 +148,12 @@ class Code(Reward):
         self._tried.add(key)
 
     def _verdict(self, program: str, tests: Tests) -> Verdict:
-        with self.sandbox.open(program) as session:
+        with Session(self.sandbox, program) as session:
             if tests.pairs:
                 return self._by_pairs(session, tests.pairs)
             return self._by_steps(session, tests)
 
-    def _by_steps(self, session: SandboxSession, tests: Tests) -> Verdict:
+    def _by_steps(self, session: Session, tests: Tests) -> Verdict:
         run = session.run(steps=tests.steps, names=tests.names, ends_at_failure=not self.partial)
         if run.unfit:
             raise ValueError(
@@ -167,7 +168,7 @@ class Code(Reward):
         reason = f"{tests.steps[failed[0]].source!r:.200}: {why}"
         return Verdict(passed, len(tests.counted), reason, run.limit)
 
-    def _by_pairs(self, session: SandboxSession, pairs: Sequence[Pair]) -> Verdict:
+    def _by_pairs(self, session: Session, pairs: Sequence[Pair]) -> Verdict:
         passed = 0
         first: Verdict | None = None
         for pair in pairs:
@@ -177,25 +178,54 @@ class Code(Reward):
                 passed += 1
                 continue
             first = first or Verdict(0, len(pairs), reason, run.limit)
-            if not self.partial or not session.is_open:
+            if not self.partial or run.is_last:
                 break
         found = first or Verdict(0, len(pairs))
         return found._replace(passed=passed)
 
-    def _check_sandbox(self) -> None:
-        if found := self.sandbox.fault():
+    def _check(self) -> None:
+        limits = self.sandbox
+        for name in ("timeout_s", "memory_mib", "cpu_s", "max_processes", "max_output_bytes"):
+            if not getattr(limits, name) > 0:
+                fault(f"Code.{name} is {getattr(limits, name)!r}; it must be above 0.")
+                return
+        if limits.isolation not in ("bubblewrap", "none"):
+            fault(f"Code.isolation is {limits.isolation!r}; it must be `bubblewrap` or `none`.")
+        elif found := limits.fault():
             fault(
-                f"Code.isolation is {self.sandbox.isolation!r}, and no program can run so on this "
-                f"machine: {found.found}. Type: {found.remedy}. (docs/rewards.md, section Code, has "
-                "more; `isolation: none` runs the programs of a policy without a sandbox.)"
+                f"Code.isolation is {limits.isolation!r}, and no program can run so on this "
+                f"machine: {found}. (docs/rewards.md, section Code, "
+                "has the remedies; `isolation: none` runs programs without a sandbox.)"
             )
-        elif self.sandbox.isolation == "none":
+        elif limits.isolation == "none":
             log.warning(
                 "Code.isolation is none: programs that the policy writes run as this user, and can "
                 "read and change what the user can."
             )
         else:
-            log.info("Programs run in a sandbox, by %s.", self.sandbox.interpreter_path)
+            log.info("Programs run in a sandbox, by %s.", limits.interpreter_path)
+
+
+def program_in(response: str) -> str | None:
+    """Returns the last fenced block that is named as Python, else the last one without a name;
+    None if there is neither. A block that is not closed is none."""
+    blocks: dict[bool, str] = {}
+    fence = ""
+    language = ""
+    lines: list[str] = []
+    for line in response.split("\n"):  # not splitlines(): a program may hold other line ends
+        found = _FENCE.fullmatch(line)
+        if not fence:
+            if found is not None:
+                fence, language = found[1], found[2].lower()
+                lines = []
+        elif found is not None and found[1].startswith(fence) and not found[2]:
+            if not language or language in _PYTHON:
+                blocks[bool(language)] = textwrap.dedent("\n".join(lines) + "\n")
+            fence = ""
+        else:
+            lines.append(line)
+    return blocks.get(True, blocks.get(False))
 
 
 def _difference(run: Run, pair: Pair) -> str:
@@ -204,29 +234,13 @@ def _difference(run: Run, pair: Pair) -> str:
         return run.limit
     if run.status != 0:
         return run.error or f"the program ended with status {run.status}"
-    if is_same_output(run.output, pair.stdout):
-        return ""
     written = run.output.decode(errors="replace")
+    if _lines(written) == _lines(pair.stdout):
+        return ""
     return f"the output is {written!r:.200}, not {pair.stdout!r:.200}"
 
 
-def _are_sound(limits: Limits, isolation: str) -> bool:
-    """Calls `fault` for every setting that is wrong; returns whether none is."""
-    least = {
-        "memory_mib": _LEAST_MEMORY_MIB,
-        "cpu_s": 1,
-        "max_processes": 1,
-        "max_output_bytes": 1,
-    }
-    wrong = []
-    for name, lowest in least.items():
-        value = getattr(limits, name)
-        if not isinstance(value, int) or value < lowest:
-            wrong.append(f"Code.{name} is {value!r}; it must be a whole number, at least {lowest}.")
-    if not isinstance(limits.timeout_s, int | float) or not 0 < limits.timeout_s < math.inf:
-        wrong.append(f"Code.timeout_s is {limits.timeout_s!r}; it must be above 0, and finite.")
-    if isolation not in get_args(Isolation):
-        wrong.append(f"Code.isolation is {isolation!r}; it must be `bubblewrap` or `none`.")
-    for text in wrong:
-        fault(text)
-    return not wrong
+def _lines(text: str) -> list[str]:
+    """Returns the lines of an output, without what does not count: white space at the ends of lines
+    and of the text."""
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -208,7 +208,7 @@ def test_the_doctor_does_not_import_vllm(tmp_path: Path) -> None:
 def test_a_machine_without_a_sandbox_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("lrl.rewards.sandbox._working", set())
+    monkeypatch.setattr("lrl.rewards.sandbox.session._working", set())
     monkeypatch.setenv("PATH", str(tmp_path))
     found = doctor.sandbox()
     assert (found.status, found.remedy) == ("warning", "sudo apt-get install bubblewrap")

@@ -145,3 +145,9 @@ def continues_alone(**columns: Any) -> None:
     """Asks for nothing and does not end."""
     began.set()
     stop.wait()
+
+
+async def runs(program: str, **told: Any) -> None:
+    """Runs a program here, and waits."""
+    exec(program, {})
+    await asyncio.sleep(600)

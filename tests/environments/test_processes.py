@@ -28,10 +28,10 @@ from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.system import foreign_code
 from lrl.types import Prompt
 from tests.environments import broken
-from tests.environments.agents import adds, gives_up, notes_its_end
-from tests.environments.test_agent_command import PROGRAM
+from tests.environments.agents import adds, gives_up, notes_its_end, runs
+from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
 from tests.environments.worlds import Odd
-from tests.leftovers import lives, wait_for
+from tests.leftovers import lives, wait_for, wait_for_none
 
 PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
 TIMEOUT_S = 2.0
@@ -247,7 +247,7 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
     async def play(made: EnvironmentPool) -> str:
         one, other = made.open(PROMPT), made.open(PROMPT)
         await asyncio.gather(one.begin(), other.begin())
-        os.kill(one._player._process.pid or 0, signal.SIGKILL)
+        os.kill(one._player._progress.worker, signal.SIGKILL)
         both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
         assert both[0] == both[1]
         return both[0]
@@ -274,10 +274,56 @@ def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert trainer.stdout is not None
-    worker = psutil.Process(int(trainer.stdout.readline()))
+    reaper = psutil.Process(int(trainer.stdout.readline()))
+    both = [reaper, *reaper.children()]
+    assert len(both) == 2
     trainer.kill()
     trainer.wait()
-    wait_for(lambda: not lives(worker), 20.0, "the end of the environment's process")
+    wait_for(lambda: not any(map(lives, both)), 20.0, "the end of the environment's process")
+
+
+@pytest.mark.parametrize("way", LEAVING)
+def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})
+    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+
+    async def play() -> int:
+        waits = made.open(prompt)
+        asks = asyncio.ensure_future(waits.begin())
+        async with asyncio.timeout(60):
+            while not left():
+                await asyncio.sleep(0.02)
+        waits.close("the test has ended it")
+        asks.cancel()
+        while left():
+            await asyncio.sleep(0.02)
+        return waits._player._process.pid or 0
+
+    try:
+        assert psutil.pid_exists(asyncio.run(asyncio.wait_for(play(), 60)))
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("ends", ["close", "kill"])
+def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves("a daemon")})
+    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+
+    async def play() -> None:
+        one = made.open(prompt)
+        asks = asyncio.ensure_future(ending(one.begin()))
+        while not left():
+            await asyncio.sleep(0.02)
+        if ends == "kill":
+            os.kill(one._player._progress.worker, signal.SIGKILL)
+            assert "SIGKILL" in await asks
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), 60))
+    finally:
+        made.close()
+    wait_for_none(left, 20.0, "what the function has started")
 
 
 def test_what_ends_an_episode_and_long_words_arrive() -> None:

@@ -1,7 +1,5 @@
 """Programs of a policy against a row's tests: what counts, and that settings are checked. The attacks
-on the sandbox are in `test_code_attacks.py`.
-
-Covers lrl/rewards/code_text.py, sandbox_python.py, sandbox_runner.py.
+on the sandbox are in `sandbox/test_attacks.py`.
 """
 
 import asyncio
@@ -16,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from scenes import counted, scored  # noqa: E402
 
 from lrl.errors import ConfigError  # noqa: E402
-from lrl.rewards import Code, GaveUp, Reward, RewardPool, code_tests, code_text  # noqa: E402
+from lrl.rewards import Code, GaveUp, Reward, RewardPool  # noqa: E402
+from lrl.rewards.code import program_in  # noqa: E402
+from lrl.rewards.sandbox.forms import tests_in as read_tests  # noqa: E402
 from lrl.rewards.verifiers.cpu_limit import within  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
@@ -111,13 +111,13 @@ def test_a_program_that_breaks_a_limit_is_wrong_and_counted(
     ],
 )
 def test_the_program_is_the_last_closed_block_of_python(response, program):
-    assert code_text.program_in(response) == program
+    assert program_in(response) == program
 
 
 @pytest.mark.parametrize("line", ["~" * 300_000 + "`", "```" + "a" * 300_000 + "`"])
 def test_a_line_of_any_length_is_read_at_once(line):
     """The time grew with its square: such a response timed out, and had no reward."""
-    assert within(30.0, lambda: code_text.program_in(line)) is None
+    assert within(30.0, lambda: program_in(line)) is None
 
 
 @isolations
@@ -130,7 +130,7 @@ def test_a_program_reads_and_writes_as_outside_of_a_sandbox(isolation):
     assert judge("", "print(10**9999)", tests=[["", "1" + "0" * 9999]]) == 1.0
     assert judge("", "print('a\\u2028b\\x0cc')", tests=[["", "a\u2028b\x0cc\r\n"]]) == 1.0
     assert judge("", "print('a\\nb')", tests=[["", "a\u2028b"]]) == 0.0
-    assert code_text.program_in("```python\nx = 'a\u2028b'\n```") == "x = 'a\u2028b'\n"
+    assert program_in("```python\nx = 'a\u2028b'\n```") == "x = 'a\u2028b'\n"
 
 
 def test_a_response_without_a_block_is_worth_0_and_the_reason_can_be_asked_for():
@@ -154,8 +154,13 @@ def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
         with pytest.raises(ValueError, match="the column `tests`"):
             call({"tests": value})
     with pytest.raises(ValueError, match="no column `tests`"):
-        code_tests.tests_in({"test": "assert True"}, "tests")
+        read_tests({"test": "assert True"}, "tests")
     assert judge.missing_column(["prompt"]) == "'tests'" and not judge.missing_column(["tests"])
+
+
+def test_a_program_without_a_sandbox_is_said_in_a_warning(caplog):
+    code(isolation="none")
+    assert "Code.isolation is none" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -163,8 +168,7 @@ def test_a_row_without_tests_is_an_error_and_not_a_zero(value):
     [
         ("timeout_s", 0),
         ("timeout_s", float("nan")),
-        ("memory_mib", 8),
-        ("memory_mib", 99.5),
+        ("memory_mib", 0),
         ("cpu_s", 0),
         ("max_processes", 0),
         ("max_output_bytes", -1),

@@ -1,6 +1,6 @@
 """The tests of public data sets, in their true forms: a right program is worth 1 and a wrong one 0.
 
-Covers lrl/rewards/sandbox_calls.py.
+Covers lrl/rewards/sandbox/calls.py.
 """
 
 import base64
@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from lrl.rewards.code_tests import tests_in as read_tests
+from lrl.rewards.sandbox.forms import tests_in as read_tests
 from tests.rewards.test_code import code
 
 ADD = "def add(a, b):\n    return a + b\n"
@@ -143,8 +143,8 @@ def test_a_right_program_is_worth_1_and_a_wrong_one_0_in_the_public_forms(form):
 @pytest.mark.parametrize(
     ("tests", "named"),
     [
-        (base64.b64encode(b"a pickle of tests").decode(), "base64"),
-        ("eJxrYJmcAAAJJgHs", "base64"),
+        (base64.b64encode(b"a pickle of tests").decode(), "invalid|neither"),
+        ("eJxrYJmcAAAJJgHs", "invalid|neither"),
         ("# add(1, 2) == 3", "neither an assert nor a call"),
         ("add(1, 2) == 3\nadd(2, 2) == 4", "comparison without an assert"),
         (["add(1, 2) == 3"], "comparison without an assert"),

@@ -10,38 +10,40 @@ This file is a part of the runner's text: it imports nothing of lrl.
 """
 
 import builtins
+import copyreg
 import importlib
 import json
 import operator
-import re
 import socket
+from collections import namedtuple
 from typing import Any
 
-_BY_ARGUMENTS = {
-    f"{module}.{name}": (module, name)
-    for module, names in {
-        "builtins": "set frozenset bytearray range slice complex",
-        "collections": "Counter deque",
-        "decimal": "Decimal",
-        "fractions": "Fraction",
-        "datetime": "date datetime time timedelta timezone",
-    }.items()
-    for name in names.split()
+_COPIED = {
+    *("builtins.set", "builtins.frozenset", "builtins.bytearray", "builtins.range"),
+    *("builtins.slice", "builtins.complex", "collections.Counter", "collections.deque"),
+    *("decimal.Decimal", "fractions.Fraction", "numpy.ndarray", "datetime.date"),
+    *("datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone"),
 }
 """Classes whose objects cross as the arguments that make an equal one."""
 _PLAIN = (str, int, float, bytes, list, tuple, set, frozenset, dict)
 _MUTABLE = (list, dict, set, bytearray)
 _HIDDEN = ("_", "f_", "gi_", "cr_", "ag_", "tb_", "co_")
 """Attributes of the tests' objects that lead to their frames and globals."""
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_BINARY = re.findall(r"\w+", "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor")
-_UNARY = re.findall(r"\w+", "iter next len bool str repr hash abs int float round reversed format")
-_OTHERS = ["neg", "pos", "invert", "index", "getitem", "setitem", "delitem"]
+_ALONE = (
+    *("iter", "next", "len", "bool", "str", "repr", "hash", "abs", "int", "float", "round"),
+    *("reversed", "format", "__neg__", "__pos__", "__invert__", "__index__"),
+    *("__getitem__", "__setitem__", "__delitem__"),
+)
+_COMPARING = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_COMPUTING = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("lshift", "rshift", "and", "or", "xor"),
+)
 _FUNCTIONS = {
-    *("call", "getattr", "setattr", "isinstance", "issubclass", *_UNARY, *_COMPARISONS),
-    *(f"__{name}__" for name in (*_OTHERS, *_BINARY, "contains")),
+    *("call", "getattr", "setattr", "isinstance", "issubclass", "__contains__"),
+    *(*_ALONE, *_COMPARING, *(f"__{name}__" for name in _COMPUTING)),
 }
-"""What an end may ask for."""
+"""What an end may ask for, by the names of `builtins` and `operator`."""
 
 
 class Gone(BaseException):
@@ -76,59 +78,45 @@ class Reference:
         return self.__getattr__("__exit__")(None, None, None)
 
     def __contains__(self, value: Any) -> bool:
-        if self._trusts(value):
+        if self._may_see(value, self._peer.classes):
             return bool(self._peer.ask("__contains__", self, value))
         return value in list(self._peer.ask("iter", self))
 
-    def _trusts(self, value: Any) -> bool:
+    def _may_see(self, value: Any, classes: Any = ()) -> bool:
         """Whether the class of this object may see a value of this end in an operator.
 
         Else an object could say that it is equal to all, or that its difference is 0.
         """
-        peer = self._peer
-        return isinstance(value, Reference) or not peer.is_guarded or self._kind in peer.classes
-
-
-def _forwarding(function: str) -> Any:
-    return lambda self, *values: self._peer.ask(function, self, *values)
-
-
-def _comparing(function: str) -> Any:
-    def compare(self: Reference, value: Any) -> Any:
-        if isinstance(value, Reference) or not self._peer.is_guarded:
-            return self._peer.ask(function, self, value)
-        return NotImplemented
-
-    return compare
-
-
-def _computing(function: str, reflected: bool) -> Any:
-    def compute(self: Reference, value: Any) -> Any:
-        if not self._trusts(value):
-            return NotImplemented
-        pair = (value, self) if reflected else (self, value)
-        return self._peer.ask(function, *pair)
-
-    return compute
+        return isinstance(value, Reference) or not self._peer.is_guarded or self._kind in classes
 
 
 def _add_operators() -> None:
-    for name in _UNARY:
-        setattr(Reference, f"__{name}__", _forwarding(name))
-    for name in _OTHERS:
-        setattr(Reference, f"__{name}__", _forwarding(f"__{name}__"))
-    for name in _COMPARISONS:
-        setattr(Reference, name, _comparing(name))
-    for name in _BINARY:
-        setattr(Reference, f"__{name}__", _computing(f"__{name}__", reflected=False))
-        setattr(Reference, f"__r{name}__", _computing(f"__{name}__", reflected=True))
+    def alone(name: str) -> Any:
+        return lambda self, *values: self._peer.ask(name, self, *values)
+
+    def comparing(name: str) -> Any:
+        return lambda self, value: (
+            self._peer.ask(name, self, value) if self._may_see(value) else NotImplemented
+        )
+
+    def computing(name: str, turned: bool) -> Any:
+        def compute(self: Reference, value: Any) -> Any:
+            if not self._may_see(value, self._peer.classes):
+                return NotImplemented
+            return self._peer.ask(name, *((value, self) if turned else (self, value)))
+
+        return compute
+
+    for name in _ALONE:
+        setattr(Reference, f"__{name.strip('_')}__", alone(name))
+    for name in _COMPARING:
+        setattr(Reference, name, comparing(name))
+    for name in _COMPUTING:
+        setattr(Reference, f"__{name}__", computing(f"__{name}__", turned=False))
+        setattr(Reference, f"__r{name}__", computing(f"__{name}__", turned=True))
 
 
 _add_operators()
-
-
-def _call(function: Any, *values: Any, **named: Any) -> Any:
-    return function(*values, **named)
 
 
 class Peer:
@@ -158,52 +146,51 @@ class Peer:
         self._mine = [known]
         self._numbers = {id(known): 0}
         self._theirs: dict[int, Any] = {0: self.first}
-        self._classes: dict[type, int] = {}  # of the other end, which have a double here
+        self._doubles: dict[type, int] = {}  # classes here that stand for some of the other end
 
     def ask(self, function: str, *values: Any, **named: Any) -> Any:
         """Returns what a function returns in the other process; raises what it raises."""
-        self._send(["ask", function, self._packed(list(values)), self._packed(named)])
+        self._send("ask", function, list(values), named)
+        given = [*values, *named.values()]
         while True:
-            kind, *content = self._receive()
+            kind, *content = self._received()
             if kind == "ask":
                 self._answer(*content)
                 continue
-            value, changed = map(self._unpacked, content)
-            list(map(_restore, (*values, *named.values()), changed))
+            value, changed = content
+            for old, new in zip(given, changed, strict=False):
+                _restore(old, new)
             if kind == "value":
                 return value
             if kind == "argument":
-                return (*values, *named.values())[value]
-            self.raised = value if isinstance(value, BaseException) else RuntimeError(value)
-            raise self.raised
+                return given[value]
+            self.raised = value
+            raise value
 
     def serve(self) -> None:
         """Answers the other end until it has ended."""
         while True:
             try:
-                _, *content = self._receive()
+                _, *content = self._received()
             except Gone:
                 return
             self._answer(*content)
 
-    def _answer(self, function: str, packed: Any, packed_names: Any) -> None:
-        values: list[Any] = []
+    def _answer(self, function: str, values: list[Any], named: dict[str, Any]) -> None:
         try:
-            values = self._unpacked(packed)
-            named = self._unpacked(packed_names)
             value = self._function(function, values)(*values, **named)
-            values += named.values()
-            same = [number for number, each in enumerate(values) if each is value]
-            changed = self._packed([each if type(each) in _MUTABLE else None for each in values])
-            if same and type(value) in _MUTABLE:
-                reply = ["argument", same[0], changed]
-            else:
-                reply = ["value", self._packed(value), changed]
         except Gone:
             raise
         except BaseException as error:
-            reply = ["error", self._packed_error(error), self._packed([])]
-        self._send(reply)
+            self._send("error", error, [])
+            return
+        given = [*values, *named.values()]
+        changed = [each if type(each) in _MUTABLE else None for each in given]
+        for number, each in enumerate(given):
+            if each is value and type(value) in _MUTABLE:
+                self._send("argument", number, changed)
+                return
+        self._send("value", value, changed)
 
     def _function(self, name: str, values: list[Any]) -> Any:
         if name not in _FUNCTIONS:
@@ -211,8 +198,8 @@ class Peer:
         if self.is_guarded:
             self._check(name, values)
         if name == "call":
-            return _call
-        return getattr(operator if name.startswith("__") else builtins, name)
+            return lambda function, *given, **named: function(*given, **named)
+        return getattr(operator if name[:2] == "__" else builtins, name)
 
     def _check(self, name: str, values: list[Any]) -> None:
         """Raises TypeError unless the program may do this with an object of the tests."""
@@ -224,24 +211,27 @@ class Peer:
         if name == "setattr" and isinstance(given, type):
             raise TypeError("a class of the tests cannot be changed")
 
-    def _send(self, message: Any) -> None:
+    def _send(self, *message: Any) -> None:
         try:
-            self._stream.write(json.dumps(message).encode() + b"\n")
+            self._stream.write(json.dumps(self._packed(list(message))).encode() + b"\n")
             self._stream.flush()
         except OSError as error:
             raise Gone from error
 
-    def _receive(self) -> Any:
+    def _received(self) -> Any:
         try:
             line = self._stream.readline()
         except OSError as error:
             raise Gone from error
         if not line.endswith(b"\n"):
             raise Gone
-        return json.loads(line)
+        return self._unpacked(json.loads(line))
 
     def _packed(self, value: Any) -> Any:
+        """Returns a value for JSON, where a list begins with the kind of what it stands for."""
         kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        plain: Any
         if value is None or kind in (bool, int, float, str):
             return value
         if kind is Reference:
@@ -250,51 +240,35 @@ class Peer:
             return [kind.__name__, *map(self._packed, value)]
         if kind is bytes:
             return ["bytes", value.decode("latin-1")]
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        if name in _BY_ARGUMENTS:
-            return ["made", name, *map(self._packed, _arguments(value))]
-        if name == "numpy.ndarray" and not value.dtype.hasobject:
-            shape = [int(each) for each in value.shape]
-            return ["array", value.dtype.str, shape, value.tobytes().decode("latin-1")]
+        if name in _COPIED:
+            return ["copy", name, *map(self._packed, _arguments(value))]
         if isinstance(value, BaseException):
-            return self._packed_error(value)
+            state = {name: each for name, each in vars(value).items() if name[:2] != "__"}
+            return ["error", *map(self._packed, (kind, value.args, state))]
         if isinstance(value, type):
             return self._packed_class(value)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return ["named", self._packed_class(kind), *map(self._packed, value)]
+            return ["call", *map(self._packed, (kind, *value))]
         if kind is dict or name in ("collections.OrderedDict", "collections.defaultdict"):
             return ["dict", *([self._packed(key), self._packed(value[key])] for key in value)]
-        if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
+        if kind.__module__ == "numpy" and hasattr(value, "item"):
             return self._packed(value.item())
-        plain: Any
         for plain in _PLAIN:
             if isinstance(value, plain):
                 return self._packed(plain(value))
         return ["yours", self._number(value), kind.__name__]
 
     def _packed_class(self, value: type) -> Any:
-        if value in self._classes:
-            return ["mine", self._classes[value]]
+        if value in self._doubles:
+            return ["mine", self._doubles[value]]
         if getattr(builtins, value.__name__, None) is value:
             return ["builtin", value.__name__]
         if issubclass(value, BaseException):
-            bases = [self._packed_class(each) for each in value.__bases__]
+            bases = map(self._packed_class, value.__bases__)
             return ["exception", self._number(value), value.__name__, *bases]
         if issubclass(value, tuple) and hasattr(value, "_fields"):
             return ["fields", self._number(value), value.__name__, *value._fields]
         return ["yours", self._number(value), "type"]
-
-    def _packed_error(self, error: BaseException) -> Any:
-        try:
-            state = {name: each for name, each in vars(error).items() if name[:2] != "__"}
-            return [
-                "error",
-                self._packed_class(type(error)),
-                self._packed(error.args),
-                self._packed(state),
-            ]
-        except BaseException:
-            return f"{type(error).__name__}: it cannot be sent"
 
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
@@ -310,51 +284,46 @@ class Peer:
             return self._mine[parts[0]]
         if kind == "bytes":
             return parts[0].encode("latin-1")
-        if kind == "builtin":
-            return _builtin_class(parts[0])
         if kind == "dict":
             return {self._unpacked(key): self._unpacked(each) for key, each in parts}
-        if kind == "array":
-            numpy = importlib.import_module("numpy")
-            flat = numpy.frombuffer(parts[2].encode("latin-1"), dtype=parts[0])
-            return flat.reshape(parts[1]).copy()
-        if kind in ("exception", "fields", "yours"):
-            return self._double(kind, *parts)
         values = [self._unpacked(each) for each in parts]
+        if kind in ("exception", "fields", "yours"):
+            return self._double(kind, *values)
         if kind == "list":
             return values
         if kind == "tuple":
             return tuple(values)
         if kind == "error":
             return _error(*values)
-        if kind == "named":
+        if kind == "call":
             return values[0](*values[1:])
-        module, name = _BY_ARGUMENTS[values[0]]
+        if kind == "builtin":
+            return _builtin_class(values[0])
+        if values[0] not in _COPIED:
+            raise TypeError(f"no object of {values[0]} can be copied")
+        module, name = values[0].replace("ndarray", "array").split(".")
         return getattr(importlib.import_module(module), name)(*values[1:])
 
     def _double(self, kind: str, number: int, name: str, *parts: Any) -> Any:
         """Returns what stands for an object of the other end."""
-        if number in self._theirs:
-            return self._theirs[number]
-        if kind == "yours":
-            self._theirs[number] = Reference(self, number, name)
-            return self._theirs[number]
-        if kind == "fields":
-            made: type = importlib.import_module("collections").namedtuple(name, parts)
-        else:
-            made = type(name, tuple(map(self._unpacked, parts)), {})
-        self._classes[made] = number
-        self._theirs[number] = made
-        return made
+        if number not in self._theirs:
+            if kind == "yours":
+                self._theirs[number] = Reference(self, number, name)
+            else:
+                is_error = kind == "exception"
+                made: Any = type(name, parts, {}) if is_error else namedtuple(name, parts)
+                self._doubles[made] = number
+                self._theirs[number] = made
+        return self._theirs[number]
 
 
 def _arguments(value: Any) -> Any:
+    if hasattr(value, "dtype"):
+        return value.tolist(), value.dtype.str
     if hasattr(value, "maxlen"):
-        return (list(value), value.maxlen)
-    for name in ("__getinitargs__", "__getnewargs__"):
-        if hasattr(value, name):
-            return getattr(value, name)()
-    return value.__reduce__()[1]
+        return list(value), value.maxlen
+    make, arguments, *_ = value.__reduce_ex__(2)
+    return arguments[1:] if make is copyreg.__newobj__ else arguments  # type: ignore[attr-defined]
 
 
 def _builtin_class(name: str) -> type:

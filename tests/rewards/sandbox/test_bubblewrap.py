@@ -1,17 +1,17 @@
 """Programs that try to leave the limits of the sandbox, to take over its first process, or to make
-an error where a 0 is due; each of another kind than those of `test_code_attacks`.
+an error where a 0 is due; each of another kind than those of `test_attacks`.
 
 A program sets `won` if it has succeeded.
-
-Covers lrl/rewards/bubblewrap.py.
 """
 
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lrl.rewards import Code
+from lrl.rewards.sandbox.session import Session
 from tests.rewards.bubblewrap_here import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
@@ -182,10 +182,9 @@ def test_no_program_makes_an_error_of_its_zero(name, sandboxed):
 
 
 def test_the_first_process_has_the_limits_of_the_program(sandboxed):
-    with sandboxed.sandbox.open("pass") as session:
+    with Session(sandboxed.sandbox, "pass") as session:
         assert session.run().status == 0
-        runner = session._runner()
-        assert runner is not None
+        (runner,) = psutil.Process(session._process.pid).children()
         place = Path(f"/proc/{runner.pid}")
         limits = place.joinpath("limits").read_text()
         assert re.search(r"Max address space +67108864 +67108864 ", limits)

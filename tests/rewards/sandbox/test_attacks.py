@@ -3,7 +3,7 @@
 A program that attacks sets `won` if it has succeeded, and its test is `assert won`: it is worth 1
 only then. Where it can be tried without harm, the same program wins without the sandbox.
 
-Covers lrl/rewards/code.py, sandbox.py, sandbox_session.py.
+Covers lrl/rewards/sandbox/session.py.
 """
 
 import os
@@ -23,7 +23,7 @@ from lrl.rewards import Code
 from tests.leftovers import wait_for, wait_for_none
 from tests.rewards.bubblewrap_here import needs_bubblewrap
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = needs_bubblewrap
 SECRET = "LRL_TEST_SECRET"
 MARK = uuid.uuid4().hex[:12]

@@ -1,0 +1,313 @@
+"""The tests in a row, in the forms of public data sets, as `Code` runs them: pairs of a program's
+input and output, or steps of Python that call the program.
+
+What decides is the row alone, and all of it is decided before a program runs.
+"""
+
+import ast
+import builtins
+import json
+import re
+import symtable
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from lrl.rewards.sandbox.session import MODULES, Step
+
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
+_NAMES_OF_FUNCTIONS = ("fn_name", "func_name", "entry_point")
+_CALLED = ("functional", "function_call")
+_INSIDE = {
+    *("mock", "monkeypatch", "capsys", "capfd", "caplog", "asyncio"),
+    *("redirect_stdout", "redirect_stderr", "stdin", "stdout"),
+}
+"""What works only in the program's own process."""
+_MODULES = {"np": "numpy", "pd": "pandas", **{name: name for name in sys.stdlib_module_names}}
+_CALLS = """
+import json
+def _plain(value):
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return value
+def _call(name, values, *right):
+    function = globals().get(name) or getattr(Solution(), name)
+    found = _plain(function(*json.loads(values)))
+    assert any(found == _plain(json.loads(each)) for each in right), f"{name} returns {found!r:.200}"
+"""
+_UNITTEST = """
+import unittest
+def _run(case):
+    found = unittest.TestSuite([case]).run(unittest.TestResult())
+    assert found.wasSuccessful(), str(found.errors or found.failures)[-300:]
+"""
+_PYTEST = """
+import pathlib, sys, pytest
+class _Tests(pytest.Module):
+    def _getobj(self):
+        return sys.modules["__main__"]
+class _Plugin:
+    def pytest_collection(self, session):
+        tests = _Tests.from_parent(session, path=pathlib.Path("/tests.py"))
+        session.items = list(session.genitems(tests))
+        session.testscollected = len(session.items)
+        return True
+"""
+_RUN_PYTEST = (
+    'assert pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null"], '
+    '[_Plugin()]) == 0, "pytest"'
+)
+
+
+class Pair(NamedTuple):
+    """A test of a program as a whole."""
+
+    stdin: str
+    stdout: str
+
+
+class Tests(NamedTuple):
+    """The tests of a row: pairs, or steps."""
+
+    pairs: tuple[Pair, ...] = ()
+    steps: tuple[Step, ...] = ()
+    names: tuple[str, ...] = ()
+    """What the steps need of the program."""
+
+    @property
+    def counted(self) -> list[int]:
+        """The numbers of those that count."""
+        if self.pairs:
+            return list(range(len(self.pairs)))
+        return [number for number, step in enumerate(self.steps) if step.is_test]
+
+
+def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
+    """Returns the tests in a column of a row.
+
+    Raises:
+        ValueError: The row has no such column, or no tests in it in a form that is known.
+    """
+    if name not in columns:
+        raise ValueError(f"the row has no column `{name}`, only {sorted(columns)}")
+    value = columns[name]
+    try:
+        return _tests(_opened(value), columns)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the column `{name}` is {value!r:.200}: {error}. docs/rewards.md, section Code, has the "
+            "forms that are read"
+        ) from error
+
+
+def _opened(value: Any) -> Any:
+    """Returns what a text stands for: a list or a dict written as JSON or as Python's literal."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        for read in (json.loads, ast.literal_eval):
+            with suppress(SyntaxError, ValueError):
+                return read(value)
+    return value
+
+
+def _tests(value: Any, columns: Mapping[str, Any]) -> Tests:
+    if isinstance(value, str):
+        return _with_names(_steps(value, columns))
+    members = [value] if isinstance(value, Mapping) else value
+    if isinstance(members, list | tuple) and members:
+        members = [_opened(each) for each in members]
+        if all(isinstance(each, str) for each in members):
+            return _with_names([Step(str(each)) for each in members])
+        return _of_cases([case for each in members for case in _cases(each)], columns)
+    raise ValueError("it is in no form that is known")
+
+
+# ---- pairs, and calls of a function
+
+
+def _cases(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yields the cases of a member, each with `input` and `output`: one, or lists of them."""
+    if isinstance(value, list | tuple) and len(value) == 2:
+        value = {"input": value[0], "output": value[1]}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.80} is no pair")
+    left, right = ("inputs", "outputs") if "inputs" in value else ("input", "output")
+    if left not in value or right not in value:
+        raise ValueError(f"a test has the keys {sorted(value)}, and needs `input` and `output`")
+    inputs, outputs = value[left], value[right]
+    if left == "input" and (isinstance(inputs, str) or _function(value)):
+        yield value
+        return
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError(f"`{left}` and `{right}` have to be lists, or texts")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"it has {len(inputs)} {left} and {len(outputs)} {right}")
+    for each, expected in zip(inputs, outputs, strict=True):
+        yield {**value, "input": each, "output": expected}
+
+
+def _of_cases(cases: list[Mapping[str, Any]], columns: Mapping[str, Any]) -> Tests:
+    pairs: list[Pair] = []
+    calls: list[Step] = []
+    names: list[str] = []
+    for case in cases:
+        kind = case.get("testtype") or case.get("type") or ""
+        name = _function(case, columns if kind in _CALLED else {})
+        if kind not in _CALLED and (kind or not name):
+            pairs.append(Pair(_text(case["input"]), _text(case["output"])))
+        else:
+            calls.append(_call(case, name))
+            names.append(name)
+    if not all(names) or (pairs and calls):
+        raise ValueError(
+            "its tests call a function: each needs its name, as `fn_name` or `func_name` of the "
+            "test or of `metadata`, or in a column `entry_point`"
+        )
+    if calls:
+        return Tests((), (Step(_CALLS, is_test=False), *calls), (*dict.fromkeys(names), "Solution"))
+    return Tests(tuple(pairs))
+
+
+def _function(*places: Mapping[str, Any]) -> str:
+    """Returns the name of the function that is tested; empty if no place has it."""
+    for place in places:
+        metadata = _opened(place.get("metadata"))
+        for fields in (place, metadata if isinstance(metadata, Mapping) else {}):
+            for key in _NAMES_OF_FUNCTIONS:
+                if isinstance(fields.get(key), str) and fields[key]:
+                    return str(fields[key])
+    return ""
+
+
+def _text(value: Any) -> str:
+    """Returns a text; lines may stand in a list, as in APPS."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError(f"the input or output {value!r:.80} is no text, and no function is named")
+    return value
+
+
+def _call(case: Mapping[str, Any], name: str) -> Step:
+    """Returns the step of a call. Arguments in a text are JSON, one a line (LiveCodeBench); in a
+    list they stand beside a right value that is itself, or in a list of one (APPS, TACO)."""
+    values, right = case["input"], case["output"]
+    if isinstance(values, str):
+        values = [json.loads(line) for line in values.split("\n") if line.strip()]
+        rights = [json.loads(right)]
+    else:
+        rights = [right, *(right[:1] if isinstance(right, list) else [])]
+    if not isinstance(values, list):
+        raise ValueError(f"the arguments {values!r:.80} are no list")
+    texts = [json.dumps(each) for each in (values, *rights)]
+    return Step(f"_call({name!r}, {', '.join(map(repr, texts))})")
+
+
+# ---- Python
+
+
+def _steps(source: str, columns: Mapping[str, Any]) -> list[Step]:
+    body = [each for each in ast.parse(source).body if not _is_main(each)]
+    setup = "\n".join(map(ast.unparse, body))
+    defined = {each.name for each in body if isinstance(each, _DEFINITIONS)}
+    others = (each for each in body if not isinstance(each, _DEFINITIONS))
+    parts = [part for each in others for part in ast.walk(each)]
+    called = {part.id for part in parts if isinstance(part, ast.Name)}
+    if calls := [call for each in body for call in _collected(each, called)]:
+        if "pytest" in setup or "" in calls:
+            return [Step(setup + _PYTEST, is_test=False), Step(_RUN_PYTEST)]
+        return [Step(setup + _UNITTEST, is_test=False), *map(Step, calls)]
+    if "check" in defined - called:  # HumanEval
+        name = _function(columns)
+        if not name:
+            raise ValueError("`check` needs the name of the function, in a column `entry_point`")
+        return [Step(setup, is_test=False), Step(f"check({name})")]
+    if any(isinstance(each, ast.Assert) for each in body):
+        return [Step(ast.unparse(each), isinstance(each, ast.Assert)) for each in body]
+    if not any(isinstance(part, ast.Call) for part in parts):
+        raise ValueError("it tests nothing: it has neither an assert nor a call")
+    return [Step(setup)]
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether a statement starts the tests by itself."""
+    return isinstance(statement, ast.Expr | ast.If) and bool(
+        re.search(r"\b(unittest|pytest)\.main\(", ast.unparse(statement))
+    )
+
+
+def _collected(statement: ast.stmt, called: set[str]) -> Iterator[str]:
+    """Yields the calls of the tests in a statement that pytest would collect; empty for what only
+    pytest can call."""
+    if not isinstance(statement, _DEFINITIONS) or statement.name in called:
+        return
+    if isinstance(statement, ast.FunctionDef):
+        if statement.name.startswith("test"):
+            yield "" if statement.args.args else f"{statement.name}()"
+        return
+    methods = [part for part in statement.body if isinstance(part, ast.FunctionDef)]
+    tests = [part for part in methods if part.name.startswith("test")]
+    if any("TestCase" in ast.unparse(base) for base in statement.bases):
+        yield from (f"_run({statement.name}({test.name!r}))" for test in tests)
+    elif statement.name.startswith("Test") and tests:
+        needs_pytest = tests != methods or any(len(test.args.args) != 1 for test in tests)
+        yield from ("" if needs_pytest else f"{statement.name}().{test.name}()" for test in tests)
+
+
+def _with_names(steps: list[Step]) -> Tests:
+    """Returns the tests with what they need of the program: the names that they do not bind.
+
+    A builtin function is Python's own, unless they name nothing else. So is a module whose import
+    they have left to the program.
+    """
+    source = "\n".join(step.source for step in steps)
+    parts: list[str] = []  # what an import of the program names
+    bases: set[str] = set()  # names before a dot
+    inherited: set[str] = set()
+    words: set[str] = set()
+    for each in ast.walk(ast.parse(source)):
+        words.update(str(getattr(each, field, "")) for field in ("id", "attr", "name", "module"))
+        match each:
+            case ast.Expr(ast.Compare()):
+                raise ValueError(f"`{ast.unparse(each)}` is a comparison without an assert")
+            case ast.arg(arg=name):
+                words.add(name)
+            case ast.AsyncFunctionDef():
+                words.add("asyncio")
+            case ast.ImportFrom(module=module) if module in MODULES:
+                parts += [alias.name for alias in each.names if alias.name != "*"]
+            case ast.Attribute(value=ast.Name(id=name)):
+                bases.add(name)
+            case ast.ClassDef():
+                inherited.update(map(ast.unparse, each.bases))
+    if found := _INSIDE & {word for dotted in words for word in dotted.split(".")}:
+        raise ValueError(
+            f"its tests use `{min(found)}`, which works only in the program's own process; they run "
+            "in another"
+        )
+    free = _free(symtable.symtable(source, "tests.py", "exec"))
+    modules = [name for name in free if name in bases and name in _MODULES]
+    own = [name for name in free if name not in modules and not hasattr(builtins, name)]
+    if found := inherited & {*own, *parts}:
+        raise ValueError(f"its class inherits from the program's `{min(found)}`")
+    names = [*own, *parts] or [name for name in free if name not in modules]
+    imports = [Step(f"import {_MODULES[name]} as {name}", is_test=False) for name in modules]
+    return Tests((), (*imports, *steps), tuple(dict.fromkeys(names)))
+
+
+def _free(module: symtable.SymbolTable) -> list[str]:
+    """Returns the global names that a module reads and does not bind."""
+    read: dict[str, None] = {}
+    bound: set[str] = set()
+    tables = [module]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or table is module:
+                if symbol.is_assigned() or symbol.is_imported():
+                    bound.add(symbol.get_name())
+                elif symbol.is_referenced():
+                    read[symbol.get_name()] = None
+    return [name for name in read if name not in bound]

@@ -188,7 +188,6 @@ class Code(Reward):
         for name in ("timeout_s", "memory_mib", "cpu_s", "max_processes", "max_output_bytes"):
             if not getattr(limits, name) > 0:
                 fault(f"Code.{name} is {getattr(limits, name)!r}; it must be above 0.")
-                return
         if limits.isolation not in ("bubblewrap", "none"):
             fault(f"Code.isolation is {limits.isolation!r}; it must be `bubblewrap` or `none`.")
         elif found := limits.fault():

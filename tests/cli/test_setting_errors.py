@@ -1,4 +1,7 @@
-"""An unknown setting is answered with the one that was meant, whoever has its name."""
+"""An unknown setting is answered with the one that was meant, whoever has its name.
+
+Covers lrl/system/aliases.py.
+"""
 
 from __future__ import annotations
 

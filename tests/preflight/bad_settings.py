@@ -253,7 +253,7 @@ SETTINGS: dict[str, Case] = {
             "--data.length_predictor.ranker.device",
             "cuda:99",
         ),
-        ("data.length_predictor.ranker.device is 'cuda:99'", "CUDA devices", "or cpu"),
+        ("data.length_predictor.ranker.device is 'cuda:99'", "this machine has"),
     ),
     "a critic whose values nobody uses": (
         (

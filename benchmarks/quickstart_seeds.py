@@ -17,49 +17,21 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-HEAD = (
-    "| seed | before | after | 95 % interval | minutes | memory (GB) |\n|---|---|---|---|---|---|"
-)
+from benchmarks import records
+
+HEADS = ("seed", "before", "after", "95 % interval", "minutes", "memory (GB)")
 
 
-@dataclass
-class Row:
-    """One run."""
-
-    seed: int
-    before: float
-    after: float
-    low: float
-    high: float
-    minutes: float
-    memory_gb: float
-
-    def __str__(self) -> str:
-        interval = f"{self.low:.3f} to {self.high:.3f}"
-        return (
-            f"| {self.seed} | {self.before:.3f} | {self.after:.3f} | {interval} | "
-            f"{self.minutes:.1f} | {self.memory_gb:.1f} |"
-        )
-
-
-def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
+def run(seed: int, strategy: str, ranks: int, more: list[str]) -> list[str]:
     shutil.rmtree(Path("runs/quickstart") / f"policy-seed{seed}", ignore_errors=True)
     version = f"seeds-{seed}"
     shutil.rmtree(Path("runs/quickstart") / version, ignore_errors=True)
-    words = [
-        "fit",
-        "--config",
-        "quickstart",
-        "--seed_everything",
-        str(seed),
-        "--trainer.logger.version",
-        version,
-    ]
+    words = ["fit", "--config", "quickstart", "--seed_everything", str(seed)]
+    words += ["--trainer.logger.version", version]
     words += ["--trainer.strategy.class_path", strategy, "--trainer.devices", str(ranks + 1), *more]
     started = time.monotonic()
     # The program itself: Lightning starts the other ranks by the command of the first, and `python
@@ -72,8 +44,10 @@ def run(seed: int, strategy: str, ranks: int, more: list[str]) -> Row:
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, words)
     minutes = (time.monotonic() - started) / 60
-    scores = accuracies(Path("runs/quickstart") / version)
-    return Row(seed, scores[0][0], *scores[-1], minutes, peak / 1e9)
+    scores = scores_of(Path("runs/quickstart") / version)
+    after, low, high = scores[-1]
+    cells = [f"{scores[0][0]:.3f}", f"{after:.3f}", f"{low:.3f} to {high:.3f}"]
+    return [str(seed), *cells, f"{minutes:.1f}", f"{peak / 1e9:.1f}"]
 
 
 def memory(process: psutil.Process) -> int:
@@ -86,7 +60,7 @@ def memory(process: psutil.Process) -> int:
     return total
 
 
-def accuracies(folder: Path) -> list[tuple[float, float, float]]:
+def scores_of(folder: Path) -> list[tuple[float, float, float]]:
     """Returns accuracy, low and high of each evaluation, in the order of steps; from the responses
     themselves."""
     from lrl.evaluation import mean_interval
@@ -115,8 +89,8 @@ def main() -> None:
         rows.append(run(seed, settings.strategy, settings.ranks, settings.words))
         if settings.out:
             with settings.out.open("a") as file:
-                file.write(f"{rows[-1]}\n")
-    print("\n".join([HEAD, *map(str, rows)]))
+                file.write(f"| {' | '.join(rows[-1])} |\n")
+    print(records.markdown(HEADS, rows))
 
 
 if __name__ == "__main__":

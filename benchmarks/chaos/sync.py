@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import lightning as L
@@ -43,8 +43,6 @@ SPARE_STEPS = 6
 """For generators that were evicted against the plan, and return at an extra sync."""
 TOLERANCE = 0.02
 """Nats. A generator's decode kernel on the CPU and the trainer's forward pass differ by less."""
-HEAD = "| " + " | ".join(["phase", *ON_THE_WAY]) + " |\n" + "|---" * (1 + len(ON_THE_WAY)) + "|"
-HEAD_OF_OTHERS = "| fault | noticed by | after s | outcome |\n|---|---|---|---|"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,8 +174,8 @@ def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]
         "heartbeat_s": args.heartbeat,
         "seconds": round(seconds, 1),
         "not_met": len(sync.left),
-        "proof": tokens.verify(policy.network, data.sampling.temperature).record(),
-        "faults": [outcome.record() for outcome in sync.outcomes],
+        "proof": asdict(tokens.verify(policy.network, data.sampling.temperature)),
+        "faults": [asdict(outcome) for outcome in sync.outcomes],
     }
 
 
@@ -190,24 +188,23 @@ def cell(fault: dict[str, Any] | None) -> str:
 
 
 def tables(record: dict[str, Any]) -> str:
+    """Returns the outcome of each fault, in Markdown."""
     found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
     rows = [
-        "| "
-        + " | ".join(
-            [f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]
-        )
-        + " |"
+        [f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]
         for phase in [INIT, *UPDATE, "/resume", PROBE]
     ]
     others = [
-        fault for fault in record["faults"] if fault["stays"] or fault["kind"] not in ON_THE_WAY
+        (
+            f"`{fault['phase']}`, {fault['kind']}{', every time' if fault['stays'] else ''}",
+            *(fault[name] for name in ("detected_by", "detected_s", "outcome")),
+        )
+        for fault in record["faults"]
+        if fault["stays"] or fault["kind"] not in ON_THE_WAY
     ]
-    lines = [
-        f"| `{fault['phase']}`, {fault['kind']}{', every time' if fault['stays'] else ''} | "
-        f"{fault['detected_by']} | {fault['detected_s']} | {fault['outcome']} |"
-        for fault in others
-    ]
-    return "\n".join([HEAD, *rows, "", HEAD_OF_OTHERS, *lines])
+    heads = ("fault", "noticed by", "after s", "outcome")
+    by_phase = records.markdown(["phase", *ON_THE_WAY], rows)
+    return f"{by_phase}\n\n{records.markdown(heads, others)}"
 
 
 def verdict(record: dict[str, Any]) -> list[str]:

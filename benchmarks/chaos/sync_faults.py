@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -54,18 +54,8 @@ SIGNS = {
     "its process has ended": "process",
 }
 """Parts of a log line that reports a fault, and the word for what noticed it. Only the log has the
-cause and the time of a failure that another attempt repairs, so these are texts of lrl's messages;
-`TEXTS` says where each one is."""
-TEXTS = {
-    "lrl/generators/client.py": ["did not answer within", " answered ", " failed: "],
-    "lrl/generators/health.py": ["No heartbeat", "its process has ended"],
-    "lrl/generators/response_stream.py": ["a response says that"],
-    "lrl/weights/probe.py": ["does not compute"],
-    "lrl/vllm_plugin/shared_memory_engine.py": ["checksum"],
-    "lrl/weights/sync.py": [STAGING],
-    "lrl/weights/group_calls.py": [ATTEMPT],
-}
-"""The file of lrl that writes each text; a test fails when a text is not there."""
+cause and the time of a failure that another attempt repairs, so these are texts of lrl's
+messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,34 +78,23 @@ class Planned:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The outcome of a fault.
-
-    Args:
-        phase: As planned.
-        kind: As planned.
-        stays: As planned.
-        version: Of the sync that it hit.
-        hits: Requests it hit.
-        detected_by: The check that noticed it; None if none did.
-        detected_s: Seconds from its first hit until then.
-        outcome: `taken out`, `retried`, `other way` or `no effect`.
-        sync_s: Seconds of the whole sync, its probe included.
-        said: The first line of the log about it.
-    """
+    """The outcome of a fault."""
 
     phase: str
     kind: str
     stays: bool
     version: int
+    """Of the sync that it hit."""
     hits: int
+    """Requests it hit."""
     detected_by: str | None
     detected_s: float | None
+    """Seconds from its first hit."""
     outcome: str
+    """`taken out`, `retried`, `other way` or `no effect`."""
     sync_s: float
     said: str
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    """The first line of the log about it."""
 
 
 def make_plan() -> list[Planned]:

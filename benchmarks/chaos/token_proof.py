@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -58,9 +58,6 @@ class Proof:
     largest_lag: int
     groups: int
     missing: int
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class TokenRecorder(L.Callback):

@@ -65,29 +65,16 @@ RANKS = "benchmarks.gpu.collectives --out OUT --folder FOLDER"
 PAIR = "benchmarks.gpu.two_processes --out OUT --folder FOLDER"
 SHARED = "benchmarks.gpu.one_gpu --folder FOLDER --out OUT"
 TINY_RUN = "--size tiny --device cpu --steps 4 --groups 2 --tokens 16 --folder FOLDER --out OUT"
+CASES = "tests.standin_cuda --out OUT"
+KERNELS = "benchmarks.gpu.attention --folder FOLDER --out OUT"
 ITEMS = (
-    Item(
-        "stand-in's cases",
-        "tests.standin_cuda --device gpu --out OUT",
-        120,
-        "tests.standin_cuda --out OUT AIPO",
-    ),
+    Item("stand-in's cases", f"{CASES} --device gpu", 120, f"{CASES} AIPO"),
     trainer("profile", "--profile", 100),
-    Item(
-        "attention",
-        "benchmarks.gpu.attention --out OUT",
-        90,
-        "benchmarks.gpu.attention --device cpu --tokens 32 --lengths 16 --out OUT",
-    ),
+    Item("attention", KERNELS, 90, f"{KERNELS} --device cpu --tokens 32 --lengths 16"),
     trainer("varlen", "--attention varlen --dtype bfloat16"),
     trainer("bfloat16 weights", "--dtype bfloat16"),
     trainer("fused AdamW", "--fused"),
-    Item(
-        "two processes",
-        f"{PAIR} --device gpu --row-s 45",
-        200,
-        f"{PAIR} --device cpu --mib 1 --policy tiny",
-    ),
+    Item("two processes", f"{PAIR} --row-s 45", 200, f"{PAIR} --device cpu --mib 1 --policy tiny"),
     Item("ranks", f"{RANKS} --device gpu --size 0.5b", 90, f"{RANKS} --device cpu --size tiny"),
     trainer("32,768 tokens a micro-batch", "--micro-batch-tokens 32768"),
     trainer("4,096 tokens a micro-batch", "--micro-batch-tokens 4096"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
 
 
 def recorded(**fault: Any) -> dict[str, Any]:
-    proof = recorded_tokens(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0).record()
+    proof = recorded_tokens(rollout([logprob(2.0)], [2])).verify(Fixed(0.0), 1.0)
     usual = {
         "phase": "/pause",
         "kind": "cut",
@@ -104,8 +105,8 @@ def recorded(**fault: Any) -> dict[str, Any]:
         "not_met": 0,
         "steps": 3,
         "seconds": 1.0,
-        "proof": proof,
-        "faults": [Outcome(**usual | fault).record()],
+        "proof": asdict(proof),
+        "faults": [asdict(Outcome(**usual | fault))],
     }
 
 

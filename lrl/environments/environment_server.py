@@ -19,7 +19,6 @@ from lrl.environments.remote_pool import EPISODES
 from lrl.environments.worker import WorkerSpec
 from lrl.errors import EnvironmentLost, EpisodeError
 from lrl.system.endpoint import Endpoint, Location
-from lrl.system.shadowed_modules import check_lrl
 from lrl.system.token_server import TokenServer
 
 ONE = EPISODES + r"/{number:\d+}"
@@ -51,7 +50,6 @@ class EnvironmentServer:
             ConfigError: A process has ended while it started.
             TimeoutError: It was not ready in time.
         """
-        check_lrl()
         routes = [
             web.post(ONE, self._message),
             web.delete(ONE, self._end),

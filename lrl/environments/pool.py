@@ -24,7 +24,6 @@ from lrl.errors import ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
 from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
-from lrl.system.shadowed_modules import check_lrl, check_start
 
 if TYPE_CHECKING:
     from lrl.types import Prompt
@@ -165,17 +164,12 @@ class EnvironmentPool:
             ConfigError: The process has ended while it started.
             TimeoutError: The process did not start in time.
         """
-        check_lrl()
         self._processes.open()
         trial = None if prompt is None else partial(self._try_out, prompt, turn, check)
         self.remote.trial = trial
 
         async def try_here() -> None:
-            try:
-                process = EnvironmentProcess(self._spec)
-            except BrokenPipeError:  # it has ended before it had read what it is to do
-                check_start()
-                raise
+            process = EnvironmentProcess(self._spec)
             try:
                 await process.wait_ready()
                 if trial is not None:

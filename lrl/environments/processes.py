@@ -19,7 +19,6 @@ from lrl.environments.worker import LONGEST_LINE, Progress, WorkerSpec
 from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
 from lrl.system.foreign_code import GUARD, OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
-from lrl.system.shadowed_modules import check_start
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,6 @@ class EnvironmentProcess:
                 "of the environment: see which is slow, or raise it."
             ) from None
         except EnvironmentLost as error:
-            check_start()
             raise ConfigError(
                 "The process of the environment has ended while it started; its own message is "
                 f"above. It imports the script that is run. {GUARD}"

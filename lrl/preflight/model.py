@@ -198,6 +198,7 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
 
 
 def check_beside(model: str, setting: str, policy: PolicyModel, shape: Shape) -> None:
+    """Checks that a model beside the policy has the policy's vocabulary."""
     other = _beside(model, setting, policy)
     if other.vocabulary != shape.vocabulary:
         raise ConfigError(_other_vocabulary(setting, model, other, shape))

@@ -28,7 +28,6 @@ from lrl.rewards.job import Job, WorkerSpec
 from lrl.rewards.job_state import JobState, Outcome
 from lrl.system.foreign_code import GUARD, OUT_OF_MEMORY, cause_of_death
 from lrl.system.process_clock import ProcessClock
-from lrl.system.shadowed_modules import check_lrl, check_start
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class Processes:
 
     def start(self) -> None:
         """Starts the workers and waits until one is ready. See `RewardPool.start`."""
-        check_lrl()
         until = time.monotonic() + self.spec.start_timeout_s
         try:
             pool = self._pool = self._pool or self._new_pool()
@@ -92,7 +90,6 @@ class Processes:
         # A pipe to a process of multiprocessing's own breaks if that one has ended already.
         except (BrokenProcessPool, BrokenPipeError) as error:
             self.close()
-            check_start()
             raise ConfigError(
                 "The reward workers died while they started; their own message is above. They "
                 f"import the script that was run. {GUARD}"

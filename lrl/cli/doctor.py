@@ -12,14 +12,17 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
+from rich.console import Console
+from rich.text import Text
 
-from lrl.cli.check import Check, show
 from lrl.generators import cpu_backend
 
 GIB = 2**30
@@ -28,6 +31,22 @@ NEEDED_SHARED_MEMORY = GIB
 NEEDED_DISK = 5 * GIB
 REINSTALL = "rm -rf .venv && make setup"
 HEADLINES = ("torch", "lightning", "transformers")
+STYLES = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
+STATUS_WIDTH = max(map(len, STYLES))
+GAP = "  "
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """State of one part of the machine, and the command that repairs it (empty when the status is
+    ok)."""
+
+    name: str
+    status: Literal["ok", "warning", "wrong"]
+    """`warning`: runs work, with a limit. `wrong`: they do not."""
+    found: str
+    """What the machine has, or lacks."""
+    remedy: str = ""
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
@@ -63,6 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "folder", nargs="?", type=Path, default=Path("runs"), help="the folder of runs (runs)"
     )
     return show(checks(parser.parse_args(argv).folder))
+
+
+def show(rows: Sequence[Check]) -> int:
+    """Prints all checks; returns the exit status, 1 if one of them is wrong."""
+    count = Counter(check.status for check in rows)
+    console = Console(highlight=False)
+    width = max(len(check.name) for check in rows)
+    for check in rows:
+        status = Text(f"{check.status:<{STATUS_WIDTH}}", STYLES[check.status])
+        name = Text(f"{check.name:<{width}}", "bold")
+        # soft_wrap: of a command that Rich wraps, a pasted first line would run alone.
+        console.print(Text(GAP).join((status, name, Text(check.found))), soft_wrap=True)
+        if check.remedy:
+            indent = " " * (STATUS_WIDTH + len(GAP) + width + len(GAP))
+            console.print(Text(f"{indent}type: {check.remedy}", "cyan"), soft_wrap=True)
+    console.print(f"{count['wrong']} wrong, {count['warning']} with a limit, {count['ok']} ok.")
+    return int(count["wrong"] > 0)
 
 
 def packages() -> list[Check]:

@@ -13,7 +13,6 @@ DATA: dict[str, Case] = {
     "a data set that is not there": source("none.jsonl", "no file"),
     "an empty file": source("empty.jsonl", "is empty", "Give one with rows"),
     "a line that is cut": source("broken.jsonl", "line 2"),
-    "a list that is cut": source("broken.json", "column"),
     "another encoding": source("latin.jsonl", "UTF-8"),
     "a folder for a file": source("folder.jsonl", "cannot be read"),
     "rows without columns": (source("strings.jsonl")[0], ("Row 0", "not a dict")),
@@ -69,11 +68,7 @@ DATA: dict[str, Case] = {
         ("`template` names question", "prompt, answer"),
     ),
     "a template that is no format": setting("data.prompts.template", "{prompt", "template"),
-    "a template that cannot be filled": setting(
-        "data.prompts.template", "{prompt:d}", "Row 0", "Mend"
-    ),
     "no row at all": setting("data.prompts.limit", 0, "positive"),
-    "a negative seed": setting("data.prompts.seed", -1, "negative"),
     "a source that cannot be imported": setting(
         "data.prompts.source", "no_such_module:rows", "module:function"
     ),
@@ -101,20 +96,6 @@ DATA: dict[str, Case] = {
     "a reward that cannot be imported": ((REWARD, "[no_such_module:reward]"), ("no_such_module",)),
     "one reward that cannot be imported": (
         (REWARD, "rr:f"),
-        ("'rr:f'", "no module 'rr'", "file.py:function"),
-    ),
-    "a class of a reward that cannot be imported": (
-        (
-            REWARD,
-            json.dumps([{"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}]),
-        ),
-        ("'rr:f'", "no module 'rr'", "file.py:function"),
-    ),
-    "a class of the only reward that cannot be imported": (
-        (
-            REWARD,
-            json.dumps({"class_path": "lrl.rewards.Function", "init_args": {"function": "rr:f"}}),
-        ),
         ("'rr:f'", "no module 'rr'", "file.py:function"),
     ),
     "a reward of a file that is not there": ((REWARD, "no_such.py:f"), ("no file 'no_such.py'",)),
@@ -157,9 +138,6 @@ MODELS: dict[str, Case] = {
     "a folder that is not there": setting(
         "model.model", "./nope", "model.model='./nope': there is no such folder"
     ),
-    "a folder in none": setting(
-        "model.model", "a/b/c", "model.model='a/b/c': there is no such folder"
-    ),
     "a model that cannot be imported": setting("model.model", "no_such_module:make"),
     "a folder without a config": model("no-config", "config"),
     "a config that is no JSON": model("broken-config", "JSON"),
@@ -178,9 +156,6 @@ MODELS: dict[str, Case] = {
     "positions that depend on the length of the text": model(
         "dynamic", "dynamic", "beyond 64 tokens"
     ),
-    "positions that depend on it within those of the model": model(
-        "trained-shorter", "dynamic", "another model"
-    ),
     "an attention that leaves out the model's cap": model(
         "capped", "attn_logit_softcapping is 50", "sdpa", "model.attention", "eager"
     ),
@@ -191,7 +166,6 @@ MODELS: dict[str, Case] = {
     "settings of generation that no one opens": model("odd-generation", "num_return_sequences"),
     "no weights": model("no-weights", "has no weights"),
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
-    "a file that is empty": model("empty-weights", "model.safetensors cannot be read"),
     "a shard that is missing": model("no-shard", "model-00002-of-00002.safetensors"),
     "an index that is none": model("broken-index", "model.safetensors.index.json"),
     "no tokenizer": model("no-tokenizer", "It has no tokenizer.json: copy"),

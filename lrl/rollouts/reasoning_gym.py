@@ -90,7 +90,7 @@ class ReasoningGym(Prompts):
     def _counts(self) -> dict[str, int]:
         """Returns the number of rows of each task; they sum to `size`."""
         weights = [float(settings.get("weight", 1.0)) for settings in self.tasks.values()]
-        ends = [round(self.size * part / sum(weights)) for part in accumulate(weights, initial=0.0)]
+        ends = [0, *(round(self.size * part / sum(weights)) for part in accumulate(weights))]
         return {
             task: end - start for task, (start, end) in zip(self.tasks, pairwise(ends), strict=True)
         }

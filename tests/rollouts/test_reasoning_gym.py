@@ -141,6 +141,7 @@ def test_a_scorer_that_fails_at_its_own_right_answer_is_an_error_and_not_a_rewar
         ({"tasks": {"after": {"mosst": 3}}}, "task after .*'mosst'"),
         ({"tasks": {"after": {"most": -1}}}, "task after .*least must be <= most"),
         ({"tasks": {"after": {"seed": 1}}}, "task after .*'seed'"),
+        ({"tasks": []}, "reasoning_gym is empty"),
         ({"tasks": ["after", "later"], "size": 1}, "task after .* gives 0 of the 0 rows"),
         (
             {"tasks": "after", "split": "dev"},

@@ -23,8 +23,8 @@ class ReasoningGym(Reward):
     name = "reasoning_gym"
 
     def missing_column(self, columns: Collection[str]) -> str:
-        lacking = [name for name in COLUMNS if name not in columns]
-        return f"{lacking[0]!r} (of lrl.ReasoningGym)" if lacking else ""
+        lacking = next((name for name in COLUMNS if name not in columns), "")
+        return f"{lacking!r} (of lrl.ReasoningGym)" if lacking else ""
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the score; `GaveUp` for an answer at which the scorer raises an exception.
@@ -57,14 +57,9 @@ def registered(task: str) -> tuple[Any, Any]:
         # Not at the top: it imports all of its tasks, and every reward worker this file.
         from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the package {error.name} is not installed: pip install 'lrl[reasoning-gym]'."
-        ) from error
+        raise ConfigError(f"{error}: pip install 'lrl[reasoning-gym]'.") from error
     if task not in DATASETS:
-        raise ConfigError(
-            f"reasoning-gym has no task {task!r}.{did_you_mean(task, DATASETS)} It has "
-            f"{len(DATASETS)}, from {min(DATASETS)} to {max(DATASETS)}."
-        )
+        raise ConfigError(f"reasoning-gym has no task {task!r}.{did_you_mean(task, DATASETS)}")
     dataset_class, config_class = DATASETS[task]
     return dataset_class, config_class
 

@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lrl.errors import ConfigError
 from lrl.system.writable_text import writable
 
 FILE = "prompt_form.json"
 """The file of `Prompts.form`, in the policy's folder."""
-
-REMEDY = "remove it, or export the policy again"
 
 
 def of(data: Any) -> dict[str, Any]:
@@ -20,25 +17,12 @@ def of(data: Any) -> dict[str, Any]:
 
 def save(form: dict[str, Any], folder: Path) -> None:
     """Writes the form into the folder of a policy; an empty one leaves no file."""
-    if not form:
-        return
-    text = writable(json.dumps(form, indent=2, ensure_ascii=False))
-    (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
+    if form:
+        text = writable(json.dumps(form, indent=2, ensure_ascii=False))
+        (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Returns the form in the folder of a policy; empty for one that lrl has not trained.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """Returns the form in the folder of a policy; empty for one that lrl has not trained."""
     path = folder / FILE
-    if not path.exists():
-        return {}
-    try:
-        form = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON ({error}): {REMEDY}.") from error
-    if not isinstance(form, dict):
-        raise ConfigError(f"{path} holds {form!r:.60} and no settings: {REMEDY}.")
-    return form
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

@@ -20,10 +20,9 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.errors import ConfigError
-from lrl.rollouts.prompt_columns import messages_of, template_fields
-from lrl.rollouts.prompt_maker import PromptMaker, PromptPart
+from lrl.rollouts.prompt_maker import PromptMaker, PromptPart, messages_of, template_fields
 from lrl.rollouts.sources import Row, known_source, read_rows, short_name
-from lrl.system.config_errors import fault, one_of
+from lrl.system.config_errors import at_least, one_of
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 TooLong = Literal["refuse", "skip"]
 
-ROWS_WITH_PROGRESS_BAR = (
-    5_000  # rows; tokenising fewer takes a second or two and needs no progress bar
-)
+ROWS_WITHOUT_PROGRESS_BAR = 5_000
+"""Tokenising so many takes a second or two."""
 
 
 class Prompts:
@@ -83,13 +81,8 @@ class Prompts:
         too_long: TooLong = "refuse",
         name: str | None = None,
     ) -> None:
-        if limit is not None and limit < 1:
-            fault(
-                f"`limit={limit}` leaves no prompt. Give a positive number, or leave it out for "
-                "all rows."
-            )
-        if seed < 0:
-            fault(f"`seed={seed}` of prompts cannot be negative.")
+        at_least(0, "Prompts", seed=seed)
+        at_least(1, "Prompts", limit=limit)
         one_of(
             type(self).__name__,
             chat=((True, False, "auto"), chat),
@@ -107,12 +100,12 @@ class Prompts:
         self.shuffle = shuffle
         self.seed = seed
         self.too_long = too_long
-        self.limit = limit if limit is None or limit > 0 else None
+        self.limit = limit
         self.columns: list[str] = []
         """Names of the columns that a `Prompt.columns` may have; known after `load`."""
         self.skipped: list[int] = []
         """Ids of the rows that were skipped as too long."""
-        self._fields = template_fields(template) if template is not None else set()
+        self._fields = template_fields(template)
         self.rows: list[Row] = []
         """The raw rows; empty before `read`."""
         self._prompts: list[Prompt] = []
@@ -155,18 +148,12 @@ class Prompts:
         """Reads the rows and runs the checks that need no tokenizer; does nothing the second time.
 
         Raises:
-            FileNotFoundError: No such file.
             ValueError: The data set cannot be read, is empty, or lacks a column.
         """
         if not self.rows:
             rows = list(islice(self._source_rows(), self.limit))
             self._check(rows)
             self.rows = rows
-
-    def check_encoding(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Checks that the tokenizer can encode every row; raises ValueError, as `load` does."""
-        self.read()
-        self._tokenise(tokenizer)
 
     def load(
         self,
@@ -185,7 +172,6 @@ class Prompts:
             part: What of a chat is the prompt.
 
         Raises:
-            FileNotFoundError: No such file.
             ValueError: The data set cannot be read, is empty, lacks a column, or has a prompt that
                 cannot be used.
         """
@@ -197,19 +183,14 @@ class Prompts:
         self._part = part
         prompts = self._tokenise(tokenizer)
         self._prompts = [prompt for prompt in prompts if len(prompt.token_ids) <= max_prompt_tokens]
-        self._order = (-1, [])
         self._report_too_long(
             [p for p in prompts if len(p.token_ids) > max_prompt_tokens], max_prompt_tokens
         )
         told_apart = {(tuple(prompt.token_ids), prompt.text) for prompt in self._prompts}
-        if twins := len(self._prompts) - len(told_apart):
-            log.warning(
-                "%d of the %d prompts of %s repeat another one.",
-                twins,
-                len(self._prompts),
-                self.name,
-            )
+        if twins := len(self) - len(told_apart):
+            log.warning("%d of the %d prompts of %s repeat another.", twins, len(self), self.name)
         self._loaded_with = loaded_with
+        self._order = (-1, [])
         self._fingerprint = ""
 
     def _source_rows(self) -> Iterable[Row]:
@@ -232,19 +213,14 @@ class Prompts:
     def __len__(self) -> int:
         """Returns the number of prompts in one epoch."""
         if not self._prompts:
-            raise RuntimeError(
-                f"The prompts of {self.name} are not loaded: call `load(tokenizer, "
-                "max_prompt_tokens)`."
-            )
+            raise RuntimeError(f"The prompts of {self.name} are not loaded: call `load`.")
         return len(self._prompts)
 
     def __getitem__(self, index: int) -> Prompt:
         """Returns the prompt at `index` of the run's endless row: epoch `index // len`, position
         `index % len`."""
         if index < 0:
-            raise IndexError(
-                f"Prompts are counted from 0 and have no end, so there is no index {index}."
-            )
+            raise IndexError(f"Prompts are counted from 0: {index}.")
         epoch, position = divmod(index, len(self))
         return self._prompts[self._epoch_order(epoch)[position] if self.shuffle else position]
 
@@ -261,32 +237,21 @@ class Prompts:
 
     def _check(self, rows: list[Row]) -> None:
         if not rows:
-            raise ConfigError(
-                f"The data set {self.name} is empty (source {self.source!r}, split {self.split!r}). "
-                "Give one with rows, or another split."
-            )
+            raise ConfigError(f"The data set {self.name} is empty.")
         for row_id, row in enumerate(rows):
             if not isinstance(row, dict):
-                raise ConfigError(
-                    f"Row {row_id} of {self.name} is {row!r:.80}, not a dict from column to value."
-                )
+                raise ConfigError(f"Row {row_id} of {self.name} is {row!r:.80}, not a dict.")
         columns = list(dict.fromkeys(column for row in rows for column in row))
-        if self.prompt_column not in columns:
-            raise ConfigError(
-                f"The data set {self.name} has no column {self.prompt_column!r}. Its columns: "
-                f"{', '.join(columns)}.\nSet `prompt_column` to the one with the question."
-            )
-        if unknown := sorted(self._fields - set(columns)):
-            raise ConfigError(
-                f"`template` names {', '.join(unknown)}, but {self.name} has the columns "
-                f"{', '.join(columns)}.\nName one of them, or write a brace that is only text "
-                f"twice: {{{{ and }}}}."
-            )
+        named = {"prompt_column": {self.prompt_column}, "template": self._fields}
+        for setting, wanted in named.items():
+            if unknown := sorted(wanted - set(columns)):
+                raise ConfigError(
+                    f"`{setting}` names {', '.join(unknown)}, but {self.name} has the columns "
+                    f"{', '.join(columns)}."
+                )
         self.columns = [column for column in columns if column != self.prompt_column]
 
     def _tokenise(self, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-        """Returns all rows as prompts; the error names the first wrong row and counts the
-        others."""
         make = PromptMaker(
             tokenizer,
             name=self.name,
@@ -297,35 +262,21 @@ class Prompts:
             tools=self.tools,
             part=self._part,
         )
-        prompts, wrong = [], []
-        few = len(self.rows) <= ROWS_WITH_PROGRESS_BAR
+        few = len(self.rows) <= ROWS_WITHOUT_PROGRESS_BAR
         # None: no terminal.
         bar = tqdm(self.rows, desc=f"Tokenising {self.name}", unit="prompt", disable=few or None)
-        for row_id, row in enumerate(bar):
-            try:
-                prompts.append(make(row_id, row))
-            except ValueError as error:
-                wrong.append(str(error))
-        if wrong:
-            others = (
-                f" {len(wrong) - 1} other rows cannot be used either." if len(wrong) > 1 else ""
-            )
-            raise ConfigError(wrong[0] + others)
-        return prompts
+        return [make(row_id, row) for row_id, row in enumerate(bar)]
 
     def _report_too_long(self, long: list[Prompt], limit: int) -> None:
         self.skipped = [prompt.id for prompt in long]
         if not long:
             return
         rows = ", ".join(map(str, self.skipped[:10])) + (", ..." if len(long) > 10 else "")
+        longest = max(len(prompt.token_ids) for prompt in long)
         found = (
-            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}: "
-            f"rows {rows}."
+            f"{len(long)} prompts of {self.name} are longer than data.max_prompt_tokens={limit}, "
+            f"the longest {longest}: rows {rows}."
         )
         if self.too_long == "refuse" or not self._prompts:
-            longest = max(len(prompt.token_ids) for prompt in long)
-            raise ConfigError(
-                f"{found}\nThe longest has {longest}: raise `data.max_prompt_tokens`, or "
-                "use `too_long=skip`."
-            )
+            raise ConfigError(f"{found} Raise it, or use `too_long=skip`.")
         log.warning("%s They are skipped.", found)

@@ -2,28 +2,35 @@
 
 Rows from Python and from text files keep their values. `datasets` would turn a column of ISO dates
 into datetimes, make 1 into 1.0 where another row has 2.5, and drop a column that the first row
-lacks; rewards compare with such values. The hub, Parquet and saved folders have a schema, and
-`datasets` reads them.
+lacks; of a CSV file it fills short lines and shifts the columns of long ones. The hub, Parquet and
+saved folders have a schema, and `datasets` reads them.
 """
 
+import csv
+import io
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.exceptions import DatasetsError
 
 from lrl.errors import ConfigError
-from lrl.rollouts.source_files import COMPRESSIONS, READERS, Row, read_text_file, stem, text_format
 from lrl.system import hub
 from lrl.system.import_by_name import function, is_name
 
-FILES = (*READERS, ".parquet")
+Row = dict[str, Any]
+
 FORMS = (
-    f"Give a hub name (owner/name), a file ({', '.join(FILES)}; text also as "
-    f"{', '.join(COMPRESSIONS)}), a folder from datasets, or module:function."
+    "Give a hub name (owner/name), a file (.jsonl, .json, .csv, .tsv, .txt, .parquet; text also as "
+    ".gz, .zst, .bz2), a folder from datasets, or module:function."
 )
+_FILE = re.compile(r"\.((?P<text>jsonl|json|csv|tsv|txt)(\.(gz|zst|bz2))?|parquet)$", re.IGNORECASE)
+"""The endings of a file's name."""
 
 
 class Known(NamedTuple):
@@ -43,19 +50,11 @@ KNOWN_SOURCES = {
 
 
 def known_source(source: str | list[Row]) -> Known:
-    """Returns the defaults of `source`, a short name or a hub name; raises ConfigError for an
-    object that has no rows."""
-    kind = type(source).__name__
-    has_rows = hasattr(source, "__iter__") or hasattr(source, "__getitem__")
-    if callable(source) or isinstance(source, Mapping) or kind == "DataFrame" or not has_rows:
-        raise ConfigError(
-            f"The prompts are of type {kind}: give rows, each a dict (a split of a DatasetDict, "
-            'df.to_dict("records") of a DataFrame, what a function returns), or a text.\n' + FORMS
-        )
-    return next(
-        (known for short, known in KNOWN_SOURCES.items() if source in (short, known.source)),
-        Known(source),
-    )
+    """Returns the defaults of a short name, a hub name, or any other source."""
+    for short, known in KNOWN_SOURCES.items():
+        if isinstance(source, str) and source in (short, known.source):
+            return known
+    return Known(source)
 
 
 def short_name(source: str | list[Row]) -> str:
@@ -63,67 +62,81 @@ def short_name(source: str | list[Row]) -> str:
     path."""
     if not isinstance(source, str):
         return "prompts"
-    short = next(
-        (short for short, known in KNOWN_SOURCES.items() if source == known.source), source
-    )
-    name = re.split(r"[/\\:]", short.rstrip("/"))[-1]
-    return stem(name) if _is_file_name(name) else name
+    for short, known in KNOWN_SOURCES.items():
+        if source == known.source:
+            return short
+    return _FILE.sub("", re.split(r"[/\\:]", source.rstrip("/"))[-1])
 
 
 def read_rows(source: str | list[Row], subset: str | None, split: str) -> Iterable[Row]:
     """Returns the rows of a source as plain Python values, in file order.
 
     Raises:
-        FileNotFoundError: `source` is a path that does not exist.
         ValueError: `source` cannot be read.
     """
     if not isinstance(source, str):
         return source
     path = Path(source).expanduser()
-    if (_is_file_name(source) or source.startswith((".", "/", "~"))) and not path.exists():
-        raise FileNotFoundError(
-            f"There is no file or folder {source!r} (looked for {path.resolve()}).\n{FORMS}"
-        )
-    if text_format(path.name):
-        return read_text_file(path)
-    if path.is_file() and path.suffix.lower() != ".parquet":
-        raise ConfigError(f"The file {source!r} has none of the endings that lrl reads.\n{FORMS}")
     if is_name(source) and not path.exists():
-        return _function_rows(source)
+        rows: Iterable[Row] = function(source)()
+        return rows
+    ending = _FILE.search(source)
     try:
+        if ending and ending["text"]:
+            return _text_rows(path, ending["text"].lower())
         return _dataset_rows(path, source, subset, split)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        DatasetsError,
-    ) as error:
-        # RuntimeError: it has a script.
+    # RuntimeError: the data set has a script. KeyError: the saved folder has other splits.
+    except (OSError, ValueError, KeyError, RuntimeError, DatasetsError) as error:
         reason = " ".join(str(error.__cause__ or error).split())
-        rows = f"{source!r}, subset {subset!r}, split {split!r}"
-        raise ConfigError(f"The data set {rows} cannot be read: {reason:.300}\n{FORMS}") from None
-
-
-def _is_file_name(name: str) -> bool:
-    return bool(text_format(name)) or name.lower().endswith(".parquet")
-
-
-def _function_rows(source: str) -> Iterator[Row]:
-    try:
-        rows_of = function(source)
-    except ValueError as error:
-        raise ConfigError(f"The source {source!r}: {error}") from error
-    try:
-        if isinstance(rows := rows_of(), Iterable):
-            yield from rows
-            return
-    except Exception as error:
+        rows_of = f"{source!r}, subset {subset!r}, split {split!r}"
         raise ConfigError(
-            f"The source {source!r} raised {type(error).__name__}: {error}. Mend the function."
-        ) from error
-    raise ConfigError(
-        f"The source {source!r} returned {rows!r:.80}; it has to return rows, each a dict."
-    )
+            f"The data set {rows_of} cannot be read: {reason:.300}\n{FORMS}"
+        ) from None
+
+
+def _text_rows(path: Path, ending: str) -> list[Row]:
+    with pyarrow.input_stream(str(path)) as stream:  # decompresses by the file's ending
+        text = stream.read().decode("utf-8-sig")
+    if ending in ("csv", "tsv"):
+        return _table(text, "," if ending == "csv" else "\t")
+    if ending == "txt":
+        return [{"prompt": line.rstrip("\r")} for line in text.split("\n") if line.strip()]
+    if ending == "json" and text.lstrip().startswith("["):
+        rows: list[Row] = json.loads(text)
+        return rows
+    return _json_lines(text)
+
+
+def _json_lines(text: str) -> list[Row]:
+    rows = []
+    # Not splitlines(): a JSON string may hold other line ends, such as U+2028.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
+    return rows
+
+
+def _table(text: str, delimiter: str) -> list[Row]:
+    """Returns the rows of a CSV file. It has no types, so all values are text: whoever guesses
+    makes 7 of "007", and nothing of the answer "NA"."""
+    csv.field_size_limit(sys.maxsize)  # the module refuses fields of more than 128 KiB
+    # newline="": a quoted field may hold line ends, and keeps them.
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    table = filter(None, lines)
+    rows = []
+    try:
+        names = next(table, [])
+        for fields in table:
+            if len(fields) != len(set(names)):
+                raise csv.Error(f"{len(fields)} fields for the columns {', '.join(names)}")
+            rows.append(dict(zip(names, fields, strict=True)))
+    except csv.Error as error:
+        raise ValueError(f"line {lines.line_num}: {error}") from None
+    return rows
 
 
 def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> Iterable[Row]:
@@ -131,8 +144,6 @@ def _dataset_rows(path: Path, source: str, subset: str | None, split: str) -> It
         return Dataset.from_parquet(str(path))
     if (path / "state.json").exists() or (path / "dataset_dict.json").exists():
         saved = load_from_disk(str(path))
-        if isinstance(saved, DatasetDict) and split not in saved:
-            raise ConfigError(f"The folder has the splits {', '.join(saved)}.")
         return saved[split] if isinstance(saved, DatasetDict) else saved
     if not path.exists():
         hub.reach()

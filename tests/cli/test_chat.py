@@ -268,16 +268,6 @@ def test_a_template_with_other_columns_asks_for_a_whole_prompt(
     assert command[1:] == ["chat", str(policy), "--plain", "31+7="], "the printed command works"
 
 
-def test_a_damaged_form_is_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    policy = shutil.copytree(folder, tmp_path / "policy")
-    for text in ("{", "[]"):
-        (policy / prompt_form.FILE).write_text(text)
-        assert chat.main([str(policy), "1+7="]) == 2
-        assert f"{policy / prompt_form.FILE}" in capsys.readouterr().err
-
-
 def test_the_command_of_the_summary_is_quoted_for_the_shell(folder: Path, tmp_path: Path) -> None:
     prompts = Prompts([{"prompt": "1+7 'or' $HOME="}], template="Q: {prompt}")
     prompts.read()

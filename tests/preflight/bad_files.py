@@ -10,13 +10,8 @@ from tests.preflight.bad_words import Case, model, setting, source
 REWARD = "--data.rewards"
 
 DATA: dict[str, Case] = {
-    "a data set that is not there": source("none.jsonl", "no file"),
-    "an empty file": source("empty.jsonl", "is empty", "Give one with rows"),
+    "a data set that is not there": source("none.jsonl", "No such file"),
     "a line that is cut": source("broken.jsonl", "line 2"),
-    "another encoding": source("latin.jsonl", "UTF-8"),
-    "a folder for a file": source("folder.jsonl", "cannot be read"),
-    "rows without columns": (source("strings.jsonl")[0], ("Row 0", "not a dict")),
-    "Parquet that is none": source("broken.parquet", "cannot be read"),
     "a column that is not there": (
         source("questions.jsonl")[0],
         ("prompt", "question", "prompt_column"),
@@ -45,9 +40,6 @@ DATA: dict[str, Case] = {
         ),
         ("'answer'", "correct"),
     ),
-    "empty prompts": (source("blank.jsonl")[0], ("Row 8", "is empty", "1 other row")),
-    "numbers for prompts": (source("numbers.jsonl")[0], ("Row 0", "a string or a list")),
-    "a chat that is answered already": (source("answered.jsonl")[0], ("assistant", "Remove it")),
     "prompts that are too long": setting(
         "data.max_prompt_tokens",
         3,
@@ -57,7 +49,7 @@ DATA: dict[str, Case] = {
     ),
     "prompts that are all skipped": (
         (*source("long.jsonl")[0], "--data.prompts.too_long", "skip"),
-        ("8 prompts", "max_prompt_tokens=64", "raise"),
+        ("8 prompts", "max_prompt_tokens=64", "Raise"),
     ),
     "prompts of which too few are left": (
         (*source("mostly-long.jsonl")[0], "--data.prompts.too_long", "skip"),
@@ -67,26 +59,13 @@ DATA: dict[str, Case] = {
         ("--data.prompts.template", "{question}"),
         ("`template` names question", "prompt, answer"),
     ),
-    "a template that is no format": setting("data.prompts.template", "{prompt", "template"),
-    "no row at all": setting("data.prompts.limit", 0, "positive"),
-    "a source that cannot be imported": setting(
-        "data.prompts.source", "no_such_module:rows", "module:function"
+    "a source that cannot be imported": (
+        ("--data.prompts.source", "no_such_module:rows"),
+        ("data.prompts", "'no_such_module'", "module:function"),
     ),
-    "a source that is no function": setting(
-        "data.prompts.source", "os.path:sep", "module:function"
-    ),
-    "a source that raises": setting("data.prompts.source", "builtins:range", "TypeError", "Mend"),
     "chats without a chat template": (
         (*source("chats.jsonl")[0], *model("no-template")[0]),
         ("Row 0", "chat template"),
-    ),
-    "a chat template asked for and missing": (
-        ("--data.prompts.chat", "true", *model("no-template")[0]),
-        ("chat", "no chat template"),
-    ),
-    "a system prompt without a chat template": (
-        ("--data.prompts.system_prompt", "Be brief.", *model("no-template")[0]),
-        ("system_prompt", "template"),
     ),
     "a chat template that refuses the messages": (
         (*source("system.jsonl")[0], *model("strict-template")[0]),
@@ -103,8 +82,6 @@ DATA: dict[str, Case] = {
         (REWARD, "{in}/judging.py"),
         ("judging.py", "no function in it"),
     ),
-    "a file of an unknown kind": source("rows.xlsx", "none of the endings", ".csv"),
-    "a compressed file that is none": source("plain.jsonl.gz", "cannot be read"),
     "a data set in the place of its group": (
         ("--data", "{in}/data/rows.jsonl"),
         ("data", "rows.jsonl"),

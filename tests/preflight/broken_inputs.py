@@ -37,7 +37,6 @@ def make(folder: Path) -> Path:
         path.write_bytes(content) if isinstance(content, bytes) else path.write_text(
             as_lines(content)
         )
-    (folder / "data/folder.jsonl").mkdir()
     (folder / "checkpoints/empty").mkdir(parents=True)
     (folder / "checkpoints/parts").mkdir()
     whole = checkpoints(model)["whole"]
@@ -276,11 +275,8 @@ MODELS: dict[str, Change] = {
 CHAT = [{"role": "user", "content": "2+2="}]
 DATA: dict[str, list[Any] | bytes] = {
     "rows.jsonl": ROWS,
-    "empty.jsonl": [],
     "letters.jsonl": [{"prompt": "How much is 1+1?", "answer": "2"}] * 8,
     "broken.jsonl": b'{"prompt": "1"}\n{"prompt": \n',
-    "latin.jsonl": '{"prompt": "é"}\n'.encode("latin-1"),
-    "strings.jsonl": ["1+1=", "2+2="],
     "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
     "times.jsonl": [
@@ -288,10 +284,6 @@ DATA: dict[str, list[Any] | bytes] = {
         *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45)),
     ],
     "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
-    "blank.jsonl": [*ROWS, {"prompt": " ", "answer": ""}, {"prompt": "", "answer": ""}],
-    "numbers.jsonl": [{"prompt": n, "answer": "1"} for n in range(8)],
-    "answered.jsonl": [{"prompt": [*CHAT, {"role": "assistant", "content": "4"}], "answer": "4"}]
-    * 4,
     "chats.jsonl": [{"prompt": CHAT, "answer": "4"}] * 4,
     "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}]
     * 4,
@@ -303,10 +295,6 @@ DATA: dict[str, list[Any] | bytes] = {
     ],
     "twins.jsonl": ROWS + ROWS,
     "surrogate.jsonl": [*ROWS[:3], {"prompt": "1+\ud83d", "answer": "1"}, *ROWS[3:]],
-    "broken.parquet": b"no parquet",
-    "broken.json": b"[{]",
-    "rows.xlsx": b"PK",
-    "plain.jsonl.gz": b"{}",
 }
 
 

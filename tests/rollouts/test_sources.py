@@ -1,10 +1,8 @@
-"""Rows of a data set, from every form of file and from a function.
-
-Covers lrl/rollouts/source_files.py.
-"""
+"""Rows of a data set, from every form of file and from a function."""
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,40 +100,17 @@ def test_rows_come_back_as_they_were_written(write: Callable[[Path], Path], tmp_
 
 
 def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "made_up_rows.py").write_text(
-        "def rows():\n    yield {'prompt': '1+1?'}\n\ndef none():\n    pass\n"
-    )
+    (tmp_path / "made_up_rows.py").write_text("def rows():\n    yield {'prompt': '1+1?'}\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
-    with pytest.raises(ValueError, match="made_up_rows:none' returned None"):
-        list(read_rows("made_up_rows:none", None, "train"))
     with pytest.raises(ValueError, match=r"made_up_rows \(.*\) has no .missing."):
         list(read_rows("made_up_rows:missing", None, "train"))
-
-
-def test_a_missing_file_is_named_with_the_forms_there_are() -> None:
-    with pytest.raises(FileNotFoundError, match="'nowhere/rows.jsonl'(?s:.*)Give a hub name"):
-        read_rows("nowhere/rows.jsonl", None, "train")
-    with pytest.raises(FileNotFoundError, match="'./nowhere'"):
-        read_rows("./nowhere", None, "train")
 
 
 def test_a_hub_name_that_cannot_be_read_says_why_in_a_few_lines() -> None:
     with pytest.raises(ValueError, match="'nobody/nothing'.*cannot be read: .*Hub") as caught:
         read_rows("nobody/nothing", "main", "train")
     assert len(str(caught.value).splitlines()) <= 10 and caught.value.__suppress_context__
-
-
-def test_a_missing_split_is_an_error_with_the_known_splits(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="split 'train'.*has the splits test"):
-        read_rows(str(saved_splits(tmp_path / "rows")), None, "train")
-
-
-def test_a_line_that_is_not_json_is_found_by_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "x"}\n\nnot json\n')
-    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3, column 1"):
-        read_rows(str(path), None, "train")
 
 
 def test_a_csv_file_says_its_values_as_text(tmp_path: Path) -> None:
@@ -156,26 +131,30 @@ def test_a_line_of_a_plain_text_is_a_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        (
-            "rows.csv",
-            "prompt,answer\n1+1=,2\n2+2=\n",
-            "line 3: the row has 1 fields, and the first line names 2",
-        ),
-        ("rows.csv", "prompt,answer\na, b,2\n", "line 2: the row has 3 fields(?s:.*)into quotes"),
+        ("rows.csv", "prompt,answer\n1+1=,2\n2+2=\n", "line 3: 1 fields"),
+        ("rows.csv", "prompt,answer\na, b,2\n", "line 2: 3 fields"),
         ("rows.csv", 'prompt,answer\n"a"b,2\n', "line 2: .*expected after"),
-        ("rows.csv", "prompt,prompt\na,2\n", "names the column 'prompt' twice"),
-        ("rows.jsonl.gz", "{}", r"rows\.jsonl\.gz cannot be read: .*header"),
-        ("rows.xlsx", "PK", r"rows\.xlsx' has none of the endings(?s:.*)\.csv"),
-        ("rows.gz", "{}", r"rows\.gz' has none of the endings(?s:.*)\.gz"),
-        ("rows", "{}", "rows' has none of the endings"),
+        ("rows.csv", 'prompt,answer\na,"2\nb,3\n', "line 3: unexpected end"),
+        ("rows.csv", "prompt,prompt\na,2\n", "line 2: .*prompt, prompt"),
+        ("rows.jsonl", '{"prompt": "x"}\n\nnot json\n', "line 3, column 1"),
+        ("rows.jsonl.gz", "{}", "header"),
+        ("rows.xlsx", "PK", r"(?s:.*)Give .*\.csv"),
+        ("rows.gz", "{}", r"(?s:.*)Give .*\.gz"),
+        ("rows", "{}", "(?s:.*)Give a hub name"),
+        ("rows.json", "[{]", "line 1 column 3"),
+        ("rows.parquet", "{}", "Parquet"),
+        ("rows.txt", b"\xe9", "utf-8"),
+        ("no/rows.jsonl", None, "No such file(?s:.*)Give a hub name"),
     ],
 )
-def test_a_file_that_is_there_and_cannot_be_read_says_why(
-    name: str, content: str, text: str, tmp_path: Path
+def test_a_file_that_cannot_be_read_whole_says_why(
+    name: str, content: str | bytes | None, text: str, tmp_path: Path
 ) -> None:
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=text):
-        list(read_rows(str(tmp_path / name), None, "train"))
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}'.* cannot be read: .*{text}"):
+        list(read_rows(str(path), None, "train"))
 
 
 def test_a_file_that_is_cut_is_not_read_in_part(tmp_path: Path) -> None:
@@ -215,21 +194,17 @@ def test_nested_columns_are_plain_python(tmp_path: Path) -> None:
     assert list(read_rows(str(path), None, "train")) == [row]
 
 
-OBJECTS: dict[str, Any] = {
-    "DatasetDict": datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}),
-    "dict": {"prompt": ["a"]},
-    "PosixPath": Path("rows.jsonl"),
-    "DataFrame": pandas.DataFrame(ROWS),
-    "function": lambda: ROWS,
-    "type": Prompts,
-    "NoneType": None,
-}
-
-
-@pytest.mark.parametrize("kind", OBJECTS)
-def test_an_object_without_rows_is_refused_at_once_with_what_to_give(kind: str) -> None:
-    with pytest.raises(ConfigError, match=rf"of type {kind}: give rows.*split.*to_dict"):
-        Prompts(OBJECTS[kind])
+@pytest.mark.parametrize(
+    "given",
+    [
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)}),
+        {"prompt": ["a"]},
+        pandas.DataFrame(ROWS),
+    ],
+)
+def test_what_has_columns_and_no_rows_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="Row 0 of prompts is '(train|prompt)', not a dict"):
+        Prompts(given).read()
 
 
 @pytest.mark.parametrize("form", [list, tuple, iter, datasets.Dataset.from_list])

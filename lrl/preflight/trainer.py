@@ -5,12 +5,14 @@ docs/lightning.md has the table; each row has a test.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from lightning.pytorch import callbacks
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lrl.errors import ConfigError
 from lrl.strategies.generator_devices import GeneratorDevices
@@ -55,8 +57,19 @@ def check_verb(trainer: Any) -> None:
 
 def check_strategy(trainer: L.Trainer) -> None:
     """Checks, on every rank, that the strategy has generators."""
-    if not isinstance(trainer.strategy, GeneratorDevices):
-        raise ConfigError(without_generators(type(trainer.strategy).__name__))
+    if isinstance(trainer.strategy, GeneratorDevices):
+        return
+    # Lightning starts the other ranks of its own strategies before any hook of ours; they would
+    # wait for rank 0 long after its error, and so would the next run of a script.
+    launcher = trainer.strategy.launcher
+    if isinstance(launcher, _SubprocessScriptLauncher):
+        # Here: a run of one rank needs nothing of several.
+        from lrl.strategies.several_ranks import forget_place
+
+        launcher.kill(signal.SIGKILL)
+        forget_place(launcher)
+        launcher.procs.clear()  # in place: Lightning's observer reads it, and would kill this process after them
+    raise ConfigError(without_generators(type(trainer.strategy).__name__))
 
 
 def without_generators(strategy: str) -> str:

@@ -209,6 +209,7 @@ class PoolingServer(Server):
     def command(self):
         words = ["--model", self.model, "--runner", "pooling", "--host", "127.0.0.1"]
         words += ["--port", str(self.port), "--dtype", "float32", "--max-model-len", "256"]
+        words += ["--gpu-memory-utilization", "0.1"]  # of the memory, whatever else is in it
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words]
 
 

@@ -7,10 +7,11 @@ response is bad.
 import json
 import math
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError, JudgeError
 from lrl.rewards.judge.cache import Answer
+from lrl.system.config_errors import one_of
 
 Form = Literal["json", "line"]
 _SCHEMA = {
@@ -44,6 +45,7 @@ class ScoreReader:
     """
 
     def __init__(self, form: Form, lowest: float, highest: float) -> None:
+        one_of("Judge", form=(get_args(Form), form))
         self.form = form
         self.lowest = lowest
         self.highest = highest

@@ -1,7 +1,5 @@
 """`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small
 programs.
-
-Covers lrl/members/discovery.py.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from lrl.cli.main import main
 from lrl.errors import NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.discovery import find_generator
+from lrl.members.run_file import find_generator
 from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
@@ -210,22 +208,6 @@ def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit, match="2"):
         main(["prompt"])
     assert "RUN" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["https://10.0.0.7:5"], "https://10.0.0.7:5 is an address; give the run's folder"),
-        ([".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
-        ([__file__], f"{__file__} is a file; give the run's folder"),
-    ],
-)
-def test_an_option_that_does_not_apply_is_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["prompt", *words])
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ class GeneratorAdmission:
 
     def _connect(self, number: int, location: Location) -> None:
         try:
-            server = JoinedServer(number, location, self.token, self.settings, self.folder)
+            server = JoinedServer(
+                number, location, token=self.token, settings=self.settings, folder=self.folder
+            )
         except (OSError, ValueError) as error:
             why = f"its certificate cannot be read: {error}"
             self.registry.set_status(Kind.GENERATOR, number, Status.REFUSED, why=why)
@@ -125,7 +127,7 @@ class GeneratorAdmission:
         if status is before or before.over:
             return
         self.registry.set_status(
-            Kind.GENERATOR, number, status, generator.version, generator.eviction or ""
+            Kind.GENERATOR, number, status, version=generator.version, why=generator.eviction or ""
         )
         self.fleet.joined += status is Status.SERVING
 
@@ -186,7 +188,9 @@ class WorkerAdmission:
 
     async def _admit(self, member: Member) -> None:
         number, location = member.number, member.location
-        address = MemberAddress(number, member.node, member.workers, location, self.token)
+        address = MemberAddress(
+            number, member.node, member.workers, location=location, token=self.token
+        )
         status = Status.REFUSED
         try:
             workers: RemoteWorkers = self.pool.reach(address)

@@ -1,7 +1,7 @@
-"""`lrl join` and `lrl leave`: a process that brings a member to a live run, or removes one.
+"""`lrl join` and `lrl leave`: add a member to a live run from another process, or remove one.
 
-The process stays in the foreground as long as its server lives, and the server dies with it,
-whichever way it ends.
+`lrl join` stays in the foreground as long as its server lives, and the server dies with it, however
+it ends.
 """
 
 import contextlib
@@ -70,12 +70,12 @@ def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
     """
     client = find_run(run, overrides.run_cert)
     session = JoiningGenerator if kind.has_weights else JoiningWorkers
-    return session(run, kind, client, client.spec(), overrides).run()
+    return session(run, kind, client, spec=client.spec(), overrides=overrides).run()
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
-    """Asks a run to remove a member, by default the last of its kind that joined; returns exit
-    status 0 when it has.
+    """Asks a run to remove a member, by default the last of its kind that joined, and returns exit
+    status 0 once it has.
 
     Raises:
         NotRunning: There is no live run, it has no such member, or the member must stay.
@@ -83,10 +83,9 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
     client = find_run(run, run_cert)
     if number is None:
         if not (joined := client.joined(kind)):
-            hint = (
-                " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
+            raise NotRunning(
+                f"{run}: no {kind} has joined. One that the run started leaves by --number N."
             )
-            raise NotRunning(f"{run}: no {kind} has joined.{hint}")
         number = max(joined)
     client.ask_to_leave(kind, number)
     deadline = time.monotonic() + ANSWER_S
@@ -132,7 +131,7 @@ class JoinSession(ABC):
 
     @abstractmethod
     def serve(self) -> AbstractContextManager[Location]:
-        """Serves in the context; calls `waiting` at every look of a wait."""
+        """Serves within the context; calls `waiting` repeatedly while the server starts."""
 
     @abstractmethod
     def raise_if_ended(self) -> None:
@@ -213,7 +212,11 @@ class JoinSession(ABC):
 
     def _register(self) -> Member:
         return self.client.register(
-            self.kind, self.number, self.spec.run_id, self._location, self.overrides.workers
+            self.kind,
+            self.number,
+            self.spec.run_id,
+            location=self._location,
+            workers=self.overrides.workers,
         )
 
     def _raise_if_interrupted(self) -> None:
@@ -293,8 +296,7 @@ class JoiningGenerator(JoinSession):
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[str]:
-        """The model: a name, a folder, or one that is fetched from the run and removed at the
-        end."""
+        """The run's model; on another machine a copy that is removed at the end."""
         if self.spec.owner.here or not self.spec.serves_model:
             yield self.spec.model
             return
@@ -326,8 +328,7 @@ def generator_settings(
 
 
 def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) -> None:
-    """Raises ValueError if a variable here contradicts the run's; one that is missing is no
-    fault."""
+    """Raises ValueError if a variable here contradicts the run's; a missing one is fine."""
     for name, here in find_transport(spec.transport).common_environment(variables).items():
         there = spec.environment.get(name)
         if here != there:
@@ -342,8 +343,8 @@ def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) ->
 def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerSettings:
     """Returns the run's settings, with this machine's address and TLS.
 
-    A member on another machine than the run's listens on the address by which the run is reached,
-    unless `endpoint`, the fields of `Endpoint` that were given here, says where.
+    On another machine a member listens on its own address towards the run, unless `endpoint` (the
+    fields of `Endpoint` that were given here) has a host.
 
     Raises:
         ValueError: The run cannot reach that address.

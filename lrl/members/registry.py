@@ -1,8 +1,7 @@
-"""The registry of a run, on rank 0: its members, of all kinds.
+"""The registry of a run, on rank 0: its members of all kinds.
 
-A process that joins takes a number, says again and again where its server is, and reads what the
-run has made of it (`lrl.members.service`). The run admits, loses and releases members
-(`lrl.members.admission`).
+A process that joins claims a number, then keeps reporting where its server is and reads its status
+in the answer (`lrl.members.service`). `lrl.members.admission` changes that status.
 """
 
 import logging
@@ -60,7 +59,7 @@ class Status(StrEnum):
     LEFT = "left"
     """It has left at the request of a user or a signal."""
     LOST = "lost"
-    """It has served, and does not any more."""
+    """It has served, and no longer does."""
     REFUSED = "refused"
     """It has never served, and cannot."""
     ENDED = "ended"
@@ -102,8 +101,8 @@ class JoinSpec:
 
 @dataclass(frozen=True)
 class Member:
-    """A process that somebody else starts and that registers at rank 0, as its run sees it; travels
-    as JSON."""
+    """A process that others started and that registers at rank 0, as its run sees it; travels as
+    JSON."""
 
     kind: Kind
     number: int
@@ -122,11 +121,11 @@ class Member:
     why: str = ""
     """The reason of its status."""
     leaving: bool = False
-    """Whether the run has yet to decide about a request to leave."""
+    """Whether a request to leave is pending."""
     by_itself: bool = False
     """Whether its own process asked to leave, at a signal: a launcher's job is then replaced."""
     leave_refusal: str = ""
-    """The reason for which the run rejected the last request to leave."""
+    """Why the run rejected the last request to leave."""
 
     @property
     def name(self) -> str:
@@ -145,7 +144,7 @@ class Member:
 
 
 class Registry:
-    """The members of a run, which have to meet `spec`. Any thread may call any method."""
+    """The members of a run, which must meet `spec`. Any thread may call any method."""
 
     def __init__(self, spec: JoinSpec) -> None:
         self.spec = spec
@@ -189,7 +188,7 @@ class Registry:
             )
 
     def withdraw(self, kind: Kind, number: int, why: str = "") -> None:
-        """Notes the end of a member's process; a member that has not served and gives a reason is
+        """Notes the end of a member's process; one that has not served and gives a reason is
         refused."""
         with self._lock:
             member = self._change(kind, number, heard=0.0)

@@ -1,12 +1,13 @@
-"""How another process finds a live run, and gets its token.
+"""How another process finds a live run and gets its token.
 
-A run writes its address into `fleet/run.json` in its folder, for processes of the same user
-(`lrl.checkpoints.owner_only_files`): whoever posed as the run would be told its token. The token
-itself is in no file. On the run's machine its generators have it: the log in the run's folder leads
-to the supervisor that writes to it, the supervisor's command line to the address, and its
-environment, which the kernel shows only to the same user and to root, to the token. On another
-machine somebody types it, and may give the run's address instead of a folder that both machines
-see.
+A run writes its address to `fleet/run.json` in its folder. Only the same user can write there
+(`lrl.checkpoints.owner_only_files`), because an impostor would be given the run's token.
+
+The token itself is never in a file. On the run's machine it comes from a generator: a log in the
+run's folder leads to the supervisor that has it open, the supervisor's command line gives the
+address, and its environment, which the kernel shows only to the same user and root, the token. On
+another machine the user types the token, and may give the run's address if the folder is not
+shared.
 """
 
 import contextlib
@@ -66,13 +67,8 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Notes a fault: a run whose members others start has no token that they know.
-
-    Args:
-        setting: The launcher that leaves their start to others, such as `strategy.launcher is
-            Given`.
-        members: What they are.
-    """
+    """Notes a fault: others start the run's `members` (`setting` says so), without knowing its
+    token."""
     fault(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
@@ -138,7 +134,7 @@ def _location_of(url: str, certificate: str | None) -> Location:
         or address.path
     ):
         raise NotRunning(
-            f"{url} is no address of a run: give https://ADDRESS:PORT, as the run has printed it."
+            f"{url} is not the address of a run: give https://ADDRESS:PORT, as the run printed it."
         )
     if address.scheme == "http":
         return Location(url)
@@ -202,26 +198,21 @@ class Running:
 
 
 def find_generator(folder: Path, number: int) -> Running:
-    """Returns generator `number` of the run with logs in `folder`; raises NotRunning if this user
-    has none there."""
+    """Returns a generator of the run that logs into `folder`; raises NotRunning if this user has
+    none there."""
     found = find_generators(folder)
-    if number in found:
-        return found[number]
-    if found:
+    if number not in found:
         raise NotRunning(
-            f"--generator {number}: the generators of {folder} are {sorted(found)}. Give one of "
-            "these."
+            f"Generator {number} of {folder} is not running here (of {sorted(found)}). Give the "
+            "folder with the generator-<n>.log of a live run, as the user who started it, on "
+            "the machine where it runs. An exported policy answers without a run: lrl chat "
+            f"{shlex.quote(f'{folder}/policy')}"
         )
-    raise NotRunning(
-        f"{folder} has no generator that is running here. Give the folder with the "
-        "generator-<n>.log of a live run, as the user who started it, on the machine where it "
-        "runs. An exported policy answers without a run: lrl chat "
-        f"{shlex.quote(f'{folder}/policy')}"
-    )
+    return found[number]
 
 
 def find_generators(folder: Path) -> dict[int, Running]:
-    """Returns the live generators of the run with its logs in `folder`, by number."""
+    """Returns the live generators of the run that logs into `folder`, by number."""
     logs = {_inode(path): path for path in folder.glob("generator-*.log")}
     processes = filter(_is_supervisor, psutil.process_iter(["cmdline", "create_time"]))
     found = {}

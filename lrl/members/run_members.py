@@ -91,7 +91,11 @@ class RunMembers:
         """
         assert self.server is not None, "opened before"
         admission = GeneratorAdmission(
-            self.fleet, self.registry, self.server.token, self.settings, self.folder
+            self.fleet,
+            self.registry,
+            token=self.server.token,
+            settings=self.settings,
+            folder=self.folder,
         )
         self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR, self.server)
@@ -158,7 +162,12 @@ class RunMembers:
         from lrl.members.launched import LaunchedMembers
 
         self.launched[kind] = LaunchedMembers(
-            launcher, kind, server.registry, server.elsewhere, server.token, self.folder
+            launcher,
+            kind,
+            server.registry,
+            location=server.elsewhere,
+            token=server.token,
+            folder=self.folder,
         )
         self.launched[kind].start()
 

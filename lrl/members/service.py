@@ -1,7 +1,7 @@
 """A run's registry over HTTP: the server on rank 0, and the client in any other process.
 
-POST /run/<call>        `spec`, `terms`, `model` or a method of `Registry`; takes and returns JSON
-GET  /run/model/<name>  a file of the run's model
+POST /run/<call>         one of `RegistryServer.calls`; takes and returns JSON
+GET  /run/model/<name>   a file of the run's model
 """
 
 import contextlib
@@ -25,13 +25,6 @@ from lrl.system.token_server import TokenServer
 RUN = "/run"
 MODEL = f"{RUN}/model"
 LONGEST_NODE = 64
-REFUSALS = {
-    Kind.SCORER: "it takes no scorers, as it trains nothing",
-    Kind.ENVIRONMENT: (
-        "it takes no environments: it has no data.environment, or agents elsewhere play"
-    ),
-}
-"""Why a run has no terms for workers of a kind."""
 DEADLINE_S = 10.0
 PIECE_BYTES = 2**20
 """Bytes of a file that are sent, or written, at once."""
@@ -40,7 +33,8 @@ PIECE_BYTES = 2**20
 class RegistryServer(TokenServer):
     """Serves a registry; see `TokenServer`.
 
-    `terms` returns what the workers of a kind must know, as JSON, for the kinds that the run takes.
+    `terms` has the kinds of workers that the run takes, each with a function that returns what they
+    must know, as JSON.
     """
 
     def __init__(
@@ -72,10 +66,10 @@ class RegistryServer(TokenServer):
 
     @property
     def elsewhere(self) -> Location:
-        """Its location on other machines.
+        """Its location for other machines.
 
-        If it listens on all addresses, that is the one at which the ranks of several nodes meet, or
-        this machine's name.
+        A server that listens on all addresses is reached where the ranks of several nodes meet, or
+        by this machine's name.
         """
         if not self.endpoint.is_everywhere:
             return self.location()
@@ -91,7 +85,7 @@ class RegistryServer(TokenServer):
                     words[name] = typed(words[name])
             answer = self.calls[request.match_info["call"]](**words)
         except (TypeError, ValueError) as error:
-            raise web.HTTPBadRequest(text=f"no words of a member: {error!r}") from error
+            raise web.HTTPBadRequest(text=f"malformed call: {error!r}") from error
         except LookupError as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.Response(
@@ -100,7 +94,7 @@ class RegistryServer(TokenServer):
 
     def _terms(self, kind: Kind) -> dict[str, Any]:
         if kind not in self._terms_of:
-            raise LookupError(REFUSALS[kind])
+            raise LookupError(f"the run takes no {kind}s")
         return self._terms_of[kind]()
 
     def _claim(self, kind: Kind) -> int:
@@ -115,8 +109,9 @@ class RegistryServer(TokenServer):
             raise LookupError("that number is another run's")
         node = str(node)
         if not node.isprintable() or len(node) > LONGEST_NODE:
-            raise ValueError("that is no name of a machine")
-        return self.registry.register(kind, number, Location(**location), node, int(workers))
+            raise ValueError("the name of the machine is not printable, or too long")
+        where = Location(**location)
+        return self.registry.register(kind, number, where, node=node, workers=int(workers))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
@@ -126,7 +121,7 @@ class RegistryServer(TokenServer):
         return web.FileResponse(path, chunk_size=PIECE_BYTES)
 
     def _model_files(self) -> list[Path]:
-        """The files at the top of the model's folder; none of a model with a hub name."""
+        """The files at the top of the model's folder; none if the model is a hub name."""
         spec = self.registry.spec
         if not spec.serves_model:
             return []
@@ -168,7 +163,7 @@ class RunClient:
     def register(
         self, kind: Kind, number: int, run_id: str, location: Location, workers: int = 0
     ) -> Member:
-        """See `Registry.register`; the member is on this machine, and of the run `run_id`."""
+        """See `Registry.register`; for a member on this machine, of the run `run_id`."""
         words = {"run": run_id, "location": asdict(location), "workers": workers}
         node = socket.gethostname()[:LONGEST_NODE]
         return Member.from_json(self._ask("register", kind=kind, number=number, node=node, **words))
@@ -182,8 +177,8 @@ class RunClient:
         self._ask("ask_to_leave", kind=kind, number=number, by_itself=by_itself)
 
     def fetch_model(self, folder: Path, interrupted: Callable[[], None] = lambda: None) -> None:
-        """Copies the run's model into `folder`; calls `interrupted`, which may raise, between
-        pieces."""
+        """Copies the run's model into `folder`. Between pieces it calls `interrupted`, which may
+        raise."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, size in self._ask("model").items():
             with (

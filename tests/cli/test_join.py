@@ -24,7 +24,7 @@ SCORER = ["--kind", "scorer"]
         (["join", "somewhere", "--kind", "judge"], "invalid choice: 'judge'"),
         (
             ["join", "somewhere", "--devices", "a"],
-            "'a' are no CUDA indices; give numbers with commas, like 0,1",
+            "argument --devices: invalid indices value: 'a'",
         ),
         (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
     ],

@@ -160,9 +160,7 @@ def test_another_generator_is_chosen_by_its_number(
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
         assert f"{server.url}/v1\n" in say(capsys, str(tmp_path), *words)[1]
     status, out, error = say(capsys, str(tmp_path), "--generator", "1")
-    assert (
-        (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
-    )
+    assert (status, out) == (2, "") and "Generator 1 of" in error and "[0, 12]" in error
 
 
 def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(

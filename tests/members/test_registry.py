@@ -179,7 +179,7 @@ def test_a_run_that_trains_nothing_takes_no_scorers() -> None:
     with served(spec_of()) as server:
         client = client_of(server)
         for request in (client.terms, client.claim):
-            with pytest.raises(NotRunning, match="409.*it takes no scorers, as it trains nothing"):
+            with pytest.raises(NotRunning, match="409.*the run takes no scorers"):
                 request(Kind.SCORER)
         assert client.claim(Kind.GENERATOR) == 1
 

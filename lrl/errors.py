@@ -19,6 +19,7 @@
     │   └── DamagedDelta (ValueError)          a difference of two versions cannot be applied
     ├── MemberError (RuntimeError)             a member, or the run that it belongs to, is not there
     │   ├── NotRunning                         no run lives in that folder
+    │   │   └── NoAnswer                       it may live, and does not answer
     │   ├── BadAnswer                          it has answered what none of its kind does
     │   ├── WorkersError                       its workers cannot work on their machine
     │   └── ScorerLostError                    a scorer has ended or does not answer
@@ -131,6 +132,10 @@ class MemberError(LrlError, RuntimeError):
 
 class NotRunning(MemberError):
     """A run or generator that does not exist or does not answer; the message has the remedy."""
+
+
+class NoAnswer(NotRunning):
+    """A run that does not answer now."""
 
 
 class BadAnswer(MemberError):

@@ -1,19 +1,14 @@
 """`lrl join`: brings a member to a live run, in the foreground."""
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from lrl.errors import NotRunning
-from lrl.members.member import Kind
+from lrl.members.registry import Kind
 from lrl.system.cpu_affinity import usable_cores
 from lrl.system.import_by_name import with_current_folder
 
-WITH_WORKERS = tuple(kind for kind in Kind if not kind.has_weights)
-KINDS_OF_OPTION = {"devices": (Kind.GENERATOR,), "workers": WITH_WORKERS}
-"""Options of some kinds."""
 ENDPOINT_OPTIONS = ("host", "tls_cert", "tls_key", "insecure")
 
 
@@ -27,23 +22,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the
         member.
     """
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    if wrong := wrong_options(args) or wrong_run(args):
-        parser.error(wrong)
+    args = make_parser().parse_args(argv)
     with_current_folder()  # for workers, which import the rewards or the environment
-    from lrl.members.join import join
-    from lrl.members.join_session import LocalOverrides
+    from lrl.members.join import LocalOverrides, join
 
     endpoint = {name: value for name in ENDPOINT_OPTIONS if (value := getattr(args, name))}
-    workers = 0
-    if args.kind in WITH_WORKERS:
-        workers = usable_cores() if args.workers is None else args.workers
+    kind = Kind(args.kind)
     overrides = LocalOverrides(
-        args.devices, workers, endpoint=endpoint, run_cert=args.run_cert, number=args.number
+        args.devices,
+        0 if kind.has_weights else args.workers or usable_cores(),
+        endpoint=endpoint,
+        run_cert=args.run_cert,
+        number=args.number,
     )
     try:
-        return join(args.run, Kind(args.kind), overrides)
+        return join(args.run, kind, overrides)
     except (NotRunning, ValueError, RuntimeError) as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2 if isinstance(error, NotRunning | ValueError) else 1
@@ -90,33 +83,5 @@ def add_member(parser: argparse.ArgumentParser, number: str) -> None:
 
 
 def indices(words: str) -> list[int]:
-    """Parses numbers from 0 up, separated by commas; raises ArgumentTypeError for other text."""
-    if not re.fullmatch(r"\d+(,\d+)*", words):
-        raise argparse.ArgumentTypeError(
-            f"{words!r} are no CUDA indices; give numbers with commas, like 0,1"
-        )
+    """Parses numbers separated by commas."""
     return [int(index) for index in words.split(",")]
-
-
-def wrong_options(args: argparse.Namespace) -> str:
-    """Returns the error about options that do not apply, empty if there is none."""
-    for name, kinds in KINDS_OF_OPTION.items():
-        if getattr(args, name) not in (None, []) and args.kind not in kinds:
-            return f"--{name}: only with --kind {' or '.join(kinds)}"
-    if args.workers is not None and args.workers < 1:
-        return f"--workers {args.workers}: it must be at least 1"
-    return ""
-
-
-def wrong_run(args: argparse.Namespace) -> str:
-    """Returns the error about the arguments of `add_member`, empty if there is none."""
-    if args.number is not None and args.number < 0:
-        return f"--number {args.number}: {args.kind}s are counted from 0"
-    if args.run_cert and "://" not in args.run:
-        return (
-            f"--run_cert {args.run_cert}: only with the run's address; its folder has the "
-            "certificate"
-        )
-    if Path(args.run).is_file():
-        return f"{args.run} is a file; give the run's folder, where generator-0.log is"
-    return ""

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from lrl.cli.join import add_member, wrong_run
+from lrl.cli.join import add_member
 from lrl.errors import NotRunning
-from lrl.members.member import Kind
+from lrl.members.registry import Kind
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_member(parser, "the member (the last that joined)")
     args = parser.parse_args(argv)
-    if wrong := wrong_run(args):
-        parser.error(wrong)
     from lrl.members.join import leave
 
     try:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lrl.errors import NotRunning
-from lrl.members.discovery import Running, find_generator
+from lrl.members.run_file import Running, find_generator
 from lrl.rollouts.chat_template import with_beginning
 
 PROMPT = "1+1="
@@ -42,25 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)"
     )
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
-    if wrong := _wrong(args):
-        parser.error(wrong)
     try:
         sys.stdout.write(lines(Path(args.run), args.generator, " ".join(args.prompt) or PROMPT))
     except NotRunning as error:
         sys.stderr.write(f"lrl: error: {error}\n")
         return 2
     return 0
-
-
-def _wrong(args: argparse.Namespace) -> str:
-    """Returns the error about the arguments, empty if there is none."""
-    if args.generator < 0:
-        return f"--generator {args.generator}: generators are counted from 0"
-    if "://" in args.run:
-        return f"{args.run} is an address; give the run's folder, on its machine"
-    if Path(args.run).is_file():
-        return f"{args.run} is a file; give the run's folder, where generator-0.log is"
-    return ""
 
 
 def lines(run: Path, number: int, prompt: str) -> str:

@@ -1,22 +1,26 @@
-"""The run's side of `lrl join` and `lrl leave`: admits, loses and releases generators.
+"""Rank 0's side of `lrl join` and `lrl leave`: admits, loses and releases members.
 
 A generator that joins is admitted like a replacement, at a sync, but the run never starts or stops
-its process. Members without weights: `lrl.members.worker_admission`.
+its process. A member without weights gets work as soon as rank 0 reaches it, and one that was only
+cut off comes again.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lrl.errors import GeneratorError
+from lrl.errors import ConfigError, GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.server import end_of
 from lrl.generators.settings import ServerSettings
-from lrl.members.member import Kind, Status
-from lrl.members.registry import Registry
+from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.system.endpoint import Location
+from lrl.system.remote_workers import MemberAddress, RemotePool, RemoteWorkers
 
 log = logging.getLogger(__name__)
 
@@ -53,25 +57,18 @@ class JoinedServer:
         return end_of(self.log_path.read_text(errors="replace") if self.log_path.exists() else "")
 
 
+@dataclass
 class GeneratorAdmission:
-    """Admits and removes the generators of other processes.
+    """Admits generators of other processes to a fleet, and removes them."""
 
-    Args:
-        fleet: Where they go.
-        registry: Where they register.
-        token: The run's.
-        settings: Those of all generators.
-        folder: Where their logs may be.
-    """
+    fleet: Fleet
+    registry: Registry
+    token: str
+    settings: ServerSettings
+    folder: Path
+    """Where their logs may be."""
 
-    def __init__(
-        self, fleet: Fleet, registry: Registry, token: str, settings: ServerSettings, folder: Path
-    ) -> None:
-        self.fleet = fleet
-        self.registry = registry
-        self.token = token
-        self.settings = settings
-        self.folder = folder
+    def __post_init__(self) -> None:
         self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
         self._admissions: set[asyncio.Task[None]] = set()
 
@@ -90,19 +87,11 @@ class GeneratorAdmission:
     def _connect(self, number: int, location: Location) -> None:
         try:
             server = JoinedServer(
-                number,
-                location,
-                token=self.token,
-                settings=self.settings,
-                folder=self.folder,
+                number, location, token=self.token, settings=self.settings, folder=self.folder
             )
         except (OSError, ValueError) as error:
-            self.registry.set_status(
-                Kind.GENERATOR,
-                number,
-                Status.REFUSED,
-                why=f"its certificate cannot be read: {error}",
-            )
+            why = f"its certificate cannot be read: {error}"
+            self.registry.set_status(Kind.GENERATOR, number, Status.REFUSED, why=why)
             return
         generator = Generator(server, self.fleet.capacity)
         self._generators[number] = server, generator
@@ -123,17 +112,12 @@ class GeneratorAdmission:
         if self.fleet.rollouts.syncing:
             return  # a collective transfer would fail for all; the request stays in the registry
         generators = {generator.server.number: generator for generator in self.fleet.generators}
-        known = number in generators
-        refusal = (
-            leave_refusal(self.fleet, generators[number])
-            if known
-            else f"The run has no generator {number} now."
-        )
-        if not refusal:
-            await self.fleet.remove(generators[number])
-            self.registry.set_status(
-                Kind.GENERATOR, number, Status.LEFT, generators[number].version
-            )
+        generator = generators.get(number)
+        if generator is None:
+            refusal = f"The run has no generator {number} now."
+        elif not (refusal := leave_refusal(self.fleet, generator)):
+            await self.fleet.remove(generator)
+            self.registry.set_status(Kind.GENERATOR, number, Status.LEFT, generator.version)
         self.registry.answer_leave(Kind.GENERATOR, number, refusal)
 
     def _report(self, number: int, generator: Generator) -> None:
@@ -143,11 +127,7 @@ class GeneratorAdmission:
         if status is before or before.over:
             return
         self.registry.set_status(
-            Kind.GENERATOR,
-            number,
-            status,
-            version=generator.version,
-            why=generator.eviction or "",
+            Kind.GENERATOR, number, status, version=generator.version, why=generator.eviction or ""
         )
         self.fleet.joined += status is Status.SERVING
 
@@ -174,3 +154,78 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
     if fleet.rollouts.generators == [generator]:
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""
+
+
+@dataclass
+class WorkerAdmission:
+    """Admits members of one kind without weights to their pool, and removes them."""
+
+    kind: Kind
+    pool: RemotePool[Any]
+    registry: Registry
+    token: str
+
+    def __post_init__(self) -> None:
+        self._admissions: dict[int, asyncio.Task[None]] = {}
+        self._served: set[int] = set()
+
+    async def poll(self) -> None:
+        """Looks once at the registry."""
+        alive = self.registry.alive(self.kind)
+        for number, member in alive.items():
+            if member.status is Status.STARTING and number not in self._admissions:
+                task = asyncio.get_running_loop().create_task(self._admit(member))
+                self._admissions[number] = task
+                task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
+        known = {each.number: each for each in self.pool.members}
+        for number in self.registry.leaving(self.kind):
+            self._release(number, known.get(number))
+        for number, workers in known.items():
+            why = workers.lost or ("" if number in alive else "its process has ended, or is silent")
+            if why and self.pool.remove(number, why):
+                log.warning("%s is lost (%s). Others do its work.", workers.title, why)
+                self.registry.set_status(self.kind, number, Status.LOST, why=why)
+
+    async def _admit(self, member: Member) -> None:
+        number, location = member.number, member.location
+        address = MemberAddress(
+            number, member.node, member.workers, location=location, token=self.token
+        )
+        status = Status.REFUSED
+        try:
+            workers: RemoteWorkers = self.pool.reach(address)
+            await workers.check()
+        except ConfigError as error:
+            why = str(error)
+        except (OSError, ValueError) as error:
+            # One that has served may only have lost its network, and is tried again when it speaks.
+            status = Status.LOST if number in self._served else Status.REFUSED
+            why = (
+                f"{member.name.capitalize()} on {member.node} cannot be reached at {location.url}: "
+                f"{error}. It needs an address that this machine reaches: give it by `lrl join "
+                "--host`"
+            )
+        else:
+            self._served.add(number)
+            self.pool.add(workers)
+            log.info("%s has joined, with %d workers.", workers.title, workers.workers)
+            self.registry.set_status(self.kind, number, Status.SERVING)
+            return
+        log.warning("%s.", why.rstrip("."))
+        self.registry.set_status(self.kind, number, status, why=why)
+
+    def _release(self, number: int, workers: RemoteWorkers | None) -> None:
+        """Has a member leave, when its work is done or has had the time for it."""
+        if workers is None:
+            refusal = f"The run has no {self.kind} {number} now."
+            self.registry.answer_leave(self.kind, number, refusal)
+            return
+        if workers.leaving_since is None:
+            if refusal := self.pool.leave_refusal(workers):
+                self.registry.answer_leave(self.kind, number, refusal)
+                return
+            workers.leaving_since = time.monotonic()
+        if workers.idle or time.monotonic() - workers.leaving_since >= workers.leave_s:
+            self.pool.remove(number, "it leaves the run")
+            self.registry.set_status(self.kind, number, Status.LEFT)
+            self.registry.answer_leave(self.kind, number)

@@ -1,23 +1,60 @@
-"""`lrl join` and `lrl leave`: adds a member to a live run or removes one, from outside the run."""
+"""`lrl join` and `lrl leave`: add a member to a live run from another process, or remove one.
 
+`lrl join` stays in the foreground as long as its server lives, and the server dies with it, however
+it ends.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
 import sys
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from lrl.errors import NotRunning
-from lrl.members.join_session import JoinSession, LocalOverrides, ask
-from lrl.members.joining_generator import JoiningGenerator
-from lrl.members.joining_workers import JoiningEnvironment, JoiningScorer
-from lrl.members.live_run import find_run
-from lrl.members.member import Kind
+from lrl.environments.environment_server import EnvironmentServer
+from lrl.environments.worker import WorkerSpec
+from lrl.errors import NoAnswer, NotRunning, WorkersError
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.members.registry import JoinSpec, Kind, Member, Status
+from lrl.members.run_file import find_run
+from lrl.members.service import RunClient
+from lrl.rewards.job import ScoringTerms
+from lrl.rewards.scorer_server import ScorerServer
+from lrl.system.endpoint import Location, is_loopback, own_address_towards
+from lrl.weights import find_transport
 
-JOINING: dict[Kind, type[JoinSession]] = {
-    Kind.GENERATOR: JoiningGenerator,
-    Kind.SCORER: JoiningScorer,
-    Kind.ENVIRONMENT: JoiningEnvironment,
-}
 POLL_S = 0.5
+"""Seconds between two requests to the run; a member's are its signs of life."""
 ANSWER_S = 120.0
 """Seconds that a run may take to answer a request to leave: a sync goes before."""
+REFUSED_S, SILENT_S = 5.0, 180.0
+"""Seconds after which a run has ended: when nobody listens there, and when nothing answers."""
+RUN_ENDED = "the run has ended, and so does it"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class LocalOverrides:
+    """Settings of a member that do not come from the run."""
+
+    devices: list[int] = field(default_factory=list)
+    """CUDA indices of a generator; empty on a CPU."""
+    workers: int = 0
+    """Processes of a member without weights."""
+    endpoint: dict[str, Any] = field(default_factory=dict)
+    """The fields of `Endpoint` for this machine."""
+    run_cert: str | None = None
+    """The PEM file of a run that is given by its URL."""
+    number: int | None = None
+    """The number that the run has given it already; None to take one."""
 
 
 def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
@@ -32,34 +69,27 @@ def join(run: str, kind: Kind, overrides: LocalOverrides) -> int:
         RuntimeError: The server did not start, or has ended.
     """
     client = find_run(run, overrides.run_cert)
-    spec = ask(client, client.spec)
-    return JOINING[kind](run, client, spec, overrides).run()
+    session = JoiningGenerator if kind.has_weights else JoiningWorkers
+    return session(run, kind, client, spec=client.spec(), overrides=overrides).run()
 
 
 def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None) -> int:
-    """Asks a run to remove a member; returns exit status 0 when it has.
-
-    Args:
-        run: The run's folder, or its URL.
-        kind: The member's.
-        number: The member's; None for the last of its kind that joined.
-        run_cert: The PEM file of a run that is given by its URL.
+    """Asks a run to remove a member, by default the last of its kind that joined, and returns exit
+    status 0 once it has.
 
     Raises:
         NotRunning: There is no live run, it has no such member, or the member must stay.
     """
     client = find_run(run, run_cert)
     if number is None:
-        if not (joined := ask(client, lambda: client.joined(kind))):
-            hint = (
-                " One that the run started leaves by --number N." if kind is Kind.GENERATOR else ""
+        if not (joined := client.joined(kind)):
+            raise NotRunning(
+                f"{run}: no {kind} has joined. One that the run started leaves by --number N."
             )
-            raise NotRunning(f"{run}: no {kind} has joined.{hint}")
         number = max(joined)
-    leaver = number
-    ask(client, lambda: client.ask_to_leave(kind, leaver))
+    client.ask_to_leave(kind, number)
     deadline = time.monotonic() + ANSWER_S
-    while (member := ask(client, lambda: client.view(kind, leaver))).leaving:
+    while (member := client.view(kind, number)).leaving:
         if time.monotonic() > deadline:
             raise NotRunning(
                 f"{run} has not said within {ANSWER_S:g} s whether {member.name} leaves."
@@ -71,3 +101,296 @@ def leave(run: str, kind: Kind, number: int | None, run_cert: str | None = None)
         f"{member.name} has left {run}; its unfinished responses continue elsewhere.\n"
     )
     return 0
+
+
+class JoinEnded(Exception):
+    """The end of a member; `args` are a message and the exit status of the command."""
+
+
+@dataclass(eq=False)
+class JoinSession(ABC):
+    """A joining member, from the start of its server to the end.
+
+    Its making raises ValueError if a member on this machine cannot meet the run's requirements.
+    """
+
+    run_name: str
+    """Folder or URL, as the user gave it."""
+    kind: Kind
+    client: RunClient
+    spec: JoinSpec
+    overrides: LocalOverrides
+
+    def __post_init__(self) -> None:
+        self.number = -1
+        self._location = Location()
+        self._heard = time.monotonic()
+        self._status = Status.STARTING
+        self._interrupted = False  # by a signal
+        self._requested = False  # to leave, of the run
+
+    @abstractmethod
+    def serve(self) -> AbstractContextManager[Location]:
+        """Serves within the context; calls `waiting` repeatedly while the server starts."""
+
+    @abstractmethod
+    def raise_if_ended(self) -> None:
+        """Raises RuntimeError if its server has ended by itself."""
+
+    def run(self) -> int:
+        """Serves until the member has left or the run has ended; see `join`."""
+        number = self.overrides.number
+        self.number = self.client.claim(self.kind) if number is None else number
+        self._register()
+        before = {signum: signal.signal(signum, self._interrupt) for signum in SIGNALS}
+        failure = ""
+        try:
+            with self.serve() as location:
+                self._location = location
+                while True:
+                    self._poll()
+                    time.sleep(POLL_S)
+        except JoinEnded as end:
+            line, status = end.args
+            self.say(line)
+            return int(status)
+        except Exception as error:
+            failure = str(error)
+            raise
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+            with contextlib.suppress(NotRunning):  # the run may have ended
+                self.client.withdraw(self.kind, self.number, failure)
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        sys.stdout.write(f"{self.kind} {self.number}: {line.rstrip('.')}.\n")
+        sys.stdout.flush()
+
+    def waiting(self) -> None:
+        """Renews the lease; raises JoinEnded if the run has ended, or after a signal."""
+        self._speak()
+        self._raise_if_interrupted()
+
+    def _poll(self) -> None:
+        before, member = self._status, self._speak()
+        if member.status is not before and (line := status_line(member)):
+            if member.status.over:
+                raise JoinEnded(line, int(member.status not in (Status.LEFT, Status.ENDED)))
+            self.say(line)
+        self.raise_if_ended()
+        if member.status is Status.STARTING:
+            self._raise_if_interrupted()
+        if self._interrupted and not self._requested:
+            self.say("asks the run to let it leave. A second Ctrl-C ends it at once")
+            self.client.ask_to_leave(self.kind, self.number, by_itself=True)
+            self._requested = True
+        elif self._requested and not member.leaving and member.leave_refusal:
+            self.say(f"stays: {member.leave_refusal}")
+            self._requested = self._interrupted = False
+
+    def _speak(self) -> Member:
+        """Renews the lease; returns the run's record of the member, the last one if the run does
+        not respond.
+
+        Raises:
+            JoinEnded: The run has ended.
+        """
+        member = Member(self.kind, self.number, status=self._status)
+        try:
+            member, self._heard = self._register(), time.monotonic()
+        except NoAnswer as error:
+            refused = isinstance(error.__cause__, ConnectionRefusedError)
+            limit_s = REFUSED_S if refused else SILENT_S
+            if self.spec.owner.ended or time.monotonic() - self._heard > limit_s:
+                raise JoinEnded(RUN_ENDED, 0) from None
+        except NotRunning:  # another run has its port
+            raise JoinEnded(RUN_ENDED, 0) from None
+        self._status = member.status
+        return member
+
+    def _register(self) -> Member:
+        return self.client.register(
+            self.kind,
+            self.number,
+            self.spec.run_id,
+            location=self._location,
+            workers=self.overrides.workers,
+        )
+
+    def _raise_if_interrupted(self) -> None:
+        """Raises JoinEnded after a signal before the run knows the member."""
+        if self._interrupted:
+            raise JoinEnded("ends before it has joined", 0)
+
+    def _interrupt(self, signum: int, frame: FrameType | None) -> None:
+        self._interrupted = True
+        for each in SIGNALS:
+            # The second signal needs no Python to end the process.
+            signal.signal(each, signal.SIG_DFL)
+
+
+def status_line(member: Member) -> str:
+    """Returns the printed line for a member's status; empty for none."""
+    how = f"with {member.workers} workers" if member.workers else f"since version {member.version}"
+    lines = {
+        Status.PENDING: "the run has reached it. It joins at the next sync",
+        Status.SERVING: f"serves {how}. Ctrl-C has it leave",
+        Status.LEFT: "has left; its unfinished responses continue elsewhere",
+        Status.LOST: f"the run has evicted it: {member.why}",
+        Status.REFUSED: f"the run has not admitted it: {member.why}",
+        Status.ENDED: RUN_ENDED,
+    }
+    return lines.get(member.status, "")
+
+
+class JoiningGenerator(JoinSession):
+    """A generator that joins a run: a vLLM server whose trainer is this process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        run, spec = self.run_name, self.spec
+        self.settings = generator_settings(run, spec, self.overrides, self.client.location.url)
+        self.folder = Path(f"join-{spec.run_id}" if "://" in run else run)
+        """Where its log goes, and its model if the run gives it."""
+        self.folder.mkdir(exist_ok=True)
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[Location]:
+        with self._model() as model:
+            self.server = server = self.make_server(model)
+            try:
+                self.say(f"starts, with the model {model}; its log is {server.log_path}")
+                server.start()
+                server.wait_ready(self.waiting)
+                self.say(f"answers at {server.url}; waits for the run")
+                yield server.location
+            finally:
+                server.stop()
+
+    def raise_if_ended(self) -> None:
+        if not self.server.alive:
+            self.server.ready()  # raises, with the end of the log
+
+    def make_server(self, model: str) -> Server:
+        """Returns its server, not started."""
+        spec, number = self.spec, self.number
+        transport = find_transport(spec.transport)
+        return Server(
+            model,
+            self.settings,
+            backend=spec.transport,
+            devices=self.overrides.devices,
+            folder=self.folder,
+            number=number,
+            # Another run id: this supervisor must not remove the files in /dev/shm that belong to
+            # the run itself.
+            run_id=f"{spec.run_id}-joined-{number}",
+            token=self.client.token,
+            transport_environment=transport.server_environment(number, os.environ)
+            | spec.environment,
+            middleware=transport.middleware,
+            seed=spec.seed,
+        )
+
+    @contextlib.contextmanager
+    def _model(self) -> Iterator[str]:
+        """The run's model; on another machine a copy that is removed at the end."""
+        if self.spec.owner.here or not self.spec.serves_model:
+            yield self.spec.model
+            return
+        folder = self.folder / f"model-{self.number}"
+        self.say(f"fetches the run's model, {self.spec.model}, into {folder}")
+        try:
+            self.client.fetch_model(folder, self.waiting)
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def generator_settings(
+    run: str, spec: JoinSpec, overrides: LocalOverrides, url: str
+) -> ServerSettings:
+    """Returns the settings of a generator on this machine; raises ValueError if it cannot join."""
+    if why := find_transport(spec.transport).join_refusal(spec.owner.here, spec.settings["host"]):
+        raise ValueError(f"{run} {why}")
+    check_environment(run, spec, os.environ)
+    if spec.on_cpu == bool(overrides.devices):
+        needed = (
+            "are on the CPU: leave it out"
+            if spec.on_cpu
+            else "are on GPUs: give the indices of this one's"
+        )
+        devices = ",".join(map(str, overrides.devices)) or "(not given)"
+        raise ValueError(f"--devices {devices}: the run's generators {needed}.")
+    return settings_here(spec, overrides.endpoint, url)
+
+
+def check_environment(run: str, spec: JoinSpec, variables: Mapping[str, str]) -> None:
+    """Raises ValueError if a variable here contradicts the run's; a missing one is fine."""
+    for name, here in find_transport(spec.transport).common_environment(variables).items():
+        there = spec.environment.get(name)
+        if here != there:
+            of_run = "is not set" if there is None else f"is {there!r}"
+            raise ValueError(
+                f"{name} is {here!r} here and {of_run} in {run}: a transfer by {spec.transport} "
+                f"hangs when its members disagree. Unset {name}; the generator then takes what the "
+                "run has."
+            )
+
+
+def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerSettings:
+    """Returns the run's settings, with this machine's address and TLS.
+
+    On another machine a member listens on its own address towards the run, unless `endpoint` (the
+    fields of `Endpoint` that were given here) has a host.
+
+    Raises:
+        ValueError: The run cannot reach that address.
+    """
+    if spec.owner.here:
+        return ServerSettings(**spec.settings | endpoint)
+    host = endpoint.get("host") or own_address_towards(url)
+    if is_loopback(host) or host in ("0.0.0.0", "::"):
+        raise ValueError(
+            f"--host {host}: the run is on another machine. Give the address by which it reaches "
+            "this one, with --tls_cert and --tls_key, or --insecure if nobody else is on that "
+            "network."
+        )
+    return ServerSettings(**spec.settings | {"host": host} | endpoint)
+
+
+class JoiningWorkers(JoinSession):
+    """A scorer or an environment that joins a run: workers of this machine, served over HTTP."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        client = self.client
+        settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
+        own = (self.overrides.workers, settings.endpoint, client.token)
+        terms = client.terms(self.kind)  # NotRunning if the run takes no such member
+        self.server: ScorerServer | EnvironmentServer = (
+            ScorerServer(ScoringTerms.from_json(terms), *own)
+            if self.kind is Kind.SCORER
+            else EnvironmentServer(WorkerSpec.from_json(terms), *own)
+        )
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[Location]:
+        try:
+            try:
+                location = self.server.start()
+            except (ValueError, RuntimeError, TimeoutError) as error:
+                raise WorkersError(
+                    f"{error} The modules of the run's rewards and environment must be on this "
+                    "machine, installed or in the folder where `lrl join` starts."
+                ) from error
+            self.waiting()
+            self.say(f"answers at {location.url}; waits for the run")
+            yield location
+        finally:
+            self.server.stop()
+
+    def raise_if_ended(self) -> None:
+        """The server is in this process."""

@@ -1,29 +1,42 @@
-"""The file with the address of a run's registry, and the run's token, for other processes.
+"""How another process finds a live run and gets its token.
 
-A run writes its address into `fleet/run.json` in its folder, for processes of the same user
-(`lrl.checkpoints.owner_only_files`): whoever posed as the run would be told its token. The token
-itself is in no file. On the run's machine the kernel shows it to the run's own user
-(`lrl.members.discovery`); on another machine the user has to bring it, and may give the address
-instead of a folder that both machines see.
+A run writes its address to `fleet/run.json` in its folder. Only the same user can write there
+(`lrl.checkpoints.owner_only_files`), because an impostor would be given the run's token.
+
+The token itself is never in a file. On the run's machine it comes from a generator: a log in the
+run's folder leads to the supervisor that has it open, the supervisor's command line gives the
+address, and its environment, which the kernel shows only to the same user and root, the token. On
+another machine the user types the token, and may give the run's address if the folder is not
+shared.
 """
 
+import contextlib
+import getpass
+import http.client
+import json
 import os
-import socket
+import re
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
-from lrl.members.service import RegistryServer
-from lrl.system.auth import given_secret
+from lrl.members.service import RegistryServer, RunClient
+from lrl.system.auth import TOKEN_VARIABLE, bearer, given_secret
 from lrl.system.config_errors import fault
-from lrl.system.endpoint import Location, is_loopback
+from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
 from lrl.system.process_identity import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
 RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"
 """What a launcher gives to its jobs: the run's token, and the text of its certificate. A run that
 is started with the first takes it as its token."""
+DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,9 @@ class RunFile(Location):
             object.__setattr__(self, "owner", ProcessIdentity(**self.owner))
 
 
+# ---- for the run
+
+
 def token_of_run() -> str:
     """Returns the token of a new run: `LRL_TOKEN`, which is removed from the environment, or a
     random one.
@@ -51,13 +67,8 @@ def token_of_run() -> str:
 
 
 def fault_without_token(setting: str, members: str) -> None:
-    """Notes a fault: a run whose members others start has no token that they know.
-
-    Args:
-        setting: The launcher that leaves their start to others, such as `strategy.launcher is
-            Given`.
-        members: What they are.
-    """
+    """Notes a fault: others start the run's `members` (`setting` says so), without knowing its
+    token."""
     fault(
         f"{setting}, and {RUN_TOKEN} is not set: whoever starts the {members} needs the run's "
         f"token. Type here and there: export {RUN_TOKEN}=..., the same 32 or more characters by "
@@ -65,34 +76,40 @@ def fault_without_token(setting: str, members: str) -> None:
     )
 
 
-def url_elsewhere(server: RegistryServer) -> str:
-    """Returns the URL of a registry on other machines.
-
-    If it listens on all addresses, that is the one at which the ranks of several nodes meet, or
-    this machine's name.
-    """
-    if not server.endpoint.is_everywhere:
-        return server.location().url
-    meeting = os.environ.get("MASTER_ADDR", "")
-    return server.location(
-        meeting if meeting and not is_loopback(meeting) else socket.gethostname()
-    ).url
-
-
 def write_run_file(run: Path, server: RegistryServer) -> None:
     """Writes the registry's address into the run's folder, replacing an older one; raises
     OSError."""
     files = OwnerOnlyFolder(run / FOLDER)
     files.make()
-    files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=url_elsewhere(server))))
+    files.write(RUN, asdict(RunFile(**vars(server.location()), elsewhere=server.elsewhere.url)))
 
 
-def read_run_file(run: Path) -> RunFile:
-    """Returns what `write_run_file` has written; raises NotRunning if it is not there, or not
-    trusted."""
+def remove_run_file(run: Path) -> None:
+    """Removes the file of `write_run_file`; raises OSError if it stays."""
     files = OwnerOnlyFolder(run / FOLDER)
+    files.clear()
+    files.path.rmdir()
+
+
+# ---- for other processes
+
+
+def find_run(run: str, certificate: str | None = None) -> RunClient:
+    """Returns the live run in the folder `run` or at the URL `run`.
+
+    Args:
+        run: Folder or URL.
+        certificate: The PEM file by which to know a URL's server; without it the text in
+            `RUN_CERTIFICATE`, or else the system's CAs.
+
+    Raises:
+        NotRunning: There is no live run, its file is not trusted, or nobody gave the token.
+    """
+    if "://" in run:
+        return RunClient(_location_of(run, certificate), _typed_token(run))
+    files = OwnerOnlyFolder(Path(run) / FOLDER)
     try:
-        return files.read(RUN, RunFile)
+        found = files.read(RUN, RunFile)
     except FileNotFoundError as error:
         raise NotRunning(
             f"{run} is not the folder of a live run (there is no {files.path / RUN}). Give the "
@@ -101,10 +118,128 @@ def read_run_file(run: Path) -> RunFile:
         ) from error
     except OSError as error:  # not trusted, or not readable
         raise NotRunning(str(error)) from error
+    if found.owner.ended:
+        raise NotRunning(f"{run}: its run has ended, by a signal that left it no time to say so.")
+    if found.owner.here:
+        return RunClient(found, _token_here(Path(run)))
+    return RunClient(Location(found.elsewhere, found.trust, found.certificate), _typed_token(run))
 
 
-def remove_run_file(run: Path) -> None:
-    """Removes the file of `write_run_file`; raises OSError if it stays."""
-    files = OwnerOnlyFolder(run / FOLDER)
-    files.clear()
-    files.path.rmdir()
+def _location_of(url: str, certificate: str | None) -> Location:
+    address = urlsplit(url)
+    if (
+        address.scheme not in ("http", "https")
+        or not address.hostname
+        or address.port is None
+        or address.path
+    ):
+        raise NotRunning(
+            f"{url} is not the address of a run: give https://ADDRESS:PORT, as the run printed it."
+        )
+    if address.scheme == "http":
+        return Location(url)
+    text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE, "")
+    return Location(url, "certificate", text) if text else Location(url, "system")
+
+
+def _token_here(run: Path) -> str:
+    if found := find_generators(run):
+        return next(iter(found.values())).token
+    if token := os.environ.pop(RUN_TOKEN, ""):
+        return token
+    raise NotRunning(
+        f"{run}: the run's token is its generators', and none of them is running here at this "
+        "moment. They may be starting: try again in a minute, as the user who started the run. If "
+        f"the run was started with {RUN_TOKEN}, set it here, too."
+    )
+
+
+def _typed_token(run: str) -> str:
+    shown = "on its machine, `lrl prompt FOLDER` shows it as OPENAI_API_KEY"
+    token = os.environ.pop(RUN_TOKEN, "")
+    # A batch job has no keyboard; the error below gives the remedy.
+    with contextlib.suppress(EOFError):
+        token = token or getpass.getpass(f"The run's token ({shown}): ")
+    if not token:
+        raise NotRunning(
+            f"{run}: its run is on another machine, and no token was typed. Without a keyboard, in "
+            f"a pipe or a batch job, put it in the variable {RUN_TOKEN}; {shown}."
+        )
+    return token
+
+
+@dataclass(frozen=True)
+class Running:
+    """A generator of a live run on this machine."""
+
+    name: str
+    log_path: Path
+    url: str
+    token: str = field(repr=False)
+    certificate: str | None
+    """Path of the PEM file; None without TLS."""
+
+    def ask(self, method: str, route: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """Returns status and JSON of the response to one request; raises NotRunning after
+        `DEADLINE_S`."""
+        trust = trust_only(first_certificate(self.certificate)) if self.certificate else None
+        headers = {"Authorization": bearer(self.token), "Content-Type": "application/json"}
+        with contextlib.closing(connect(self.url, trust, DEADLINE_S)) as connection:
+            try:
+                connection.request(method, route, json.dumps(body) if body else None, headers)
+                response = connection.getresponse()
+                return response.status, json.loads(response.read())
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise NotRunning(
+                    f"{self.name} at {self.url} does not answer ({error!r}). It may be starting: "
+                    f"look at {self.log_path}, and try again when it says that the application has "
+                    "started."
+                ) from error
+
+
+def find_generator(folder: Path, number: int) -> Running:
+    """Returns a generator of the run that logs into `folder`; raises NotRunning if this user has
+    none there."""
+    found = find_generators(folder)
+    if number not in found:
+        raise NotRunning(
+            f"Generator {number} of {folder} is not running here (of {sorted(found)}). Give the "
+            "folder with the generator-<n>.log of a live run, as the user who started it, on "
+            "the machine where it runs. An exported policy answers without a run: lrl chat "
+            f"{shlex.quote(f'{folder}/policy')}"
+        )
+    return found[number]
+
+
+def find_generators(folder: Path) -> dict[int, Running]:
+    """Returns the live generators of the run that logs into `folder`, by number."""
+    logs = {_inode(path): path for path in folder.glob("generator-*.log")}
+    processes = filter(_is_supervisor, psutil.process_iter(["cmdline", "create_time"]))
+    found = {}
+    # In the order of their start: a replacement overwrites the generator before it.
+    for process in sorted(processes, key=lambda process: process.info["create_time"]):
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended, or is another user's
+            if path := logs.get(_inode(Path(f"/proc/{process.pid}/fd/1"))):
+                words = process.info["cmdline"]
+                flags = dict(zip(words, words[1:], strict=False))
+                certificate = flags.get("--ssl-certfile")
+                number = int(re.sub(r"\D", "", path.stem))
+                found[number] = Running(
+                    f"generator {number}",
+                    path,
+                    url=Endpoint(flags["--host"], tls_cert=certificate).url(int(flags["--port"])),
+                    token=process.environ()[TOKEN_VARIABLE],
+                    certificate=certificate,
+                )
+    return found
+
+
+def _is_supervisor(process: psutil.Process) -> bool:
+    words = process.info["cmdline"] or []
+    return any(word.endswith("generators/supervisor.py") for word in words) and "--port" in words
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    """Returns a file's identity, the same for every path to it."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

@@ -34,9 +34,8 @@ from lrl.generators.fleet import Fleet
 from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.join_spec import JoinSpec
 from lrl.members.launchers import Launcher
-from lrl.members.member import Kind
+from lrl.members.registry import JoinSpec, Kind
 from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
 from lrl.members.run_members import RunMembers
 from lrl.strategies.graceful_shutdown import GracefulShutdown
@@ -217,8 +216,7 @@ class GeneratorDevices(GracefulShutdown):
 
         def stopped() -> None:
             raise_if_stopped(trainer)
-            for kind in members.pools:
-                members.raise_if_all_failed(kind)
+            members.raise_if_all_failed()
 
         server = members.open(
             self._terms(trainer, settings, len(servers)), self.token, self.join_port

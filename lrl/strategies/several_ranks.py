@@ -37,10 +37,10 @@ from lrl.distributed.keepalive import close_silent_connections
 from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
 from lrl.distributed.rendezvous import Rendezvous
 from lrl.errors import ConfigError
-from lrl.members.client import RunClient
-from lrl.members.launched import LaunchedMembers, RunAddress
+from lrl.members.launched import LaunchedMembers
 from lrl.members.launchers import Local
-from lrl.members.member import Kind
+from lrl.members.registry import Kind
+from lrl.members.service import RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.shared_folder import check_reads, check_writes
 from lrl.system.config_errors import above, fault
@@ -155,15 +155,14 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
         """Sets up training; then each node starts its generators."""
         super().setup(trainer)
         if not self.is_global_zero and self.generators_of_other_nodes:
-            run: RunAddress = self.ranks.receive()
+            location, token = self.ranks.receive()
             if self.local_rank == 0:
-                launcher = Local(self.placements())
-                roster = RunClient(run.location, run.token)
                 self._node_generators = LaunchedMembers(
-                    launcher,
+                    Local(self.placements()),
                     Kind.GENERATOR,
-                    roster=roster,
-                    address=run,
+                    RunClient(location, token),
+                    location=location,
+                    token=token,
                     folder=run_folder(trainer),
                 )
                 self._node_generators.start()
@@ -176,7 +175,7 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def start_on_other_nodes(self, server: RegistryServer) -> None:
         """Tells all ranks where generators join; the first of each other node then starts some."""
         if self.generators_of_other_nodes:
-            self.ranks.share(RunAddress.of(server))
+            self.ranks.share((server.elsewhere, server.token))
 
     def check(self) -> None:
         """Checks that generators of other nodes can reach the run."""

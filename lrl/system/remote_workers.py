@@ -49,7 +49,7 @@ class RemoteWorkers(ABC):
     """
 
     kind: ClassVar[str]
-    """See `lrl.members.member.Kind`."""
+    """See `lrl.members.registry.Kind`."""
     lost_error: ClassVar[type[LrlError]]
     """The error of what was asked of a lost member."""
     leave_s: ClassVar[float] = 0.0

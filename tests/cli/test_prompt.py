@@ -1,7 +1,5 @@
 """`lrl prompt`: the printed lines, run by a real shell, against a real generator and against small
 programs.
-
-Covers lrl/members/discovery.py.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from lrl.cli.main import main
 from lrl.errors import NotRunning
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.discovery import find_generator
+from lrl.members.run_file import find_generator
 from tests.lent_server import LentServer
 
 WITHOUT_A_TEMPLATE = """
@@ -162,9 +160,7 @@ def test_another_generator_is_chosen_by_its_number(
     for words, server in (((), two_generators[0]), (("--generator", "12"), two_generators[1])):
         assert f"{server.url}/v1\n" in say(capsys, str(tmp_path), *words)[1]
     status, out, error = say(capsys, str(tmp_path), "--generator", "1")
-    assert (
-        (status, out) == (2, "") and "--generator 1: the generators" in error and "[0, 12]" in error
-    )
+    assert (status, out) == (2, "") and "Generator 1 of" in error and "[0, 12]" in error
 
 
 def test_a_run_is_found_by_its_log_under_any_name_until_its_process_ends(
@@ -210,22 +206,6 @@ def test_without_arguments_the_command_prints_its_usage(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit, match="2"):
         main(["prompt"])
     assert "RUN" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["https://10.0.0.7:5"], "https://10.0.0.7:5 is an address; give the run's folder"),
-        ([".", "--generator", "-1"], "--generator -1: generators are counted from 0"),
-        ([__file__], f"{__file__} is a file; give the run's folder"),
-    ],
-)
-def test_an_option_that_does_not_apply_is_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["prompt", *words])
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from lrl.generators.seeds import generator_seed, run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members import join
-from lrl.members.join_session import JoinSession, LocalOverrides
-from lrl.members.member import Kind
+from lrl.members.join import JoinSession, LocalOverrides
+from lrl.members.registry import Kind
 from lrl.members.run_file import RUN_TOKEN
 from tests.members.served_run import TOKEN, served, spec_of
 

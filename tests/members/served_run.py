@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
-from lrl.members.client import RunClient
-from lrl.members.join_spec import JoinSpec
-from lrl.members.member import Kind
-from lrl.members.registry import Registry
+from lrl.members.registry import JoinSpec, Kind, Registry
 from lrl.members.run_file import write_run_file
-from lrl.members.service import RegistryServer
+from lrl.members.service import RegistryServer, RunClient
 from lrl.system.endpoint import Endpoint
 
 TOKEN = "the-token-of-this-run"

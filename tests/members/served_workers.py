@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
-from lrl.members.admission import poll_forever
-from lrl.members.join_spec import JoinSpec
-from lrl.members.member import Kind
-from lrl.members.registry import Registry
+from lrl.members.admission import WorkerAdmission, poll_forever
+from lrl.members.registry import JoinSpec, Kind, Registry
 from lrl.members.service import RegistryServer
-from lrl.members.worker_admission import WorkerAdmission
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.system.remote_workers import RemotePool

@@ -20,8 +20,7 @@ from lrl.generators.generator import Generator, State
 from lrl.generators.settings import ServerSettings
 from lrl.members import admission
 from lrl.members.admission import GeneratorAdmission, JoinedServer, poll_forever
-from lrl.members.member import Kind, Member, Status
-from lrl.members.registry import Registry
+from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.planning.clock import run
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location

@@ -1,5 +1,5 @@
 """`lrl join` and `lrl leave` against a live fleet: real supervisors and processes, small programs
-in vLLM's place."""
+in vLLM's place. A member outlives an outage of the run, and never the run itself."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,25 @@ import pytest
 
 import lrl
 from lrl.cli.main import main
+from lrl.errors import NoAnswer, NotRunning
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
 from lrl.generators.settings import ServerSettings
-from lrl.members import admission, join, join_session, joining_generator
+from lrl.members import admission, join
 from lrl.members.admission import GeneratorAdmission, poll_forever
-from lrl.members.join_session import LocalOverrides
-from lrl.members.joining_generator import JoiningGenerator
-from lrl.members.live_run import find_run
+from lrl.members.join import (
+    JoiningGenerator,
+    LocalOverrides,
+    check_environment,
+    generator_settings,
+    settings_here,
+)
+from lrl.members.registry import JoinSpec, Kind, Member
+from lrl.members.run_file import find_run
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
 from tests.members.served_run import served, spec_of
+from tests.members.test_run_file import ELSEWHERE
 from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 SPEC = spec_of()
@@ -63,8 +73,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(admission, "POLL_S", 0.02)
     monkeypatch.setattr(join, "POLL_S", 0.02)
-    monkeypatch.setattr(join_session, "POLL_S", 0.02)
-    monkeypatch.setattr(joining_generator, "Server", Watched)
+    monkeypatch.setattr(join, "Server", Watched)
     monkeypatch.setattr(Watched, "made", [])
     own = Scripted("base", ServerSettings(), "shared_memory", [], tmp_path, 0, "ab12")
     made = Fleet([own], capacity=4)
@@ -152,7 +161,7 @@ def test_it_ends_with_the_run_and_prints_so(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(join_session, "REFUSED_S", 0.1)
+    monkeypatch.setattr(join, "REFUSED_S", 0.1)
     close = fleet.registry_server.close  # type: ignore[attr-defined]
     others = Meanwhile(lambda: wait_for(lambda: bool(pending(fleet))), fleet.stop, close)
     assert main(["join", str(tmp_path)]) == 0
@@ -211,7 +220,10 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
         strategy.start_generators(strategy.trainer(data))
         client = find_run(str(tmp_path))
         spec = client.spec()
-        assert JoiningGenerator(str(tmp_path), client, spec, LocalOverrides()).settings == settings
+        assert (
+            JoiningGenerator(str(tmp_path), Kind.GENERATOR, client, spec, LocalOverrides()).settings
+            == settings
+        )
         told = (
             spec.model,
             spec.transport,
@@ -225,3 +237,131 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     finally:
         strategy.stop_generators()
     assert not (tmp_path / "fleet").exists()
+
+
+class Answers:
+    """A client whose run answers, or fails, as it is told."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def register(self, kind: Kind, number: int, run_id: str, **facts: Any) -> Member:
+        if self.error is not None:
+            raise self.error
+        return Member(kind, number)
+
+
+def no_answer(cause: OSError) -> NoAnswer:
+    error = NoAnswer("the run does not answer")
+    error.__cause__ = cause
+    return error
+
+
+class Session(join.JoinSession):
+    def serve(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def raise_if_ended(self) -> None:
+        """Never."""
+
+
+@pytest.mark.parametrize(
+    ("error", "limit_s"),
+    [
+        (no_answer(ConnectionRefusedError("nobody listens")), join.REFUSED_S),
+        (no_answer(TimeoutError("the network is cut")), join.SILENT_S),
+        (NotRunning("the token is not the run's"), 0.0),
+    ],
+)
+def test_a_member_outlives_an_outage_of_the_run_and_not_its_end(
+    error: Exception, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, client = [1000.0], Answers()
+    monkeypatch.setattr(join.time, "monotonic", lambda: now[0])
+    session = Session("", Kind.GENERATOR, client, SPEC, LocalOverrides())  # type: ignore[arg-type]
+    for _ in range(3):
+        client.error = error if limit_s else None
+        now[0] += 0.9 * limit_s
+        session._speak()
+        client.error = None
+        session._speak()
+    client.error = error
+    now[0] += 1.1 * limit_s
+    with pytest.raises(join.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
+def test_a_member_ends_at_once_with_a_run_that_was_killed_on_its_machine() -> None:
+    client, killed = Answers(), replace(SPEC, owner=replace(SPEC.owner, started=1))
+    client.error = no_answer(ConnectionRefusedError("nobody listens"))
+    session = Session("", Kind.GENERATOR, client, killed, LocalOverrides())  # type: ignore[arg-type]
+    with pytest.raises(join.JoinEnded, match="the run has ended"):
+        session._speak()
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "endpoint", "remedy"),
+    [
+        (spec_of("ipc"), [], {}, "generator_devices above 0"),
+        (spec_of("shared_memory", owner=ELSEWHERE), [], {}, "weight_transfer: pull, or nccl"),
+        (
+            spec_of("pull", owner=ELSEWHERE),
+            [],
+            {},
+            "strategy.server.host 127.0.0.1, which only its own machine reaches",
+        ),
+        (spec_of("nccl", on_cpu=False), [], {}, "--devices .not given.*are on GPUs"),
+        (spec_of(), [0], {}, "--devices 0: .*leave it out"),
+        (
+            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
+            [0],
+            {},
+            "--host 127.0.0.1: the run is on another",
+        ),
+        (
+            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
+            [0],
+            {"host": "0.0.0.0"},
+            "--host 0.0.0.0",
+        ),
+        (
+            spec_of("nccl", on_cpu=False, owner=ELSEWHERE),
+            [0],
+            {"host": "10.0.0.7"},
+            "insecure: true",
+        ),
+    ],
+)
+def test_a_generator_that_cannot_join_is_an_error_before_its_start(
+    spec: JoinSpec, devices: list[int], endpoint: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        generator_settings(
+            "runs/1", spec, LocalOverrides(devices, endpoint=endpoint), "http://127.0.0.1:1"
+        )
+
+
+@pytest.mark.parametrize(
+    ("of_run", "here", "named"),
+    [
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is 'Ring' in"),
+        ({}, {"NCCL_ALGO": "Tree"}, "NCCL_ALGO is 'Tree' here and is not set in"),
+        ({"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Ring", "NCCL_SOCKET_IFNAME": "eth1"}, None),
+        ({"NCCL_ALGO": "Ring"}, {}, None),
+    ],
+)
+def test_nccl_settings_that_contradict_the_runs_are_an_error_with_both_values(
+    of_run: dict[str, str], here: dict[str, str], named: str | None
+) -> None:
+    spec = spec_of("nccl", on_cpu=False, environment=of_run)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        check_environment("runs/1", spec, here)
+
+
+def test_settings_come_from_the_run_and_the_endpoint_from_this_machine() -> None:
+    asked = ServerSettings(
+        max_model_len=77, dtype="float32", max_num_seqs=5, extra_args={"swap-space": 3}
+    )
+    spec = replace(spec_of("nccl", on_cpu=False, owner=ELSEWHERE), settings=asdict(asked))
+    found = settings_here(spec, {"host": "10.0.0.7", "insecure": True}, "")
+    assert found == replace(asked, host="10.0.0.7", insecure=True)

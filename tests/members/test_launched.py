@@ -22,9 +22,9 @@ import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched as launched_module
-from lrl.members.launched import LaunchedMembers, RunAddress
+from lrl.members.launched import LaunchedMembers
 from lrl.members.launchers import Given, Job, Launcher, Local, Slurm
-from lrl.members.member import Kind, Status
+from lrl.members.registry import Kind, Status
 from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.members.service import RegistryServer
 from lrl.rewards import RewardPool
@@ -80,7 +80,7 @@ class Scene:
         self.registry = server.registry
         self.launcher = launcher
         self.launched = LaunchedMembers(
-            launcher, kind, server.registry, RunAddress.of(server), folder
+            launcher, kind, server.registry, server.elsewhere, server.token, folder
         )
         self.members = RunMembers(None, {}, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
         self.members.server, self.members.launched[kind] = server, self.launched
@@ -88,7 +88,7 @@ class Scene:
     def poll(self, times: int = 1) -> None:
         """Looks at every place so many times."""
         for _ in range(times):
-            for watch in self.launched.supervisor.watches:
+            for watch in self.launched.watches:
                 watch.poll()
 
     def set_status(self, number: int, status: Status, why: str = "") -> None:
@@ -249,7 +249,7 @@ def test_a_run_whose_jobs_fail_ends_with_what_they_say(
 ) -> None:
     for _ in range(ATTEMPTS):
         scene.poll()
-        scene.members.raise_if_all_failed(scene.kind)
+        scene.members.raise_if_all_failed()
         for job in launcher.made:
             job.alive = False
         scene.poll()
@@ -272,7 +272,7 @@ def test_a_run_whose_members_cannot_serve_ends_and_names_machine_and_reason(
     with pytest.raises(
         ServerError, match=f"{scene.kind} 5 on far.*no module named 'mine'".capitalize()
     ):
-        scene.members.raise_if_all_failed(scene.kind)
+        scene.members.raise_if_all_failed()
 
 
 def test_a_run_begins_with_the_members_that_are_there_at_the_deadline(scene: Scene) -> None:
@@ -302,7 +302,7 @@ def test_given_members_are_waited_for_and_nothing_is_started(
 ) -> None:
     scene = Scene(Given(2), kind, server, tmp_path)
     scene.poll(times=3)
-    assert scene.launched.last_words == "" and scene.launched.supervisor.fewest_failures == 0
+    assert scene.launched.last_words == "" and scene.launched.fewest_failures == 0
     scene.refuse(0, "there is no module named 'mine'")
     with pytest.raises(
         ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"

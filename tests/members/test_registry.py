@@ -1,6 +1,6 @@
 """What a joining process asks of a run over HTTP, and what the run answers.
 
-Covers lrl/members/client.py, member.py, service.py.
+Covers lrl/members/service.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 
-from lrl.errors import ConfigError, NotRunning
+from lrl.errors import ConfigError, NoAnswer, NotRunning
 from lrl.members import registry as registry_module
-from lrl.members.client import RunClient
-from lrl.members.member import LEASE_S, Kind, Member, Status
-from lrl.members.registry import Registry
-from lrl.members.service import RegistryServer
+from lrl.members.registry import LEASE_S, Kind, Member, Registry, Status
+from lrl.members.service import RegistryServer, RunClient
 from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import self_signed
 from tests.http_call import call
@@ -181,75 +179,69 @@ def test_a_run_that_trains_nothing_takes_no_scorers() -> None:
     with served(spec_of()) as server:
         client = client_of(server)
         for request in (client.terms, client.claim):
-            with pytest.raises(NotRunning, match="404.*it takes no scorers, as it trains nothing"):
+            with pytest.raises(NotRunning, match="409.*the run takes no scorers"):
                 request(Kind.SCORER)
         assert client.claim(Kind.GENERATOR) == 1
 
 
 @pytest.mark.parametrize(
     "words",
-    [{}, [1], {"run": "ab12", "location": 1}, {"run": "ab12", "location": {}, "node": "\n"}],
+    [
+        {},
+        [1],
+        {"kind": "judge"},
+        {"number": "one"},
+        {"location": 1},
+        {"node": "\n"},
+        {"node": 65 * "n"},
+        {"more": 1},
+    ],
 )
 def test_what_is_no_word_of_a_member_is_refused(
     server: RegistryServer, kind: Kind, words: Any
 ) -> None:
     number = server.registry.claim(kind)
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    status, _ = call(
-        server.location().url,
-        "PUT",
-        f"/run/members/{kind}/{number}",
-        headers,
-        json.dumps(words).encode(),
-    )
-    assert status == 400 and server.registry.alive(kind) == {}
+    known = {"kind": kind, "number": number, "run": "ab12", "node": "far", "workers": 0}
+    known["location"] = {"url": SOMEWHERE.url}
+    said = {**known, **words} if words and isinstance(words, dict) else words
+    for body, expected in ((json.dumps(said), 400), ("{", 400), (json.dumps(known), 200)):
+        assert server.registry.alive(kind) == {}
+        url, headers = server.location().url, {"Authorization": f"Bearer {TOKEN}"}
+        assert call(url, "POST", "/run/register", headers, body.encode())[0] == expected
 
 
 ROUTES = [
-    ("GET", "/run"),
-    ("GET", "/run/terms/scorer"),
-    ("GET", "/run/model"),
+    *(("POST", f"/run/{name}") for name in ("spec", "terms", "model", "joined", "claim", "view")),
+    *(("POST", f"/run/{name}") for name in ("register", "withdraw", "ask_to_leave")),
     ("GET", "/run/model/config.json"),
+    ("GET", "/"),
+    ("GET", "/other"),
 ]
-ONE = "/run/members/scorer/1"
-ROUTES += [
-    ("GET", "/run/members/scorer"),
-    ("POST", "/run/members/scorer"),
-    ("GET", ONE),
-    ("PUT", ONE),
-]
-ROUTES += [("DELETE", ONE), ("POST", f"{ONE}/leave"), ("GET", "/"), ("GET", "/other")]
 
 
 @pytest.mark.parametrize(("method", "route"), ROUTES)
 def test_without_the_token_no_route_answers(
     server: RegistryServer, method: str, route: str
 ) -> None:
+    body = json.dumps({"kind": "scorer"}).encode()
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
-        status, body = call(server.location().url, method, route, headers)
-        assert status == 401 and TOKEN not in str(body)
+        status, answer = call(server.location().url, method, route, headers, body)
+        assert status == 401 and TOKEN not in str(answer)
     assert server.registry.claim(Kind.SCORER) == 0, "nothing has changed"
 
 
-def test_all_routes_are_among_those_that_are_tried() -> None:
-    registry = Registry(spec_of())
-    server = RegistryServer(registry, Endpoint(), TOKEN)
-    try:
-        known = {
-            (
-                route.method,
-                route.resource.canonical.format(kind="scorer", number=1, name="config.json"),
-            )
-            for route in server._runner.app.router.routes()
-            if route.resource is not None and route.method != "HEAD"
-        }
-    finally:
-        server.close()
+def test_all_routes_are_among_those_that_are_tried(server: RegistryServer) -> None:
+    known = {
+        (route.method, route.resource.canonical.format(call=name, name="config.json"))
+        for route in server._runner.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+        for name in server.calls
+    }
     assert known <= set(ROUTES)
 
 
 def test_another_token_is_named_by_the_error(server: RegistryServer) -> None:
-    with pytest.raises(NotRunning, match="the token is not the run's .LRL_TOKEN"):
+    with pytest.raises(NotRunning, match="401.*only with the token of that run"):
         client_of(server, "another").spec()
 
 
@@ -289,7 +281,7 @@ def test_with_tls_the_run_answers_those_who_know_its_certificate(tmp_path: Path)
         assert client_of(server).claim(Kind.GENERATOR) == 1
         stranger = client_of(server)
         stranger._trust = Location(location.url, "system").context()
-        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
             stranger.claim(Kind.GENERATOR)
     finally:
         server.close()

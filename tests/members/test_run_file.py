@@ -1,7 +1,7 @@
 """The trust between a run and a process that joins: whose file it is, whose process, and who has
 the token.
 
-Covers lrl/members/live_run.py, lrl/checkpoints/owner_only_files.py, lrl/system/process_identity.py.
+Covers lrl/checkpoints/owner_only_files.py, lrl/system/process_identity.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import pytest
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
-from lrl.members import live_run
-from lrl.members.live_run import find_run
+from lrl.members import run_file
 from lrl.members.run_file import (
     RunFile,
+    find_run,
     remove_run_file,
     token_of_run,
-    url_elsewhere,
     write_run_file,
 )
 from lrl.members.service import RegistryServer
@@ -128,7 +127,7 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
         assert "LRL_TOKEN" not in os.environ, (
             "what is started from here has it by another name, or not at all"
         )
-    monkeypatch.setattr(live_run.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    monkeypatch.setattr(run_file.getpass, "getpass", lambda prompt: f"typed after {prompt}")
     assert "lrl prompt" in find_run(str(tmp_path)).token
 
 
@@ -149,7 +148,7 @@ def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
     rewrite(tmp_path, owner=ELSEWHERE)
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     for response in (no_keyboard, lambda prompt: ""):
-        monkeypatch.setattr(live_run.getpass, "getpass", response)
+        monkeypatch.setattr(run_file.getpass, "getpass", response)
         with pytest.raises(NotRunning, match="put it in the variable LRL_TOKEN.*lrl prompt"):
             find_run(str(tmp_path))
 
@@ -206,4 +205,4 @@ def test_a_run_that_listens_everywhere_is_joined_where_its_ranks_meet(
     server.endpoint = replace(server.endpoint, host="0.0.0.0")
     for meeting, seen in (("10.0.0.7", "10.0.0.7"), ("127.0.0.1", socket.gethostname())):
         monkeypatch.setenv("MASTER_ADDR", meeting)
-        assert url_elsewhere(server).startswith(f"http://{seen}:")
+        assert server.elsewhere.url.startswith(f"http://{seen}:")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lrl.members.member import Kind
+from lrl.members.registry import Kind
 from lrl.rewards import RewardPool
 from lrl.system.endpoint import Endpoint
 from lrl.types import Prompt

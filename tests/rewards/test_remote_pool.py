@@ -1,8 +1,7 @@
 """A response has one outcome, and the same failures, wherever it is scored: real scorers, real
 deaths.
 
-Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/members/joining_workers.py,
-lrl/system/remote_workers.py.
+Covers lrl/rewards/job.py, job_state.py, scorer_server.py, lrl/system/remote_workers.py.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from scenes import all_gone, children, counted, rollouts_of, scored, start_afres
 from served_scorers import ServedPool, served  # noqa: E402
 
 from lrl.errors import BadAnswer, ScorerLostError  # noqa: E402
-from lrl.members.member import Kind, Status  # noqa: E402
+from lrl.members.registry import Kind, Status  # noqa: E402
 from lrl.rewards import RewardPool  # noqa: E402
 from lrl.rewards.job import Job, ScoringTerms, WorkerSpec, read_outcomes  # noqa: E402
 from lrl.rewards.job_state import Outcome, Scored  # noqa: E402
@@ -228,7 +227,7 @@ import sys, time
 sys.path.insert(0, {str(HERE)!r})
 import odd_rewards
 from tests.members.served_workers import Joinable
-from lrl.members.member import Kind
+from lrl.members.registry import Kind
 from lrl.system.endpoint import Endpoint
 from lrl.rewards import RewardPool
 
@@ -268,7 +267,7 @@ def test_a_scorer_and_its_workers_end_with_a_trainer_that_is_killed(
 def test_without_the_token_no_scorer_joins(shared: ServedPool, tmp_path: Path) -> None:
     scorer = shared.start_scorer(token="another-token-of-a-run")
     message, _ = scorer.communicate(timeout=START_S)
-    assert scorer.returncode == 2 and "the token is not the run's (LRL_TOKEN)" in message
+    assert scorer.returncode == 2 and "only with the token of that run" in message
     assert len(shared.pool.remote.ready) == 1
 
 
@@ -330,7 +329,7 @@ def test_a_scorer_without_the_module_says_so_on_both_ends_and_gets_no_job(
     message, _ = scorer.communicate(timeout=START_S)
     assert scorer.returncode == 1 and "No module named 'odd_rewards'" in message
     refusal = shared.refusal
-    assert "No module named 'odd_rewards'" in refusal and "put them on its machine" in refusal
+    assert "No module named 'odd_rewards'" in refusal and "must be on this machine" in refusal
     assert refusal.startswith("Scorer ") and len(shared.pool.remote.ready) == 1
 
 

@@ -22,7 +22,6 @@ import pytest
 import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
-from lrl.members.run_file import url_elsewhere
 from tests.network_namespace import HERE, THERE, network_namespace
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
 
@@ -54,7 +53,7 @@ class Guest(L.Callback):
         if trainer.global_step == JOINS_AT:
             words, environment = [*LRL, "join", str(self.run)], {**os.environ}
             if self.namespace:
-                run = url_elsewhere(trainer.strategy.members.server)  # type: ignore[attr-defined]
+                run = trainer.strategy.members.server.elsewhere.url  # type: ignore[attr-defined]
                 words = [*LRL, "join", run, "--host", THERE, "--insecure"]
                 words = ["ip", "netns", "exec", self.namespace, *words]
                 environment["LRL_TOKEN"] = fleet.generators[0].server.token

@@ -22,7 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 1 if the member fails, 2 if the command is wrong or the run does not take the
         member.
     """
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    unused = "workers" if Kind(args.kind).has_weights else "devices"
+    if getattr(args, unused):
+        parser.error(f"--{unused}: a member of kind {args.kind} has none")
     with_current_folder()  # for workers, which import the rewards or the environment
     from lrl.members.join import LocalOverrides, join
 

@@ -26,6 +26,8 @@ SCORER = ["--kind", "scorer"]
             ["join", "somewhere", "--devices", "a"],
             "argument --devices: invalid indices value: 'a'",
         ),
+        (["join", "somewhere", "--workers", "2"], "--workers: a member of kind generator"),
+        (["join", "somewhere", *SCORER, "--devices", "0"], "--devices: a member of kind scorer"),
         (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
     ],
 )

@@ -23,17 +23,13 @@ def check_files(words: Sequence[str]) -> None:
         if not is_file and (option not in CONFIG or not value):
             continue
         try:
-            check(read(path) if is_file or path.is_dir() else value, option in CONFIG)
+            text = path.read_text(encoding="utf-8-sig") if is_file else value
+            check(text, of_settings=option in CONFIG)
         except (ValueError, OSError) as error:
             raise ValueError(f"{option} {value}: {error}") from error
 
 
-def read(path: Path) -> str:
-    """Returns the text of a file in UTF-8."""
-    return path.read_text(encoding="utf-8-sig")
-
-
-def check(text: str, of_settings: bool = True) -> None:
+def check(text: str, of_settings: bool) -> None:
     """Raises ValueError if `text` is no YAML, has a key twice, or should be settings and is not."""
     try:
         root = yaml.compose(text)

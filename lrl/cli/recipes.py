@@ -27,7 +27,7 @@ def with_recipe_paths(words: Sequence[str]) -> list[str]:
     known = recipes()
 
     def path(name: str) -> str:
-        if (name and Path(name).exists()) or set(name) & set("{:\n"):  # YAML itself
+        if set(name) & set("{:\n") or (name and Path(name).exists()):  # YAML itself, or a file
             return name
         if name not in known:
             files = {file.stem: file.name for file in Path(name).parent.glob("*.y*ml")}

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from lrl.cli import fit_help
+from lrl.cli.parsing import ROOMS
 from lrl.cli.recipes import recipes
 from lrl.system import aliases, import_by_name
 
@@ -32,11 +33,11 @@ NO_CLASS = re.compile(
     r"|Expected a path but ([\w.]+) either not accessible"
     r"|Unexpected import path format: (.+)"
 )
-ROOMS = ("lrl", "lrl.callbacks", "lrl.environments", "lrl.objectives", "lrl.rewards")
-OTHER_ROOMS = (
-    *("lrl.members.launchers", "lrl.advantages", "lrl.routing.dispatch", "lrl.routing.rankers"),
-    *("lightning.pytorch.loggers", "lightning.pytorch.callbacks"),
+CLASSES = (
+    *(*ROOMS, "lrl.advantages", "lrl.environments"),
+    *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
 )
+"""Where the classes are that a setting may name."""
 
 
 class Line(NamedTuple):
@@ -141,7 +142,7 @@ def _no_class(match: re.Match[str], line: Line) -> str:
 
 def _classes() -> list[str]:
     found: list[str] = []
-    for room in (*ROOMS, *OTHER_ROOMS):
+    for room in CLASSES:
         module: Any = import_module(room)
         found += [name for name in import_by_name.public_names(module) if name[0].isupper()]
     return found
@@ -154,11 +155,8 @@ def stray_prompt_setting(rows: list[Any]) -> str:
     last = names[-1].rpartition(".")[2] if names else None
     if not rows or not isinstance(rows[-1], dict) or list(rows[-1]) != [last]:
         return ""
-    known = [f"--data.prompts.{one}" for one in inspect.signature(_prompts()).parameters]
+    prompts: Any = import_by_name.function("lrl.Prompts")
+    known = [f"--data.prompts.{one}" for one in inspect.signature(prompts).parameters]
     if names[-1] in known:
         return f"{names[-1]}: {rows[-1][last]!r} is no value for it."
     return f"{names[-1]}: there is no such setting.{_instead(names[-1], known)}"
-
-
-def _prompts() -> Any:
-    return import_by_name.function("lrl.Prompts")

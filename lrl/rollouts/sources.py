@@ -121,8 +121,8 @@ def _json_lines(text: str) -> list[Row]:
 
 
 def _table(text: str, delimiter: str) -> list[Row]:
-    """Returns the rows of a CSV file. It has no types, so all values are text: whoever guesses
-    makes 7 of "007", and nothing of the answer "NA"."""
+    """Returns the rows of a CSV file, all values as text: guessing types turns "007" into 7 and the
+    answer "NA" into nothing."""
     csv.field_size_limit(sys.maxsize)  # the module refuses fields of more than 128 KiB
     # newline="": a quoted field may hold line ends, and keeps them.
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)

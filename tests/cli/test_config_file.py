@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lrl.cli.config_file import check_files
+from lrl.cli.recipes import with_recipe_paths
 
 CASES = {
     "a tab": ("data:\n\tmax_lag: 1\n", "line 2, column 1"),
@@ -28,6 +29,11 @@ def test_a_fault_of_yaml_names_the_file_and_the_line(
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"(?s){path}: .*{fault}"):
         check_files(["fit", *(word.format(path) for word in option)])
+
+
+def test_yaml_on_the_command_line_may_be_longer_than_a_name_of_a_file() -> None:
+    long = ["fit", "--config", "{data: {prompts: " + "x" * 5000 + "}}"]
+    assert with_recipe_paths(long) == long
 
 
 def test_yaml_on_the_command_line_is_checked_as_well() -> None:

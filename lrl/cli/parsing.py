@@ -13,16 +13,6 @@ from lrl.callbacks import Evaluation
 
 NULLS = ("null", "Null", "NULL", "~")
 """YAML's words for nothing."""
-ROOMS = (
-    "lrl",
-    "lrl.callbacks",
-    "lrl.members.launchers",
-    "lrl.objectives",
-    "lrl.rewards",
-    "lrl.routing.dispatch",
-    "lrl.routing.rankers",
-)
-"""Rooms that import a class at its first use."""
 ABSOLUTE = re.compile(r"\$\{([a-zA-Z][\w.\[\]]*)\}")
 
 _parse: Any = _typehints.parse_value_or_config
@@ -68,6 +58,8 @@ def _classes_of_lrl(*kinds: Any, **how: Any) -> list[str]:
 
 @cache  # a command looks for a bare name thirty times
 def _import_all() -> None:
+    from lrl.cli.setting_errors import ROOMS
+
     for room in map(import_module, ROOMS):
         for name in room.__all__:
             getattr(room, name, None)  # lrl has no version where it is not installed

@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from lrl.cli import fit_help
-from lrl.cli.parsing import ROOMS
 from lrl.cli.recipes import recipes
 from lrl.system import aliases, import_by_name
 
@@ -33,6 +32,16 @@ NO_CLASS = re.compile(
     r"|Expected a path but ([\w.]+) either not accessible"
     r"|Unexpected import path format: (.+)"
 )
+ROOMS = (
+    "lrl",
+    "lrl.callbacks",
+    "lrl.members.launchers",
+    "lrl.objectives",
+    "lrl.rewards",
+    "lrl.routing.dispatch",
+    "lrl.routing.rankers",
+)
+"""Rooms that import a class at its first use."""
 CLASSES = (
     *(*ROOMS, "lrl.advantages", "lrl.environments"),
     *("lightning.pytorch.callbacks", "lightning.pytorch.loggers"),

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from lrl.cli.parsing import ROOMS
+from lrl.cli.setting_errors import ROOMS
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -98,7 +98,7 @@ class RolloutLog(OnRankZero):
                         f"rewards/{kind}": counts[kind]
                         for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")
                     },
-                    "rewards/scorers": len(data.reward_pool.remote.ready),
+                    "rewards/scorers": len(data.reward_pool.workers.members.ready),
                     **episode_counts(data),
                 }
             )
@@ -143,7 +143,9 @@ def episode_counts(data: Any) -> dict[str, int]:
         "episodes/replayed": pool.counts["replayed"],
         "episodes/restarted": pool.counts["restarted"],
         "episodes/replaced": pool.replaced,
-        "episodes/environments": 0 if data.environment.external else len(pool.remote.ready),
+        "episodes/environments": 0
+        if data.environment.external
+        else len(pool.workers.members.ready),
     }
 
 

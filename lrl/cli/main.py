@@ -27,8 +27,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0
   prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
   join       one more generator for it:   lrl join runs/quickstart/version_0
-             one that scores for it:      lrl join https://ADDRESS:PORT --kind scorer
-             one that plays episodes:     lrl join https://ADDRESS:PORT --kind environment
+             workers that score and play: lrl join https://ADDRESS:PORT --kind worker
   leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              compared with a run:         lrl plan --compare runs/quickstart/version_0

@@ -103,7 +103,9 @@ class Steps(L.LightningDataModule):
         self.environment = None
         controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
         self.run = SimpleNamespace(data=self, calls=SimpleNamespace(controller=controller))
-        self.reward_pool = SimpleNamespace(counts=Counter(), remote=SimpleNamespace(ready=[]))
+        self.reward_pool = SimpleNamespace(
+            counts=Counter(), workers=SimpleNamespace(members=SimpleNamespace(ready=[]))
+        )
 
     def train_dataloader(self) -> list[int]:
         return list(range(len(self.failures)))

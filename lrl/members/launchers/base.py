@@ -80,8 +80,8 @@ class ProcessJob(Job):
 
 
 class Launcher(ABC):
-    """Starts jobs: generators as `strategy.launcher`, scorers as `data.reward_launcher`,
-    environments as `data.environment_launcher`.
+    """Starts jobs: generators as `strategy.launcher`, workers as `data.reward_launcher` or
+    `data.environment_launcher`.
 
     Args:
         jobs: How many.

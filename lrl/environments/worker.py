@@ -25,10 +25,10 @@ from typing import Any
 
 from lrl.environments.base import Environment, ToolCall, Written
 from lrl.environments.play import Play, Reply
-from lrl.system import reaper
+from lrl.system import processes
 from lrl.system.foreign_code import OUT_OF_MEMORY, bind, limit_memory, message_of, where_raised
-from lrl.system.parent_death import die_with
 from lrl.system.process_clock import ProcessClock
+from lrl.system.processes import die_with
 
 LONGEST_LINE = 2**26
 """Bytes of a message."""
@@ -77,7 +77,7 @@ def main(connection: socket.socket, spec: WorkerSpec, trainer: int, progress: Pr
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
     die_with(trainer, signal.SIGTERM)
     parent = os.getpid()
-    reaper.fork()
+    processes.fork()
     bind(parent)
     progress.worker = os.getpid()
     try:
@@ -85,7 +85,7 @@ def main(connection: socket.socket, spec: WorkerSpec, trainer: int, progress: Pr
     except Exception as error:
         environment = f"{message_of(error)}{where_raised(error)}"
     if isinstance(environment, Environment) and environment.writes_prompt:
-        reaper.adopt_orphans()  # an agent's processes end with its episode, before this one
+        processes.adopt_orphans()  # an agent's processes end with its episode, before this one
     limit_memory(spec.memory_gib)
     asyncio.run(_serve(connection, environment, spec.timeout_s, progress))
 

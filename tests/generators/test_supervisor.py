@@ -48,7 +48,7 @@ time.sleep(600)
 
 OWNER = """
 import os, subprocess, sys, time
-supervisor = subprocess.Popen([sys.argv[1], *sys.argv[3:5], str(os.getpid()), *sys.argv[5:]], stdin=subprocess.PIPE)
+supervisor = subprocess.Popen([sys.argv[1], sys.argv[3], str(os.getpid()), *sys.argv[4:]], stdin=subprocess.PIPE)
 if sys.argv[2] == "forks" and (copy := os.fork()) > 0:
     print(copy, flush=True)
 time.sleep(600)
@@ -86,20 +86,8 @@ class Run:
     def command(self, owner: int, *program: str) -> list[str]:
         """Returns the supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
-        return [
-            sys.executable,
-            supervisor.__file__,
-            "--owner",
-            str(owner),
-            "--prefix",
-            f"lrl-{self.id}-",
-            "--own",
-            self.own,
-            "--scratch",
-            str(self.scratch),
-            "--",
-            *program,
-        ]
+        names = (str(owner), f"lrl-{self.id}-", self.own, str(self.scratch))
+        return [sys.executable, supervisor.__file__, *names, *program]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
         """Starts a supervisor owned by this test."""

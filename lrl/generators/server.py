@@ -63,7 +63,7 @@ class Server:
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when
             the trainer is gone.
-        token: Token that callers of the generator need (`lrl.system.auth`).
+        token: Token that callers of the generator need (`lrl.system.auth`); empty makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
         middleware: Class paths of the transport's own routes (`Transport.middleware`), which the
             token guards.
@@ -81,7 +81,7 @@ class Server:
     folder: Path
     number: int
     run_id: str
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    token: str = ""
     transport_environment: Mapping[str, str] = field(default_factory=dict)
     middleware: Sequence[str] = ()
     seed: int = 0
@@ -97,6 +97,7 @@ class Server:
                 f"Generator {self.number} has the devices {self.devices}, but "
                 f"tensor_parallel_size={size}."
             )
+        self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)
         self.settings.endpoint.warn()

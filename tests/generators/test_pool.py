@@ -6,8 +6,7 @@ Covers lrl/generators/generator.py, lrl/routing/request_queue.py.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,131 +17,19 @@ from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import Deadlock, run
-from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
-from lrl.routing.migration import Migration
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
-
-TOKENS = 1_000
-
-
-class ModelClient:
-    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and
-    records what it did."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int, int, float]] = []
-        """(first token of the prompt, version, priority, deadline)"""
-        self.requests: list[tuple[int, int]] = []
-        """(responses, tokens they had)"""
-        self.posted: list[str] = []
-        self.writing = self.most = 0
-        self.frozen = False
-        self.last_token_at = 0.0
-        self.error: GeneratorError | None = None
-
-    async def write(
-        self,
-        prompt_ids: list[int],
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        *,
-        version: Callable[[], int],
-        priority: int,
-        deadline_s: float,
-        ended: Callable[[], None],
-        leaves: Callable[[], bool],
-    ) -> None:
-        self.asked.append((prompt_ids[0], version(), priority, deadline_s))
-        self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
-        self.writing += len(rollouts)
-        self.most = max(self.most, self.writing)
-        try:
-            for _ in range(prompt_ids[0] - len(rollouts[0].token_ids)):
-                await asyncio.sleep(1)
-                while self.frozen:
-                    await asyncio.sleep(1)
-                if self.error is not None:
-                    raise self.error
-                for rollout in rollouts:
-                    rollout.token_ids.append(len(rollout.token_ids))
-                    rollout.logprobs.append(-1.0)
-                    rollout.versions.append(version())
-        finally:
-            self.writing -= len(rollouts)
-        for rollout in rollouts:
-            rollout.finish_reason = "stop"
-            ended()
-
-    async def flush(self, deadline_s: float) -> None:
-        if self.error is not None:
-            raise self.error
-        self.posted.append("flush")
-
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        self.posted.append(route)
-        await asyncio.sleep(0.1)
-
-
-class Known:
-    """Expects what the model client writes."""
-
-    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        return prompt.token_ids[0]
-
-    def quantile(self, share: float) -> float:
-        return 100 * share
-
-
-def make_pool(
-    *capacities: int, dispatch: DispatchPolicy | None = None, migration: Migration | None = None
-) -> tuple[GeneratorPool, list[ModelClient]]:
-    generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
-    for generator in generators:
-        generator.version = 0
-        generator.state = State.SERVING
-    pool = GeneratorPool(generators, dispatch, migration)
-    return pool, [generator.client for generator in generators]  # type: ignore[misc]
-
-
-def make_generator(number: int, capacity: int) -> Generator:
-    server: Any = SimpleNamespace(
-        url="",
-        name=f"generator {number}",
-        token="",
-        trust=None,
-        alive=False,
-        log_tail=lambda: "out of memory",
-    )
-    generator = Generator(server, capacity)
-    generator.client = ModelClient()  # type: ignore[assignment]
-    return generator
-
-
-async def ask(
-    pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0
-) -> list[Rollout]:
-    rollouts = [Rollout() for _ in range(n)]
-    prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await pool.generate(
-        prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0
-    )
-    assert all(
-        rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts
-    )
-    return rollouts
-
-
-async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    return list(await asyncio.gather(*questions))
-
-
-async def resync(pool: GeneratorPool, version: int) -> None:
-    """A sync in which nothing goes wrong."""
-    await gather([generator.pause() for generator in pool.generators])
-    await gather([generator.resume(version) for generator in pool.generators])
-    for generator in pool.generators:
-        generator.verify()
-    await pool.finish_sync({})
+from tests.generators.model_fleet import (
+    TOKENS,
+    Known,
+    Uneven,
+    ask,
+    gather,
+    make_generator,
+    make_pool,
+    on_a_virtual_clock,
+    resync,
+)
 
 
 def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_names_it(
@@ -174,20 +61,6 @@ def test_no_generator_writes_more_than_its_capacity(
     assert sum(len(client.asked) for client in clients) == len(groups)
     assert all(generator.in_flight == 0 for generator in pool.generators)
     assert pool.capacity == sum(capacities)
-
-
-class Uneven(ModelClient):
-    """Responses to a prompt end one after another, a second apart."""
-
-    async def write(
-        self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any
-    ) -> None:
-        self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
-        self.asked_for = list(rollouts)
-        for rollout in rollouts:
-            await asyncio.sleep(1)
-            rollout.finish_reason = "stop"
-            how["ended"]()
 
 
 def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:
@@ -318,7 +191,8 @@ def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_ba
     assert run(scene()) == pytest.approx({"idle": 3})
 
 
-def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
+@on_a_virtual_clock
+async def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0
 
@@ -330,69 +204,56 @@ def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
             return chosen
 
     pool, (client,) = make_pool(2, dispatch=ClosesBehindTheSecond())
-
-    async def scene() -> None:
-        questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
-        await asyncio.sleep(1000)
-        assert len(client.asked) == 1
-        await resync(pool, 1)
-        await asyncio.wait(questions)
-
-    run(scene())
+    questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
+    await asyncio.sleep(1000)
+    assert len(client.asked) == 1
+    await resync(pool, 1)
+    await asyncio.wait(questions)
     assert [version for _, version, _, _ in client.asked] == [0, 1]
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
+@on_a_virtual_clock
+async def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
     pool, (client,) = make_pool(2)
-
-    async def scene() -> None:
-        questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
-        await asyncio.sleep(0.5)
-        await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        questions[1].cancel()
-        await asyncio.wait(questions)
-
-    run(scene())
+    questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
+    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    questions[1].cancel()
+    await asyncio.wait(questions)
     assert {0, 2, 3} <= {priority for _, _, priority, _ in client.asked}
     assert pool.generators[0].in_flight == 0 and client.most == 2
 
 
-def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
+@on_a_virtual_clock
+async def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
     pool, clients = make_pool(4, 4)
-
-    async def scene() -> None:
-        await gather([generator.pause() for generator in pool.generators])
-        waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
-        await asyncio.sleep(1000)
-        await gather([generator.resume(5) for generator in pool.generators])
-        await asyncio.sleep(1000)
-        assert not clients[0].asked and not clients[1].asked
-        for generator in pool.generators:
-            generator.verify()
-        await pool.finish_sync({})
-        await asyncio.gather(*waiting)
-
-    run(scene())
+    await gather([generator.pause() for generator in pool.generators])
+    waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
+    await asyncio.sleep(1000)
+    await gather([generator.resume(5) for generator in pool.generators])
+    await asyncio.sleep(1000)
+    assert not clients[0].asked and not clients[1].asked
+    for generator in pool.generators:
+        generator.verify()
+    await pool.finish_sync({})
+    await asyncio.gather(*waiting)
     asked = clients[0].asked + clients[1].asked
     assert [version for _, version, _, _ in asked] == [5, 5, 5]
     assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
 
 
-def test_requests_are_held_before_the_generators_pause() -> None:
+@on_a_virtual_clock
+async def test_requests_are_held_before_the_generators_pause() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> None:
-        pausing = asyncio.create_task(pool.generators[0].pause())
-        await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
-        waiting = asyncio.create_task(ask(pool))
-        await pausing
-        assert not client.asked
-        waiting.cancel()
-
-    run(scene())
+    pausing = asyncio.create_task(pool.generators[0].pause())
+    await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
+    waiting = asyncio.create_task(ask(pool))
+    await pausing
+    assert not client.asked
+    waiting.cancel()
 
 
 def test_priority_and_deadline_pass_through() -> None:
@@ -513,32 +374,26 @@ def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync(
         assert rollout.versions == [0, 0, 0, 7, 7, 7]
 
 
-def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
+@on_a_virtual_clock
+async def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
     pool, _ = make_pool(4)
     newcomer, lost = make_generator(1, 4), list[Generator]()
     pool.on_evicted = lost.append
     pool.pending.append(newcomer)
-
-    async def scene() -> None:
-        pool.evict(newcomer, "its process has ended")
-        await pool.admit_pending()
-
-    run(scene())
+    pool.evict(newcomer, "its process has ended")
+    await pool.admit_pending()
     assert lost == [newcomer] and len(pool.generators) == 1
 
 
-def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
+@on_a_virtual_clock
+async def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
     pool, (first, second) = make_pool(4, 4)
-
-    async def scene() -> None:
-        asking = asyncio.create_task(ask(pool, seconds=5))
-        await asyncio.sleep(2.5)
-        first.frozen = True
-        await asyncio.sleep(100)
-        pool.evict(pool.generators[0], "no heartbeat")
-        await asking
-
-    run(scene())
+    asking = asyncio.create_task(ask(pool, seconds=5))
+    await asyncio.sleep(2.5)
+    first.frozen = True
+    await asyncio.sleep(100)
+    pool.evict(pool.generators[0], "no heartbeat")
+    await asking
     assert second.requests == [(1, 2), (1, 2)]
 
 
@@ -567,7 +422,8 @@ def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> Non
 @pytest.mark.parametrize(
     "event", ["its probe fails", "its process dies", "it leaves", "the run ends"]
 )
-def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
+@on_a_virtual_clock
+async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
     pool, _ = make_pool(4, 4)
     pool.has_served = True
     first, second = pool.generators
@@ -579,56 +435,52 @@ def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: 
     async def fail(generator: Generator) -> None:
         raise GeneratorError("it does not compute what the policy computes")
 
-    async def scene() -> None:
-        second.state = State.DRAINING
-        prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-        asking = asyncio.create_task(
-            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-        )
-        await asyncio.sleep(1.5)
-        assert [rollout.finished for rollout in rollouts] == [True, False, False]
-        await first.pause()
-        await first.resume(1)
-        await asyncio.sleep(0.5)
-        assert [rollout.finished for rollout in rollouts] == [True, True, False]
-        match event:
-            case "its probe fails":
-                await pool.verify([first], fail)
-            case "its process dies":
-                pool.evict(first, event)
-            case "it leaves":
-                pool.remove(first, event)
-            case "the run ends":
-                await pool.drop_unverified(event)
-        assert [rollout.finished for rollout in rollouts] == [True, False, False]
-        second.state = State.SERVING
-        pool.requests.send_soon()
-        await asking
-
-    run(scene())
+    second.state = State.DRAINING
+    prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
+    asking = asyncio.create_task(
+        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+    )
+    await asyncio.sleep(1.5)
+    assert [rollout.finished for rollout in rollouts] == [True, False, False]
+    await first.pause()
+    await first.resume(1)
+    await asyncio.sleep(0.5)
+    assert [rollout.finished for rollout in rollouts] == [True, True, False]
+    match event:
+        case "its probe fails":
+            await pool.verify([first], fail)
+        case "its process dies":
+            pool.evict(first, event)
+        case "it leaves":
+            pool.remove(first, event)
+        case "the run ends":
+            await pool.drop_unverified(event)
+    assert [rollout.finished for rollout in rollouts] == [True, False, False]
+    second.state = State.SERVING
+    pool.requests.send_soon()
+    await asking
     assert all(rollout.finished for rollout in rollouts)
     assert second.client.asked_for == rollouts[1:]  # type: ignore[attr-defined]
 
 
-def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> None:
+@on_a_virtual_clock
+async def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> (
+    None
+):
     pool, (client,) = make_pool(4)
     rollouts = [Rollout(), Rollout()]
-
-    async def scene() -> None:
-        prompt = Prompt(id=0, token_ids=[9], text="")
-        sampling = Sampling(n=2, max_tokens=TOKENS)
-        asking = asyncio.create_task(
-            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-        )
-        await asyncio.sleep(2.5)
-        await pool.generators[0].pause()
-        await pool.generators[0].resume(1)
-        await asyncio.sleep(3)
-        await pool.drop_unverified("The run ended within a sync.")
-        await asyncio.sleep(3)
-        asking.cancel()
-
-    run(scene())
+    prompt = Prompt(id=0, token_ids=[9], text="")
+    sampling = Sampling(n=2, max_tokens=TOKENS)
+    asking = asyncio.create_task(
+        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+    )
+    await asyncio.sleep(2.5)
+    await pool.generators[0].pause()
+    await pool.generators[0].resume(1)
+    await asyncio.sleep(3)
+    await pool.drop_unverified("The run ended within a sync.")
+    await asyncio.sleep(3)
+    asking.cancel()
     assert [rollout.versions for rollout in rollouts] == [[0, 0]] * 2 and client.writing == 0
     assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
 
@@ -651,14 +503,11 @@ def test_tokens_written_before_a_passed_probe_count() -> None:
     assert len(client.requests) == 1
 
 
-def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
+@on_a_virtual_clock
+async def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
     pool, (client,) = make_pool(2)
-
-    async def scene() -> None:
-        first = asyncio.create_task(ask(pool, seconds=10**6))
-        await asyncio.sleep(1)
-        first.cancel()
-        await ask(pool)
-
-    run(scene())
+    first = asyncio.create_task(ask(pool, seconds=10**6))
+    await asyncio.sleep(1)
+    first.cancel()
+    await ask(pool)
     assert len(client.asked) == 2 and client.writing == 0

@@ -24,7 +24,7 @@ import sys
 import time
 
 from lrl.generators.supervisor import TICK_S, Tree
-from lrl.system.processes import adopt_orphans, exit_status, start_bound
+from lrl.system.processes import adopt_orphans, shell_status, start_bound
 
 BEHIND_S = 40.0
 """Seconds that what the command has started may outlast it: supervisors end vLLM and remove its
@@ -63,7 +63,7 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     child = start_bound(command, by=signal.SIGKILL, stdin=subprocess.DEVNULL)
     Tree(child).end(obey(child, owner, grace_s))
-    return exit_status(child.returncode)
+    return shell_status(child.returncode)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from pathlib import Path
 
 import psutil
 
-from lrl.system.processes import KILL_S, adopt_orphans, exit_status, start_bound
+from lrl.system.processes import KILL_S, adopt_orphans, shell_status, start_bound
 
 log = logging.getLogger("supervisor")
 
@@ -222,7 +222,7 @@ def supervise(
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return exit_status(child.returncode)
+    return shell_status(child.returncode)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def start_bound(command: Sequence[str], by: int, **settings: Any) -> subprocess.
     )
 
 
-def exit_status(returncode: int | None) -> int:
+def shell_status(returncode: int | None) -> int:
     """Returns the exit status of a shell for a Popen's returncode: 128 + signal for a signal, which
     a process that outlasts SIGKILL is still to get."""
     if returncode is None:
@@ -142,7 +142,7 @@ def run(command: list[str]) -> int:
     try:
         child = start_bound(command, by=signal.SIGKILL)
         os.close(0)  # whoever writes to its input notices that it reads no more
-        return exit_status(child.wait())
+        return shell_status(child.wait())
     except OSError as error:
         sys.exit(f"{command[0]} cannot be started: {error}")
     finally:

@@ -104,37 +104,32 @@ def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> No
         run(ask(pool))
 
 
-def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
+@on_a_virtual_clock
+async def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
     pool, _ = make_pool(8)
     (generator,) = pool.generators
     pool.requests.dispatch.lengths = Known()
-
-    async def scene() -> list[float]:
-        questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
-        outstanding = []
-        for _ in range(4):
-            await asyncio.sleep(2.2)
-            outstanding.append(generator.outstanding_tokens)
-        await asyncio.wait(questions)
-        return [*outstanding, generator.outstanding_tokens]
-
-    assert run(scene()) == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
+    questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
+    outstanding = []
+    for _ in range(4):
+        await asyncio.sleep(2.2)
+        outstanding.append(generator.outstanding_tokens)
+    await asyncio.wait(questions)
+    found = [*outstanding, generator.outstanding_tokens]
+    assert found == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
 
 
-def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
+@on_a_virtual_clock
+async def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     pool, _ = make_pool(2, 2)
-
-    async def scene() -> dict[str, float]:
-        await resync(pool, 0)  # 0.1 s for each of its two calls
-        await pool.lap()
-        long = asyncio.create_task(ask(pool, seconds=10))
-        await ask(pool, seconds=4)
-        await resync(pool, 1)
-        await long
-        await asyncio.sleep(1.0)
-        return await pool.lap()
-
-    seconds = run(scene())
+    await resync(pool, 0)  # 0.1 s for each of its two calls
+    await pool.lap()
+    long = asyncio.create_task(ask(pool, seconds=10))
+    await ask(pool, seconds=4)
+    await resync(pool, 1)
+    await long
+    await asyncio.sleep(1.0)
+    seconds = await pool.lap()
     frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
     assert seconds == pytest.approx(
         {"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen}
@@ -142,7 +137,8 @@ def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     assert sum(seconds.values()) == pytest.approx(2 * 11)
 
 
-def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
+@on_a_virtual_clock
+async def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
     None
 ):
     class Holding(LeastLoaded):
@@ -153,42 +149,35 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
 
     rule = Holding()
     pool, _ = make_pool(2, 2, dispatch=rule)
-
-    async def scene() -> dict[str, float]:
-        await resync(pool, 0)
-        await pool.lap()
-        long = asyncio.create_task(ask(pool, seconds=10))
-        await asyncio.sleep(1.0)
-        rule.holds = True
-        held = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(3.0)
-        rule.holds = False
-        pool.requests.send_soon()
-        await held
-        await long
-        return await pool.lap()
-
-    assert run(scene()) == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
+    await resync(pool, 0)
+    await pool.lap()
+    long = asyncio.create_task(ask(pool, seconds=10))
+    await asyncio.sleep(1.0)
+    rule.holds = True
+    held = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(3.0)
+    rule.holds = False
+    pool.requests.send_soon()
+    await held
+    await long
+    assert await pool.lap() == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
 
-def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
+@on_a_virtual_clock
+async def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
     class Holding(LeastLoaded):
         def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             return None
 
     pool, _ = make_pool(2, dispatch=Holding())
-
-    async def scene() -> dict[str, float]:
-        pool.generators[0].state = State.DRAINING
-        held = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(1.0)
-        await resync(pool, 0)
-        await pool.lap()
-        await asyncio.sleep(3.0)
-        held.cancel()
-        return await pool.lap()
-
-    assert run(scene()) == pytest.approx({"idle": 3})
+    pool.generators[0].state = State.DRAINING
+    held = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(1.0)
+    await resync(pool, 0)
+    await pool.lap()
+    await asyncio.sleep(3.0)
+    held.cancel()
+    assert await pool.lap() == pytest.approx({"idle": 3})
 
 
 @on_a_virtual_clock
@@ -274,31 +263,25 @@ async def spare(pool: GeneratorPool) -> None:
     assert all(rollout.finished for rollout in rollouts)
 
 
-def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
+@on_a_virtual_clock
+async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
     None
 ):
     pool, (client,) = make_pool(4)
-
-    async def scene() -> int:
-        await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
-        evaluation = asyncio.create_task(spare(pool))
-        await asyncio.sleep(10)
-        begun = len(client.asked)
-        await pool.finish_sync({})
-        await evaluation
-        return begun
-
-    assert run(scene()) == 0 and len(client.asked) == 1
+    await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
+    evaluation = asyncio.create_task(spare(pool))
+    await asyncio.sleep(10)
+    begun = len(client.asked)
+    await pool.finish_sync({})
+    await evaluation
+    assert begun == 0 and len(client.asked) == 1
 
 
-def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
+@on_a_virtual_clock
+async def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> float:
-        await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
-        return asyncio.get_running_loop().time()
-
-    assert run(scene()) == 1.0
+    await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
+    assert asyncio.get_running_loop().time() == 1.0
     assert client.most == 8
 
 
@@ -355,22 +338,19 @@ def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> No
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
 
 
-def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
+@on_a_virtual_clock
+async def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(pool, seconds=6))
-        await asyncio.sleep(3.5)
-        pool.evict(pool.generators[0], "it died")
-        await asyncio.sleep(1000)
-        pool.pending.append(make_generator(1, 4))
-        await asyncio.sleep(1000)
-        assert not pool.generators
-        await pool.admit_pending()
-        await resync(pool, 7)
-        return await asking
-
-    for rollout in run(scene()):
+    asking = asyncio.create_task(ask(pool, seconds=6))
+    await asyncio.sleep(3.5)
+    pool.evict(pool.generators[0], "it died")
+    await asyncio.sleep(1000)
+    pool.pending.append(make_generator(1, 4))
+    await asyncio.sleep(1000)
+    assert not pool.generators
+    await pool.admit_pending()
+    await resync(pool, 7)
+    for rollout in await asking:
         assert rollout.versions == [0, 0, 0, 7, 7, 7]
 
 
@@ -397,24 +377,21 @@ async def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
     assert second.requests == [(1, 2), (1, 2)]
 
 
-def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
+@on_a_virtual_clock
+async def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
     pool, (first, second) = make_pool(4, 4)
     liar = pool.generators[0]
-
-    async def scene() -> list[Rollout]:
-        short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
-        await asyncio.sleep(2.5)
-        pool.generators[1].state = State.DRAINING  # both are at the liar's
-        await liar.pause()
-        await liar.resume(1)
-        await asyncio.sleep(3)
-        assert not short.done()  # its responses are written, but by weights that nobody has proved
-        pool.generators[1].state = State.SERVING
-        await pool.finish_sync({liar: "it does not compute what the policy computes"})
-        return [*await short, *await long]
-
     pool.generators[1].state = State.DRAINING
-    for rollout in run(scene()):
+    short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
+    await asyncio.sleep(2.5)
+    pool.generators[1].state = State.DRAINING  # both are at the liar's
+    await liar.pause()
+    await liar.resume(1)
+    await asyncio.sleep(3)
+    assert not short.done()  # its responses are written, but by weights that nobody has proved
+    pool.generators[1].state = State.SERVING
+    await pool.finish_sync({liar: "it does not compute what the policy computes"})
+    for rollout in [*await short, *await long]:
         assert 1 not in rollout.versions
     assert [had for _, had in second.requests] == [2] * 4
 
@@ -485,20 +462,17 @@ async def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_
     assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
 
 
-def test_tokens_written_before_a_passed_probe_count() -> None:
+@on_a_virtual_clock
+async def test_tokens_written_before_a_passed_probe_count() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(2.5)
-        await pool.generators[0].pause()
-        await pool.generators[0].resume(1)
-        await asyncio.sleep(10)
-        assert not asking.done()
-        pool.generators[0].verify()
-        return await asking
-
-    for rollout in run(scene()):
+    asking = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(2.5)
+    await pool.generators[0].pause()
+    await pool.generators[0].resume(1)
+    await asyncio.sleep(10)
+    assert not asking.done()
+    pool.generators[0].verify()
+    for rollout in await asking:
         assert rollout.versions[0] == 0 and rollout.versions[-1] == 1
     assert len(client.requests) == 1
 

@@ -154,7 +154,7 @@ class Endpoint:
     def is_everywhere(self) -> bool:
         """Whether `host` stands for every address of this machine."""
         with contextlib.suppress(ValueError):  # a name
-            return ipaddress.ip_address(self.host).is_unspecified
+            return ipaddress.ip_address(self.host or "0.0.0.0").is_unspecified
         return False
 
     @property

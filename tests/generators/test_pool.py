@@ -315,10 +315,7 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     with caplog.at_level(logging.WARNING):
         run(scene())
     # Behind the four tokens they had, each with a prompt of its own.
-    assert second.requests == [
-        (1, 4),
-        (1, 4),
-    ]
+    assert second.requests == [(1, 4), (1, 4)]
     assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
     assert len(pool.generators) == 1 and failing not in pool.generators
     assert (

@@ -179,7 +179,7 @@ def tls_server(pair: tuple[str, str], folder: Path, policy_folder: Path) -> Iter
     interface."""
     settings = ServerSettings(
         max_model_len=160, max_num_seqs=96, dtype="float32", kv_cache_gib=0.1,
-        host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1],
+        host="0.0.0.0", tls_cert=pair[0], tls_key=pair[1]
     )  # fmt: skip
     server = Server(str(policy_folder), settings, "shared_memory", [], folder, 0, "tls")
     with pytest.MonkeyPatch.context() as patch:

@@ -89,7 +89,6 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """Number of generators alive; see `GeneratorPool.alive`."""
         return sum(len(pool.alive) for pool in self.pools)
 
     @property

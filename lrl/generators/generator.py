@@ -47,30 +47,24 @@ class ServerHandle(Protocol):
     """A vLLM server as its generator knows it, whichever process started it."""
 
     number: int
-    """Of the generator."""
     trust: ssl.SSLContext | None
     """The certificates that its client accepts; None without TLS."""
     token: str
     settings: ServerSettings
 
     @property
-    def name(self) -> str:
-        """Its name in errors and logs."""
+    def name(self) -> str: ...
 
     @property
-    def url(self) -> str:
-        """Its address."""
+    def url(self) -> str: ...
 
     @property
-    def location(self) -> Location:
-        """Its location for the trainer and for other generators."""
+    def location(self) -> Location: ...
 
     @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
+    def alive(self) -> bool: ...
 
-    def log_tail(self) -> str:
-        """The end of its log, with the cause."""
+    def log_tail(self) -> str: ...
 
 
 class State(Enum):
@@ -138,12 +132,10 @@ class Generator(Slots):
 
     @property
     def name(self) -> str:
-        """Its name in errors and logs."""
         return self.server.name
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests."""
         return self.state is State.SERVING
 
     @property

@@ -62,7 +62,6 @@ class GeneratorPool:
 
     @property
     def serving(self) -> list[Generator]:
-        """The members that take requests."""
         return [generator for generator in self.generators if generator.serving]
 
     @property

@@ -107,12 +107,10 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Its name in errors and logs."""
         return f"generator {self.number}"
 
     @property
     def url(self) -> str:
-        """Its address."""
         return self.settings.endpoint.url(self.port)
 
     @property

@@ -33,13 +33,11 @@ class LoopThread:
 
     @property
     def thread(self) -> int:
-        """The native id of the thread."""
         assert self._thread.native_id is not None, "it was started"
         return self._thread.native_id
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self.loop.is_closed()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:

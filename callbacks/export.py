@@ -134,7 +134,7 @@ class Export(OnRankZero):
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
         """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
-        from lrl.system.daemon_call import start_daemon_call  # here: few runs upload
+        from lrl.system.event_loop import start_daemon_call  # here: few runs upload
 
         timeout_s = self.upload_timeout_s or _usual_timeout(folder)
         # Not here: where the hub's storage cannot be reached, its client tries for minutes.

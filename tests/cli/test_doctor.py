@@ -11,7 +11,6 @@ import torch
 from packaging.requirements import Requirement
 
 from lrl.cli import doctor
-from lrl.system import cpu_formats
 from tests.rewards.bubblewrap_here import needs_bubblewrap
 
 GIB = 2**30
@@ -137,7 +136,7 @@ def test_little_memory_shared_memory_or_disk_is_a_warning(
 def test_a_cpu_that_is_slow_in_16_bits_is_a_warning_if_it_computes(
     gpus: int, fast: bool, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_formats, "computes_in", lambda dtype: fast)
+    monkeypatch.setattr(doctor, "computes_in_bfloat16", lambda torch: fast)
     assert doctor.number_formats(torch, gpus).status == status
 
 

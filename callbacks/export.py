@@ -62,12 +62,16 @@ class Export(OnRankZero):
         if push_to_hub is not None:
             _check_name(push_to_hub)
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Checks, before any server starts, that the upload can begin.
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Checks, before any server starts, that the export takes nobody's place and that the
+        upload can begin.
 
         Raises:
-            ConfigError: The hub cannot be reached, or there is no token for it.
+            ConfigError: The folder is the model's own; the hub cannot be reached, or there is no
+                token for it.
         """
+        if self.folder and Path(self.folder).resolve() == Path(pl_module.policy_folder).resolve():
+            fault(f"Export.folder is {self.folder!r}, the model's own folder.")
         if self.push_to_hub is None or stage != "fit":
             return
         hub.reach()

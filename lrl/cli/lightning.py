@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -87,19 +87,16 @@ class LrlCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
-            strategy = self.config[verb].get("trainer.strategy")
+            trainer = self.config[verb].get("trainer")
+            if not isinstance(trainer, Namespace):  # jsonargparse takes any value for a group
+                parser.error(f"trainer is {trainer!r}: give its settings.")
+            strategy = trainer.get("strategy")
             known = ("auto", *StrategyRegistry.available_strategies())
             if isinstance(strategy, str) and strategy not in known:
                 named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
                 self.config = parser.parse_object(named, self.config)
         except OmegaConfBaseException as error:
             parser.error(str(error))
-        prompts = self.config[verb].get("data.init_args.prompts")
-        if isinstance(prompts, list):
-            from lrl.cli import setting_errors  # only an error needs it
-
-            if stray := setting_errors.stray_prompt_setting(prompts):
-                parser.error(stray)
 
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""

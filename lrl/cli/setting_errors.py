@@ -5,9 +5,7 @@ line for each type that the setting may have. The deepest line says the fault; t
 make the setting's whole name.
 """
 
-import inspect
 import re
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -155,17 +153,3 @@ def _classes() -> list[str]:
         module: Any = import_module(room)
         found += [name for name in import_by_name.public_names(module) if name[0].isupper()]
     return found
-
-
-def stray_prompt_setting(rows: list[Any]) -> str:
-    """Returns the error for a word `--data.prompts.NAME` that jsonargparse took for a row."""
-    words = [word.partition("=")[0].replace(".init_args.", ".") for word in sys.argv]
-    names = [word for word in words if word.startswith("--data.prompts.")]
-    last = names[-1].rpartition(".")[2] if names else None
-    if not rows or not isinstance(rows[-1], dict) or list(rows[-1]) != [last]:
-        return ""
-    prompts: Any = import_by_name.function("lrl.Prompts")
-    known = [f"--data.prompts.{one}" for one in inspect.signature(prompts).parameters]
-    if names[-1] in known:
-        return f"{names[-1]}: {rows[-1][last]!r} is no value for it."
-    return f"{names[-1]}: there is no such setting.{_instead(names[-1], known)}"

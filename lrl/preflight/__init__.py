@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from lrl.checkpoints.newest_checkpoint import steps_done
 from lrl.checkpoints.run_folder import continue_logs
-from lrl.preflight.data import check_data, check_export, check_monitors
+from lrl.errors import ConfigError
+from lrl.preflight.data import check_data, check_monitors
 from lrl.preflight.model import check_policy
 from lrl.preflight.resources import check_resources
 from lrl.preflight.settings import check_settings
-from lrl.preflight.trainer import check_flags, check_strategy, check_verb
+from lrl.preflight.trainer import check_flags, check_strategy
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.slurm import requeue_signal
 
@@ -30,7 +31,7 @@ __all__ = ["check", "check_strategy"]
 
 
 def check(trainer: L.Trainer) -> None:
-    """Checks a run before it begins: all of it on rank 0, the verb and the strategy on every rank.
+    """Checks a run before it begins: all of it on rank 0, the strategy on every rank.
 
     Raises:
         ConfigError: Names the first fault, with its setting, value and remedy.
@@ -38,8 +39,12 @@ def check(trainer: L.Trainer) -> None:
     from lrl.datamodule import RolloutDataModule
 
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if trainer.state.fn in ("test", "predict"):
+        raise ConfigError(
+            f"trainer.{trainer.state.fn.value}: an lrl policy is trained and validated. Use "
+            "trainer.validate with lrl.callbacks.Evaluation, or `lrl chat`."
+        )
     ours = isinstance(data, RolloutDataModule)
-    check_verb(trainer)
     if ours:
         check_strategy(trainer)
     if not trainer.is_global_zero:
@@ -60,7 +65,6 @@ def _check_run(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -> No
     evaluations = find_all(trainer, Evaluation)
     check_settings(trainer, policy, data)
     check_monitors(trainer, evaluations)
-    check_export(trainer, policy)
     resumed = data.resumes_from
     if resumed is not None:
         from lrl.preflight.checkpoint import (  # here: most runs begin anew

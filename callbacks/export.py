@@ -125,16 +125,11 @@ class Export(OnRankZero):
         from lrl.callbacks import model_card  # here: only the end of a run needs it
 
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        evaluations = find_all(trainer, Evaluation)
         pl_module.export(folder)
         prompt_form.save(prompt_form.of(data), folder)
-        evaluations = find_all(trainer, Evaluation)
-        model_card.write(
-            folder,
-            policy=pl_module,
-            data=data,
-            steps=trainer.global_step,
-            evaluations=evaluations,
-        )
+        steps = trainer.global_step
+        model_card.write(folder, policy=pl_module, data=data, steps=steps, evaluations=evaluations)
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
         """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
@@ -153,13 +148,8 @@ class Export(OnRankZero):
             # place. RuntimeError: the transport of large files has failed.
             except (OSError, HTTPError, ValueError, RuntimeError) as error:
                 reason = error
-        log.warning(
-            "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s",
-            folder,
-            reason,
-            name,
-            folder,
-        )
+        text = "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s"
+        log.warning(text, folder, reason, name, folder)
 
 
 def _send(name: str, folder: Path, steps: int, private: bool) -> None:

@@ -84,13 +84,11 @@ class RolloutFile(OnRankZero):
                 rollout_file.append(path, text)
         elif not self._full:
             self._full = True
-            log.warning(
+            advice = (
                 "rollouts.jsonl has no room for step %d, %.2g MiB: RolloutFile.max_mb is %g. Raise "
-                "it, or lower groups.",
-                stream.step,
-                len(text) / MB,
-                self.max_mb,
+                "it, or lower groups."
             )
+            log.warning(advice, stream.step, len(text) / MB, self.max_mb)
 
     def _lines(self, stream: StepStream, policy: Any) -> str:
         """Returns the lines of the groups of a step that are written."""
@@ -108,17 +106,16 @@ class RolloutFile(OnRankZero):
 
     def _thinned(self, size: int) -> int:
         """Returns N where one step in N is written, for a file of this size; warns when N grows."""
-        left = max(1 - size / (self.max_mb * MB), 2.0**-20)  # a full file has a logarithm, too
+        taken = size / (self.max_mb * MB)
+        left = max(1 - taken, 2.0**-20)  # a full file has a logarithm, too
         one_of = 4 ** math.floor(-math.log2(left))
         if one_of > self._sparsest:
             self._sparsest = one_of
-            log.warning(
-                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one in "
-                "%d of its steps. Raise max_mb, or lower groups.",
-                100 * size / (self.max_mb * MB),
-                self.max_mb,
-                one_of,
+            advice = (
+                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one "
+                "in %d of its steps. Raise max_mb, or lower groups."
             )
+            log.warning(advice, 100 * taken, self.max_mb, one_of)
         return one_of
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +62,7 @@ class Throughput(OnRankZero):
     def __init__(self) -> None:
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
-        self._generated = self._recomputed = self._fetched = self._sent = 0
+        self._totals = Counter[str]()
         self._counts = NonzeroCounts()
 
     @staticmethod
@@ -83,7 +84,7 @@ class Throughput(OnRankZero):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         data.stopwatch.enter("train")
         self._lap(data)
-        self._generated = self._recomputed = self._fetched = self._sent = 0
+        self._totals.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
@@ -93,10 +94,14 @@ class Throughput(OnRankZero):
         sync = find(trainer, WeightSync)
         times = self.times = self._lap(data)
         times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
-        generated = data.controller.generated_tokens
-        recomputed = sync.recomputed_tokens if sync else 0
-        fetched, sent = (sync.fetched_bytes, sync.sent_bytes) if sync else (0, 0)
-        self.generated_tokens_per_s = (generated - self._generated) / times.step
+        totals = Counter(generated=data.controller.generated_tokens)
+        if sync:
+            totals["recomputed"] = sync.recomputed_tokens
+            totals["fetched"] = sync.fetched_bytes
+            totals["sent"] = sync.sent_bytes
+        new = totals - self._totals
+        self._totals = totals
+        self.generated_tokens_per_s = new["generated"] / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
             {f"time/{name}": getattr(times, name) for name in seconds}
@@ -108,7 +113,7 @@ class Throughput(OnRankZero):
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
                 "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
-                "generators/recomputed_tokens": float(recomputed - self._recomputed),
+                "generators/recomputed_tokens": float(new["recomputed"]),
                 "fleet/alive": float(data.fleet.alive),
             }
             | self._counts.to_log(
@@ -118,20 +123,14 @@ class Throughput(OnRankZero):
                     "fleet/moved": data.fleet.moved,
                     "fleet/joined": data.fleet.joined,
                     "fleet/left": data.fleet.left,
-                    "weights/fetched_bytes": fetched - self._fetched,
-                    "weights/sent_bytes": sent - self._sent,
+                    "weights/fetched_bytes": new["fetched"],
+                    "weights/sent_bytes": new["sent"],
                 }
             ),
             batch_size=1,
         )
-        self._generated = generated
-        self._recomputed = recomputed
-        self._fetched = fetched
-        self._sent = sent
 
     def _lap(self, data: Any) -> StepTimes:
         trainer = data.stopwatch.lap()
-        return StepTimes(
-            trainer,
-            data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"),
-        )
+        lap = data.fleet.rollouts.lap()
+        return StepTimes(trainer, data.fleet.call(lap, "reading the generators' stopwatches"))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from lrl.callbacks.base import NonzeroCounts, OnRankZero, find
-from lrl.callbacks.weight_sync import WeightSync
+from lrl.callbacks.base import NonzeroCounts, OnRankZero, find, run_of
 from lrl.errors import ConfigError
 from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
+
+if TYPE_CHECKING:
+    from lrl.run import Run
 
 
 @dataclass(slots=True)
@@ -81,24 +83,24 @@ class Throughput(OnRankZero):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins the first step, after everything before it."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        data.stopwatch.enter("train")
-        self._lap(data)
+        run = run_of(trainer)
+        run.stopwatch.enter("train")
+        self._lap(run)
         self._totals.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Logs the step that has just ended."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        sync = find(trainer, WeightSync)
-        times = self.times = self._lap(data)
-        times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
-        totals = Counter(generated=data.controller.generated_tokens)
-        if sync:
-            totals["recomputed"] = sync.recomputed_tokens
-            totals["fetched"] = sync.fetched_bytes
-            totals["sent"] = sync.sent_bytes
+        run = run_of(trainer)
+        times = self.times = self._lap(run)
+        times.sync_pause = run.pause_seconds if times.sync else 0.0
+        totals = Counter(
+            generated=run.calls.controller.generated_tokens,
+            recomputed=run.syncs.recomputed_tokens,
+            fetched=run.syncs.fetched_bytes,
+            sent=run.syncs.sent_bytes,
+        )
         new = totals - self._totals
         self._totals = totals
         self.generated_tokens_per_s = new["generated"] / times.step
@@ -112,17 +114,17 @@ class Throughput(OnRankZero):
             }
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
-                "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
+                "throughput/trained_tokens_per_s": run.step_stream.num_tokens / times.step,
                 "generators/recomputed_tokens": float(new["recomputed"]),
-                "fleet/alive": float(data.fleet.alive),
+                "fleet/alive": float(run.fleet.alive),
             }
             | self._counts.to_log(
                 {
-                    "fleet/restarts": data.fleet.restarts,
-                    "fleet/reissued": data.fleet.reissued,
-                    "fleet/moved": data.fleet.moved,
-                    "fleet/joined": data.fleet.joined,
-                    "fleet/left": data.fleet.left,
+                    "fleet/restarts": run.fleet.restarts,
+                    "fleet/reissued": run.fleet.reissued,
+                    "fleet/moved": run.fleet.moved,
+                    "fleet/joined": run.fleet.joined,
+                    "fleet/left": run.fleet.left,
                     "weights/fetched_bytes": new["fetched"],
                     "weights/sent_bytes": new["sent"],
                 }
@@ -130,7 +132,7 @@ class Throughput(OnRankZero):
             batch_size=1,
         )
 
-    def _lap(self, data: Any) -> StepTimes:
-        trainer = data.stopwatch.lap()
-        lap = data.fleet.rollouts.lap()
-        return StepTimes(trainer, data.fleet.call(lap, "reading the generators' stopwatches"))
+    def _lap(self, run: Run) -> StepTimes:
+        trainer = run.stopwatch.lap()
+        lap = run.fleet.rollouts.lap()
+        return StepTimes(trainer, run.fleet.call(lap, "reading the generators' stopwatches"))

@@ -147,7 +147,6 @@ class Health(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object
     ) -> None:
-        """Judges the step that has just ended."""
         metrics = self._metrics.read(trainer)
         reference = getattr(pl_module, "reference", None)
         if reference is not None and reference.rewards_tokens:

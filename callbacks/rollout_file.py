@@ -72,7 +72,6 @@ class RolloutFile(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Writes groups of the step that has just ended."""
         stream = run_of(trainer).step_stream
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0

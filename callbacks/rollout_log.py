@@ -71,7 +71,6 @@ class RolloutLog(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Logs the groups of the step that has just ended."""
         if self._overview == "early":
             self._overview = "due"
         run = run_of(trainer)

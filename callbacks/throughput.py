@@ -91,7 +91,6 @@ class Throughput(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Logs the step that has just ended."""
         run = run_of(trainer)
         times = self.times = self._lap(run)
         times.sync_pause = run.pause_seconds if times.sync else 0.0

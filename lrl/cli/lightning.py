@@ -40,11 +40,6 @@ USUAL_CALLBACKS = (
 """Callbacks of a run that names none, in their order."""
 
 
-def raised_by_lightning(error: Exception) -> bool:
-    """Tells whether an error comes from a check of Lightning's."""
-    return "/lightning/" in traceback.extract_tb(error.__traceback__)[-1].filename
-
-
 class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
@@ -120,8 +115,8 @@ class LrlCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except Exception as error:
-            if not raised_by_lightning(error):
-                raise
+            if "/lightning/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+                raise  # not from a check of Lightning's
             raise ConfigError(f"trainer: {error}") from error
         preflight.check_strategy(trainer)
         return trainer

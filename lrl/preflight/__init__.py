@@ -50,16 +50,10 @@ def check_run(run: Run) -> None:
     evaluations = find_all(trainer, Evaluation)
     check_settings(trainer, policy, data)
     check_monitors(trainer, evaluations)
-    resumed = data.resumes_from
-    if resumed is not None:
-        from lrl.preflight.checkpoint import (  # here: most runs begin anew
-            check_contents,
-            check_path,
-        )
-
-        check_path(resumed, run.strategy.resumes_parts)
     read = check_data(data, evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
     check_resources(trainer, policy, shape)
-    if resumed is not None:
-        check_contents(resumed, policy, data, shape)
+    if (resumed := data.resumes_from) is not None:
+        from lrl.preflight.checkpoint import check_checkpoint  # here: most runs begin anew
+
+        check_checkpoint(run, resumed, shape)

@@ -112,7 +112,10 @@ def test_a_broken_line_is_an_answer_that_names_it_and_the_rest_is_shown(served: 
     with served.path.open("a") as file:
         file.write('{"kind": "group", "step": 3}\n')
         file.write(lines(2, 2, [rollout("11")]).replace('"logprobs": [', '"logprobs": '))
-    assert "line 9: it has no index, prompt_id, prompt, responses" in served.json("/api/run")["notes"][0]
+    assert (
+        "line 9: it has no index, prompt_id, prompt, responses"
+        in served.json("/api/run")["notes"][0]
+    )
     assert served.json("/api/groups")["total"] == 3
     status, body = served.ask("/api/group?step=2&index=2")
     assert status == 422

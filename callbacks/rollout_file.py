@@ -13,7 +13,7 @@ import lightning as L
 from torch import Tensor
 
 from lrl.callbacks.base import OnRankZero, run_of
-from lrl.callbacks.samples import reference
+from lrl.callbacks.rollout_log import reference
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.stream import StepStream
 from lrl.rollouts.token_texts import TokenTexts

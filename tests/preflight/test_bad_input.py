@@ -251,47 +251,26 @@ def test_numbers_that_are_compared_differ_in_the_message(
     assert in_gib(3 * 2**30, 10 * 2**30) == ["3.0", "10.0"]
 
 
-@pytest.mark.parametrize(
-    ("patched", "found", "named"),
-    [
-        (
-            "lrl.preflight.resources.memory_here",
-            lambda: 2**20,
-            (
-                "Memory",
-                "trainer 0.00",
-                "keys and values 1.0",
-                "there are 0.0010",
-                "model.model",
-                "kv_cache_gib",
-            ),
-        ),
-        (
-            "shutil.disk_usage",
-            lambda path: NOTHING_FREE,
-            ("/dev/shm", "remount"),
-        ),
-    ],
-)
+MEMORY = ("Memory", "trainer 0.00", "keys and values 1.0", "there are 0.0010", "kv_cache_gib")
+TOO_LITTLE: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
+    "memory": ("lrl.preflight.resources.memory_here", lambda: 2**20, "", MEMORY),
+    "shared memory": ("shutil.disk_usage", lambda path: NOTHING_FREE, "", ("/dev/shm", "remount")),
+    "shared memory for the generators' files": (
+        *("shutil.disk_usage", lambda path: NOTHING_FREE),
+        *("--trainer.strategy.weight_transfer pull", ("weight_transfer pull takes",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LITTLE)
 def test_too_little_memory_is_an_error_with_its_parts(
-    patched: str,
-    found: Callable[..., object],
-    named: tuple[str, ...],
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patched, found, words, named = TOO_LITTLE[what]
     monkeypatch.setattr(patched, found)
-    status, output = run(*FIT)
+    status, output = run(*FIT, *words.split())
     assert status == 2 and len(output.splitlines()) <= 10
     assert all(name in output for name in named), output
-
-
-def test_the_room_of_pull_counts_the_generators_files(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
-    status, output = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
-    assert status == 2 and "strategy.weight_transfer pull takes" in output
 
 
 def test_the_command_itself_ends_with_status_2_and_no_traceback(

@@ -18,7 +18,6 @@ from lrl.environments.agent_command import run_command
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import AgentAddress, server_of_this_process
 from lrl.environments.base import Environment, Policy
-from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.errors import ConfigError
 from lrl.system import reaper
 from lrl.system.import_by_name import function
@@ -42,7 +41,7 @@ class Agent(Environment):
     gets a row. Rewards get the text of the last turn.
 
     It runs a function or a program, or waits for agents that run elsewhere and take episodes at a
-    port (`lrl.environments.external_server`).
+    port (`lrl.environments.external_agents`).
 
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
@@ -81,19 +80,9 @@ class Agent(Environment):
                 "Agent needs a function, `agent`, a program, `command`, or a `port` for agents that "
                 "run elsewhere: one of them."
             )
-        if port is not None and not 0 <= port < 2**16:
-            raise ConfigError(
-                f"Agent.port is {port}: give a port between 1 and 65535, or 0 for a free one."
-            )
         if isinstance(command, str) or (command is not None and not command):
             raise ConfigError(
                 f"Agent.command is {command!r}: give a list, the program and its arguments."
-            )
-        settings = (*NEUTRAL, *NEVER_NEUTRAL)
-        if unknown := [name for name in ignore if name not in settings]:
-            raise ConfigError(
-                f"Agent.ignore has {unknown[0]!r}, which is no setting of a request that lrl "
-                f"refuses. Choose from {', '.join(sorted(settings))}."
             )
         self.agent = None if agent is None else _function_of(agent)
         self.command = None if command is None else [str(word) for word in command]
@@ -104,11 +93,11 @@ class Agent(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
-        server = await server_of_this_process()
+        server, url = server_of_this_process()
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
         try:
-            async with server.serving(conversation) as address:
+            async with server.serving(conversation, url) as address:
                 return _reward(await self._run(address, prompt, columns))
         finally:
             _playing.remove(began)

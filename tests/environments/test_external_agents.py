@@ -1,8 +1,6 @@
 """Agents that lrl does not start, through the run's real server: nobody without a key takes or plays
 an episode, each episode is played once or counted, and none waits for ever. A stand-in writes the
 turns at the pool's edge.
-
-Covers lrl/environments/external_server.py.
 """
 
 from __future__ import annotations
@@ -331,7 +329,7 @@ def test_an_end_is_a_reward_or_an_error_and_comes_once(
             ('{"reward": "high"}', "give a finite number"),
             ('{"reward": NaN}', "give a finite number"),
             (f'{{"reward": {10**400}}}', "give a finite number"),
-            ("[" * 5000, "maximum recursion depth"),
+            ("[" * 5000, "recursion"),
             (b'{"error": "\xff"}', "can't decode byte 0xff"),
             ('{"error": 7}', "`error` is no text"),
             ('{"error": ""}', "`error` is no text"),

@@ -16,7 +16,7 @@ from lrl.errors import ConfigError  # noqa: E402
 from lrl.rewards import Code, GaveUp, RewardPool  # noqa: E402
 from lrl.rewards.code import program_in  # noqa: E402
 from lrl.rewards.sandbox.forms import tests_in as read_tests  # noqa: E402
-from lrl.rewards.verifiers.cpu_limit import within  # noqa: E402
+from lrl.rewards.verifiers.limits import within  # noqa: E402
 from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
 
 isolations = pytest.mark.parametrize(

@@ -174,15 +174,15 @@ def test_a_request_continues_the_longest_history_that_says_the_same_and_else_beg
     serve(test, branches=True)
 
 
-def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
+def test_an_agent_of_this_process_finds_a_model_of_any_name_and_takes_no_episode() -> None:
+    """That nobody speaks without a key is tried in `test_external_agents`."""
+
     async def test(address: AgentAddress, ask: Ask, told: list[Any]) -> None:
-        key, root = address.api_key, address.base_url.partition(address.api_key)[0]
-        other = "0" * len(key)
-        for path in ("chat/completions", "models"):
-            body = {"messages": [USER]} if path != "models" else None
-            assert (await ask(f"{address.base_url}/{path}", body, other))[0] == 401
-            assert (await ask(f"{address.base_url}/{path}", body))[0] == 401
-            assert (await ask(f"{root}{other}/v1/{path}", body, other))[0] == 401
+        key, root = address.api_key, address.base_url.partition(f"/{address.api_key}")[0]
+        assert (await ask(f"{root}/episodes", {}, key))[0] == 404
+        assert (await ask(f"{root}/episodes", {}))[0] == 404
+        assert (await ask(f"{address.base_url}/end", {"reward": 1}, key))[0] == 404
+        assert (await ask(f"{address.base_url}/models"))[0] == 401
         status, answer = await ask(f"{address.base_url}/responses", {}, key)
         assert status == 404
         assert (
@@ -197,55 +197,3 @@ def test_nobody_without_the_key_of_an_episode_speaks_with_the_policy() -> None:
         assert not told
 
     serve(test)
-
-
-def test_no_route_answers_a_wrong_caller() -> None:
-    async def work() -> None:
-        read: list[Any] = []
-
-        class Policy:
-            async def turn(self, observation: Any, *more: Any, **how: Any) -> Written:
-                read.append(observation)
-                return ANSWER
-
-        server, root = server_of_this_process()
-        async with (
-            aiohttp.ClientSession() as session,
-            server.serving(AgentConversation(Policy(), (), True), root) as mine,
-            server.serving(AgentConversation(Policy(), (), True), root) as other,
-        ):
-            async with server.serving(AgentConversation(Policy(), (), True), root) as ended:
-                pass
-
-            async def status(method: str, url: str, headers: dict[str, str]) -> int:
-                async with session.request(
-                    method, url, json={"messages": [USER]}, headers=headers
-                ) as answer:
-                    assert ANSWER.content not in await answer.text()
-                    return answer.status
-
-            wrong = {
-                "no key": (mine, {}),
-                "an empty one": (mine, {"Authorization": "Bearer "}),
-                "of another episode": (mine, {"Authorization": f"Bearer {other.api_key}"}),
-                "at another address": (other, {"Authorization": f"Bearer {mine.api_key}"}),
-                "of an ended episode": (ended, {"Authorization": f"Bearer {ended.api_key}"}),
-                "as a password": (mine, {"Authorization": f"Basic {mine.api_key}"}),
-                "in another header": (mine, {"X-API-Key": mine.api_key}),
-            }
-            for why, (address, headers) in wrong.items():
-                for method, route, answered in (
-                    ("POST", "/chat/completions", 401),
-                    ("GET", "/models", 401),
-                    ("GET", "/models/policy", 401),
-                    ("GET", "/chat/completions", 404),
-                    ("POST", "/completions", 404),
-                    ("DELETE", "/models", 404),
-                ):
-                    if address is ended and answered == 401:
-                        answered = 410
-                    found = await status(method, address.base_url + route, headers)
-                    assert found == answered, (why, route)
-        assert not read
-
-    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))

@@ -3,21 +3,16 @@ on the sandbox are in `sandbox/test_attacks.py`.
 """
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scenes import counted, scored  # noqa: E402
-
-from lrl.errors import ConfigError  # noqa: E402
-from lrl.rewards import Code, GaveUp, RewardPool  # noqa: E402
-from lrl.rewards.code import program_in  # noqa: E402
-from lrl.rewards.sandbox.forms import tests_in as read_tests  # noqa: E402
-from lrl.rewards.verifiers.limits import within  # noqa: E402
-from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
+from lrl.errors import ConfigError
+from lrl.rewards import Code, GaveUp, RewardPool
+from lrl.rewards.code import program_in
+from lrl.rewards.sandbox.forms import tests_in as read_tests
+from lrl.rewards.verifiers.limits import within
+from tests.rewards.bubblewrap_here import needs_bubblewrap
+from tests.rewards.scenes import counted, scored
 
 isolations = pytest.mark.parametrize(
     "isolation",

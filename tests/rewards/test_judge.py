@@ -7,7 +7,6 @@ Covers lrl/rewards/judge/judge.py, cache.py, score.py, lrl/rewards/model_endpoin
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import fcntl
 import json
 import logging
@@ -18,20 +17,16 @@ import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import odd_rewards  # noqa: E402
-from judge_server import CLOSE, HANG, TEMPLATE, fails, says, served  # noqa: E402
-from scenes import counted, scored  # noqa: E402
-
-from lrl.errors import ConfigError, JudgeError  # noqa: E402
-from lrl.rewards import Judge, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.types import Prompt  # noqa: E402
-from tests.rewards.judging import judged  # noqa: E402
+from lrl.errors import ConfigError, JudgeError
+from lrl.rewards import Judge, RewardFailuresError, RewardPool
+from lrl.types import Prompt
+from tests.rewards import odd_rewards
+from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
+from tests.rewards.judging import judged
+from tests.rewards.scenes import counted, scored
 
 URL = "http://127.0.0.1:9"
 KEY = "sk-0123456789abcdef"
@@ -90,12 +85,6 @@ def verdict(score):
 def test_a_response_is_worth_the_score_that_has_the_form(server, form, text, expected):
     server.replies["r"] = [says(text)]
     assert score(judge_at(server.url, form=form)) == expected
-
-
-def test_the_lowest_score_is_0_and_the_highest_1(server):
-    server.replies = {"a": [verdict(1)], "b": [verdict(3)], "c": [verdict(5)]}
-    judge = judge_at(server.url, lowest=1, highest=5)
-    assert [score(judge, response) for response in "abc"] == [0.0, 0.5, 1.0]
 
 
 def test_the_judge_is_asked_for_the_form_that_is_read(server):
@@ -178,11 +167,6 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-def test_without_a_key_none_is_sent(server):
-    score(judge_at(server.url))
-    assert "Authorization" not in server.headers[0]
-
-
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -227,11 +211,6 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
     assert "3 requests (Judge.retries is 2)" in found.message and server.asked["r"] == 3
 
 
-def test_an_endpoint_that_is_not_there_is_a_failure():
-    found = failure(judge_at(URL, retries=1))
-    assert found.kind == "judge_failed" and "2 requests" in found.message
-
-
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
@@ -254,20 +233,10 @@ def test_a_refusal_is_not_asked_again_and_has_the_servers_words(server, monkeypa
     assert KEY not in found.message and len(found.message) < 400
 
 
-@pytest.mark.parametrize("form", ["seconds", "date"])
-def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, form):
-    date = email.utils.formatdate(time.time() + 600, usegmt=True)
-    wait = date if form == "date" else "600"
-    server.replies["r"] = [fails(429, Retry_After=wait), verdict(7)]
+def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server):
+    server.replies["r"] = [fails(429, Retry_After="600"), verdict(7)]
     found = failure(judge_at(server.url))
     assert found.kind == "judge_failed" and server.asked["r"] == 1
-
-
-def test_all_requests_of_a_response_stay_within_its_deadline(server):
-    server.replies["r"] = [HANG]
-    judge = judge_at(server.url, timeout_s=0.2, deadline_s=0.5, retries=1000)
-    found = failure(judge)
-    assert found.kind == "judge_failed" and "Judge.deadline_s (0.5)" in found.message
 
 
 def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):
@@ -284,7 +253,7 @@ def test_a_judge_gets_nothing_that_the_environment_has_for_openai(server, monkey
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, KEY)
     score(judge_at(server.url))
-    assert KEY not in str(server.headers)
+    assert KEY not in str(server.headers) and "Authorization" not in server.headers[0]
 
 
 def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):

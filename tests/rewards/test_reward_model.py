@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,21 +13,18 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import odd_rewards  # noqa: E402
-from judge_server import CLOSE, HANG, ScoreServer, fails, gives, served  # noqa: E402
-from scenes import counted, rollouts_of, scored  # noqa: E402
-
-from lrl.errors import ConfigError, RewardModelError  # noqa: E402
-from lrl.generators.server import Server  # noqa: E402
-from lrl.generators.settings import ServerSettings  # noqa: E402
-from lrl.preflight.servers import check_reward_models  # noqa: E402
-from lrl.rewards import RewardModel, RewardPool  # noqa: E402
-from lrl.types import Chat, Fork, Prompt  # noqa: E402
-from tests.lent_server import LentServer  # noqa: E402
-from tests.runs.test_async_run import fit  # noqa: E402
-from tests.tiny_policies import (  # noqa: E402
+from lrl.errors import ConfigError, RewardModelError
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.preflight.servers import check_reward_models
+from lrl.rewards import RewardModel, RewardPool
+from lrl.types import Chat, Fork, Prompt
+from tests.lent_server import LentServer
+from tests.rewards import odd_rewards
+from tests.rewards.judge_server import CLOSE, HANG, ScoreServer, fails, gives, served
+from tests.rewards.scenes import counted, rollouts_of, scored
+from tests.runs.test_async_run import fit
+from tests.tiny_policies import (
     byte_tokenizer,
     tiny_reward_model,
 )

@@ -27,13 +27,8 @@ LOOK_S = 0.1
 
 
 class StepRecorder(OnRankZero):
-    """Writes the steps of one launch into the journal; put it after every other callback but the
-    checkpoint's.
-
-    Args:
-        journal: The file.
-        stop_file: The run ends after the step that finds it.
-    """
+    """Writes the steps of one launch into the journal, and ends the run after the step that finds
+    the `stop_file`; put it after every other callback but the checkpoint's."""
 
     def __init__(self, journal: Journal, stop_file: Path) -> None:
         self.journal = journal
@@ -136,11 +131,7 @@ def _played_again(data: Any) -> dict[str, int]:
 
 class FleetRecorder(OnRankZero):
     """Writes losses and returns of generators into the journal; on its own thread, because the
-    trainer may wait.
-
-    Args:
-        journal: The file.
-    """
+    trainer may wait."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

@@ -31,33 +31,26 @@ Found = dict[int, dict[int, list[float]]]
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of the check; differences in nats.
-
-    Args:
-        tokens: Trained tokens that were computed again.
-        difference: Largest difference under the version a token names, over responses that stayed
-            on one generator.
-        worst_version: The version that wrote that token.
-        carried: Tokens of responses that continued on another generator.
-        carried_difference: Largest difference among those, under the best version from the one
-            named to the trainer's.
-        under_the_version_before: Largest difference of the tokens that stayed under the version
-            before the one they name: the difference that a generator with a missed sync would show.
-        largest_lag: In versions.
-        groups: Groups trained.
-        missing: Indices in the run's order of prompts, up to that number, that were not trained
-            exactly once.
-    """
+    """The result of the check; differences in nats."""
 
     tokens: int
+    """Trained tokens that were computed again."""
     difference: float
+    """The largest under the version a token names, over responses that stayed on one generator."""
     worst_version: int
+    """The version that wrote that token."""
     carried: int
+    """Tokens of responses that continued on another generator."""
     carried_difference: float
+    """The largest among those, under the best version from the one named to the trainer's."""
     under_the_version_before: float
+    """The largest of the tokens that stayed, under the version before the one they name: what a
+    generator with a missed sync would show."""
     largest_lag: int
     groups: int
+    """Groups trained."""
     missing: int
+    """Indices in the run's order of prompts, up to that number, that were not trained once."""
 
 
 class TokenRecorder(L.Callback):

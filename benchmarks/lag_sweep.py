@@ -64,7 +64,7 @@ class History(EveryStep):
         """Seconds that the trainer waited for rollouts."""
 
     def step_done(self, trainer: Any) -> None:
-        stream = trainer.datamodule.step_stream
+        stream = trainer.datamodule.run.step_stream
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
         self.steps.append(

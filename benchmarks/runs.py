@@ -18,6 +18,7 @@ import lightning as L
 
 import lrl
 from lrl.generators.server import Server
+from lrl.run import Run
 
 
 def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
@@ -88,7 +89,7 @@ class Borrowing(lrl.AsyncSingleDevice):
         # The server's supervisor removes the weights' file if this process is killed.
         self.run_id = server.run_id
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+    def make_servers(self, run: Run) -> list[Server]:
         return list(self.lent)
 
 

@@ -22,6 +22,7 @@ from benchmarks.forced_lengths import equal, forced, long_tailed
 from benchmarks.random_policy import hashed, llama, make_policy
 from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_server, quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
+from lrl.callbacks.base import run_of
 from lrl.callbacks.throughput import StepTimes
 from lrl.planning.responses import LengthSampler
 from lrl.quickstart.task import problems
@@ -75,9 +76,7 @@ class OnlyAtTheStart(WeightSync):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        self.pause_seconds = 0.0
-        data: lrl.RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        data.controller_calls.new_version(trainer.global_step)
+        run_of(trainer).calls.new_version(trainer.global_step)
 
 
 class Steps(EveryStep):

@@ -32,7 +32,7 @@ class Measure(EveryStep):
         self.clock.start(psutil.Process().create_time())
 
     def step_done(self, trainer: Any) -> None:
-        step, groups = trainer.global_step, trainer.datamodule.step_stream.groups
+        step, groups = trainer.global_step, trainer.datamodule.run.step_stream.groups
         self.clock.step_done(step, sum(len(group.rollouts) for group in groups))
         if self.job.is_checkpoint(step):
             trainer.lightning_module.export(self.job.checkpoint(step))

@@ -11,9 +11,10 @@ import logging
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
@@ -23,8 +24,10 @@ import lightning as L
 from benchmarks.arguments import Row
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
+from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
+from lrl.run import Run
 from lrl.system import job_supervisor
 from lrl.weights import staged_file
 
@@ -152,21 +155,23 @@ class BreakingSync(WeightSync):
         self._settle_s = settle_s
         self._log = LogLines()
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         logging.getLogger("lrl").addHandler(self._log)
+        run = run_of(trainer)
+        run.sync = partial(self._sync, run, run.sync)  # type: ignore[method-assign]
+        super().on_train_start(trainer, pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)
         logging.getLogger("lrl").removeHandler(self._log)
 
-    def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        pool = trainer.datamodule.fleet.rollouts  # type: ignore[attr-defined]
-        self.wait_until_verified(trainer, pool)
+    def _sync(self, run: Run, sync: Callable[[], None]) -> None:
+        pool, version = run.fleet.rollouts, run.trainer.global_step
+        run.syncs.wait_until_verified(pool)
         self._wait_if_nothing_suits(pool)
-        chosen = self._choose(pool, trainer.global_step)
+        chosen = self._choose(pool, version, newest=run.version)
         if chosen is None:
-            super().sync(trainer, policy)
+            sync()
             return
         planned, target = chosen
         self.left.remove(planned)
@@ -174,15 +179,17 @@ class BreakingSync(WeightSync):
         self._log.lines.clear()
         started = time.monotonic()
         with self._armed(planned, fault, target):
-            super().sync(trainer, policy)
-            self.wait_until_verified(trainer, pool)
+            sync()
+            run.syncs.wait_until_verified(pool)
             if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
-                super().sync(trainer, policy)
+                sync()
             sync_s = time.monotonic() - started
             self._wait_for_a_sign(planned, target)
-        self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
+        self.outcomes.append(self._judge(planned, fault, target, version, sync_s))
 
-    def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
+    def _choose(
+        self, pool: GeneratorPool, version: int, newest: int
+    ) -> tuple[Planned, Generator] | None:
         new = [
             *pool.pending,
             *(generator for generator in pool.generators if generator.version < 0),
@@ -192,7 +199,7 @@ class BreakingSync(WeightSync):
                 ((planned, new[-1]) for planned in self.left if planned.phase == INIT), None
             )
         serving = pool.serving
-        if version == self.version or not serving:
+        if version == newest or not serving:
             return None
         all_serve = len(serving) == len(self._proxies)
         fitting = [

@@ -19,6 +19,7 @@ import lightning as L
 import torch
 from torch.nn.functional import log_softmax
 
+from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.types import Group, Prompt, Rollout
@@ -67,12 +68,12 @@ class TokenRecorder(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._keep(trainer, pl_module)
-        for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
+        for pool in run_of(trainer).fleet.pools:
             self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(trainer, pl_module)
-        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = run_of(trainer).step_stream
         self.groups += [(stream.step, group) for group in stream.groups]
 
     def _keep(self, trainer: L.Trainer, policy: Any) -> None:
@@ -84,9 +85,9 @@ class TokenRecorder(L.Callback):
         write = pool._write
 
         async def watched(
-            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any
+            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *more: Any, **how: Any
         ) -> None:
-            await write(generator, prompt, rollouts, *how)
+            await write(generator, prompt, rollouts, *more, **how)
             self._carried += [rollout for rollout in rollouts if not rollout.finished]
 
         pool._write = watched  # type: ignore[method-assign]

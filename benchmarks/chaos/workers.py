@@ -94,7 +94,7 @@ class Trained(EveryStep):
         self.prompts: Counter[int] = Counter()
 
     def step_done(self, trainer: Any) -> None:
-        groups = trainer.datamodule.step_stream.groups
+        groups = trainer.datamodule.run.step_stream.groups
         self.prompts.update(group.prompt.id for group in groups)
 
 

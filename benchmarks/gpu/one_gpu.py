@@ -60,7 +60,7 @@ class Recorder(EveryStep):
         self.first_sync_peak_bytes = self.machine.peak
 
     def step_done(self, trainer: Any) -> None:
-        times, stream = self.throughput.times, trainer.datamodule.step_stream
+        times, stream = self.throughput.times, trainer.datamodule.run.step_stream
         self.steps.append(
             {
                 "step_s": times.step,

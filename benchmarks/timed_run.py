@@ -76,7 +76,9 @@ class OnlyAtTheStart(WeightSync):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        run_of(trainer).calls.new_version(trainer.global_step)
+        run = run_of(trainer)
+        run.pause_seconds = 0.0
+        run.calls.new_version(trainer.global_step)
 
 
 class Steps(EveryStep):

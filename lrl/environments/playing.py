@@ -17,7 +17,7 @@ from typing import Any
 
 from lrl.environments.base import Environment, ToolCall, Written
 from lrl.environments.play import Play, Reply
-from lrl.system import reaper
+from lrl.system import processes
 from lrl.workers.user_code import OUT_OF_MEMORY, message_of, where_raised
 from lrl.workers.worker import LONGEST_LINE, ProcessClock, RunningCode, UserCode, line
 
@@ -33,7 +33,7 @@ class Playing(UserCode):
     def serve(self, connection: socket.socket, running: RunningCode) -> None:
         """Plays episodes."""
         if self.environment.writes_prompt:
-            reaper.adopt_orphans()  # an agent's processes end with its episode, before this one
+            processes.adopt_orphans()  # an agent's processes end with its episode, before this one
         asyncio.run(self._serve(connection, running))
 
     async def _serve(self, connection: socket.socket, running: RunningCode) -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from lrl.system.endpoint import Location
-from lrl.system.process_identity import ProcessIdentity
+from lrl.system.processes import ProcessIdentity
 
 log = logging.getLogger(__name__)
 

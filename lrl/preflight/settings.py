@@ -38,7 +38,7 @@ def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -
         check_objective(policy, data)
         check_skipping(policy, data)
         check_layers(strategy, policy)
-        check_critic(trainer, policy, data)
+        check_critic(trainer, policy)
     elif trainer.world_size > 1:  # the others would wait for ever
         raise ConfigError(
             f"{trainer.world_size} trainer ranks have nothing to do without training: lower "
@@ -223,15 +223,10 @@ def check_layers(strategy: Any, policy: PolicyModel) -> None:
         )
 
 
-def check_critic(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -> None:
-    """Checks that the policy learns at all, and that the critic's settings have an effect."""
+def check_critic(trainer: Any, policy: PolicyModel) -> None:
+    """Checks that the policy learns at all."""
     if (critic := policy.critic) is None:
         return
-    if critic.clip is not None and data.replay is None:
-        raise ConfigError(
-            f"model.critic.clip is {critic.clip}, and without data.replay a step trains each value "
-            "once: none would be clipped. Leave it out."
-        )
     if 0 < trainer.max_steps <= critic.value_only_steps:
         raise ConfigError(
             f"model.critic.value_only_steps is {critic.value_only_steps} and trainer.max_steps "

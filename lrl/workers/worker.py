@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 from lrl.workers.user_code import bind, limit_memory, message_of, where_raised
 
 LONGEST_LINE = 2**26
@@ -87,12 +87,12 @@ def main(
 ) -> None:
     """Runs pickled `UserCode` for the process `owner` until the connection ends; this process's
     parent then ends what the code has started."""
-    from lrl.system import reaper  # here: the other end imports this file, too
+    from lrl.system import processes  # here: the other end imports this file, too
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the owner decides
     die_with(owner, signal.SIGTERM)
     parent = os.getpid()
-    reaper.fork()
+    processes.fork()
     bind(parent)
     running.pid = os.getpid()
     try:

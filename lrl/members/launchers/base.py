@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lrl.errors import ConfigError
 from lrl.system.config_errors import at_least
-from lrl.system.parent_death import bound_to_this_process
+from lrl.system.processes import bound_to_this_process
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""

@@ -86,7 +86,7 @@ class RewardPool:
         _check_deadlines(self.rewards, timeout_s)
         spec = WorkerSpec(
             "reward",
-            pickle.dumps(Scoring(self.rewards, timeout_s)),
+            b"",  # at the start
             timeout_s=timeout_s,
             memory_gib=memory_gib,
             start_timeout_s=start_timeout_s,
@@ -138,7 +138,7 @@ class RewardPool:
                 latter is only logged.)
             TimeoutError: No worker was ready within `start_timeout_s`.
         """
-        # Once more: a reward may have been told where its server is.
+        # Not earlier: a reward may have been told where its server is.
         code = pickle.dumps(Scoring(self.rewards, self.workers.spec.timeout_s))
         self.workers.start(replace(self.workers.spec, code=code))
         if first is None:

@@ -18,7 +18,6 @@ PRIVATE = {
     "OutOfTimeError",
     "RequestError",
     "RunEnded",
-    "Stopped",
     "TooLargeError",
     "Unanswered",
 }

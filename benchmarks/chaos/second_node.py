@@ -165,7 +165,7 @@ class SecondTrainer(Beside):
 class RayGenerators(Beside):
     """A Ray cluster with its head here: one generator on each node."""
 
-    launcher = {"address": ADDRESS, "placement_group": "STRICT_SPREAD"}
+    launcher = {"address": ADDRESS}  # a node has one core
 
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster

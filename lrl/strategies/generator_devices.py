@@ -280,8 +280,6 @@ class GeneratorDevices(GracefulShutdown):
         finally:
             if members is not None:
                 members.close()
-            if self.generator_launcher is not None:
-                self.generator_launcher.close()
 
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the

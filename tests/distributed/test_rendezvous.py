@@ -60,7 +60,7 @@ def test_a_node_that_comes_late_is_waited_for_and_named_meanwhile(
     start: Callable[..., Node],
 ) -> None:
     first = start(0, LONG_S)
-    first.wait_for("Waiting for rank 1 (node 1) at the meeting at 10.213.0.1:29500")
+    first.wait_for("Waiting for rank 1 (node 1) at the meeting at 10.213.0.1")
     second = start(1, LONG_S)
     assert [first.status(), second.status()] == [0, 0], [first.said, second.said]
 
@@ -70,11 +70,8 @@ def test_a_second_node_without_a_first_says_at_its_deadline_where_nobody_answers
 ) -> None:
     only = start(1, 2.0)
     assert only.status() == 1
-    assert (
-        f"nobody answers at MASTER_ADDR:MASTER_PORT, 10.213.0.1:{PORT}" in only.said
-        and "Traceback" not in only.said
-    )
-    assert "After 2 s" in only.said
+    assert f"MASTER_ADDR is 10.213.0.1 and MASTER_PORT {PORT}: " in only.said
+    assert "timed out" in only.said and "Traceback" not in only.said
 
 
 def test_a_first_node_without_a_second_says_at_its_deadline_which_rank_has_not_come(
@@ -90,7 +87,7 @@ def test_a_port_that_another_process_has_is_named_at_once(start: Callable[..., N
     first = start(0, LONG_S)
     first.wait_for("Waiting for rank 1")
     assert start(0, LONG_S).status() == 1
-    assert f"MASTER_PORT is {PORT}: " in first.said
+    assert f"MASTER_PORT {PORT}: " in first.said
 
 
 def test_a_fault_that_rank_0_finds_in_its_checks_ends_the_node_that_waits_for_it(

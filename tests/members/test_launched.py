@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched as launched_module
 from lrl.members.launched import LaunchedMembers
-from lrl.members.launchers import Given, Job, Launcher, Local, Slurm
+from lrl.members.launchers import Command, Given, Launcher, Local, Ray, Slurm
 from lrl.members.registry import Kind, Status
 from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.members.service import RegistryServer
@@ -31,15 +32,23 @@ from lrl.rewards import RewardPool
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from lrl.types import Prompt, Rollout
+from tests.leftovers import living, nothing_left, wait_for, words
 from tests.members.served_run import TOKEN, served, spec_of
 from tests.members.test_join import Scripted
-from tests.runs.test_launched_run import SRUN
 from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 RUN_ID = spec_of().run_id
+SRUN = f"""#!{sys.executable}
+import os, sys
+words = sys.argv[1:]
+while words[0].startswith("--"):
+    print("srun", words.pop(0), flush=True)
+os.execvp(words[0], words)
+"""
+mark = pytest.fixture(nothing_left)
 
 
-class ModelJob(Job):
+class ModelJob:
     alive = True
     stops = 0
 
@@ -61,8 +70,13 @@ class ModelLauncher(Launcher):
         self.environments: list[dict[str, str]] = []
 
     def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> Job:
+        self,
+        name: str,
+        index: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> Any:
         self.names.append(name)
         self.words.append([*words])
         self.environments.append({**environment})
@@ -300,15 +314,73 @@ def test_a_wait_for_members_can_be_interrupted(scene: Scene) -> None:
 def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
-    scene = Scene(Given(2), kind, server, tmp_path)
-    scene.poll(times=3)
-    assert scene.launched.last_words == "" and scene.launched.fewest_failures == 0
-    scene.refuse(0, "there is no module named 'mine'")
+    members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
+    members.server = server
+    members._launch(kind, server)
+    assert members.launched == {}
+    server.registry.claim(kind)
+    server.registry.register(kind, 0, Location(), "far")
+    server.registry.withdraw(kind, 0, "there is no module named 'mine'")
     with pytest.raises(
-        ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"
+        ServerError, match=f"(?s)start_timeout_s=0.1.*{kind.capitalize()} 0 on far cannot.*'mine'"
     ):
-        scene.wait()
-    scene.launched.stop()
+        members.wait_joined(kind, 2, lambda: None)
+
+
+def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lrl").write_text("#!/bin/sh\nread token; echo $token, $0 $*; exec sleep 600\n")
+    (tmp_path / "lrl").chmod(0o755)
+    launcher = Command(3, f"env place={{index}} {tmp_path}/{{join}} --as {{name}}")
+    words = ["join", "http://far:7000", "--number", "5"]
+    job = launcher.start(
+        "generator-5", 2, words=words, environment={"LRL_TOKEN": TOKEN}, folder=tmp_path
+    )
+    try:
+        wait_for(lambda: job.tail(), 60.0, "its output")
+        assert (
+            job.tail()
+            == f"{TOKEN}, {tmp_path}/lrl join http://far:7000 --number 5 --as generator-5"
+        )
+        assert b"place=2" in Path(f"/proc/{job._process.pid}/environ").read_bytes()
+        assert TOKEN not in " ".join(job._process.args) and job.alive
+    finally:
+        job.stop()
+    assert not job.alive
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (
+            Slurm(1, ["--exact"]),
+            "srun --nodes=1 --ntasks=1 --export=ALL --unbuffered --gpus=2 --e",
+        ),
+        (
+            Ray(1, cpus=4, resources={"h100": 1}),
+            "lrl ray --gpus 2 --cpus 4 --resources '{\"h100\": 1}' --address auto {join}",
+        ),
+    ],
+)
+def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(launcher: Command, line: str) -> None:
+    launcher.gpus = 2
+    assert launcher.line().startswith(line)
+
+
+def test_a_command_ends_with_the_thread_that_has_started_it(tmp_path: Path, mark: str) -> None:
+    """Also one that waits in a queue while its trainer is killed."""
+
+    def start() -> None:
+        Command(1, "python -c 'import time; time.sleep(600)' {join}").start(
+            "generator-0", 0, words=["join"], environment=os.environ, folder=tmp_path
+        )
+        wait_for(lambda: any(words(one)[1:2] == ["-c"] for one in living(mark)), 60.0, "its exec")
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    wait_for(lambda: not living(mark), 60.0, "its end")
 
 
 def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
@@ -373,6 +445,6 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
         scorer.name: 2
     }
     said = (tmp_path / "srun-scorer-0.log").read_text()
-    assert "srun --job-name=lrl-scorer-0" in said and said.endswith(
+    assert "--job-name=lrl-scorer-0" in said and said.endswith(
         "scorer 0: the run has ended, and so does it.\n"
     )

@@ -90,11 +90,8 @@ SETTINGS: dict[str, Case] = {
     "scorers without srun": scored_elsewhere(
         "Slurm", "data.reward_launcher is Slurm", "no srun on the path"
     ),
-    "scorers without their cluster": scored_elsewhere(
-        "Ray",
-        "data.reward_launcher.address is 127.0.0.1:1",
-        "ray start --head",
-        address="127.0.0.1:1",
+    "scorers whose command starts none": scored_elsewhere(
+        "Command", "Command.command is 'true'", "put {join}", command="true"
     ),
     "a launcher of no environment": (
         ("--data.environment_launcher", "Given", "--data.environment_launcher.jobs", "1"),
@@ -102,11 +99,6 @@ SETTINGS: dict[str, Case] = {
     ),
     "a launcher without srun": launched(
         ("strategy.launcher is Slurm", "no srun on the path"), kind="Slurm"
-    ),
-    "a launcher without its cluster": launched(
-        ("strategy.launcher.address is 127.0.0.1:1", "ray start --head", "Connection refused"),
-        *("--trainer.strategy.launcher.address", "127.0.0.1:1"),
-        kind="Ray",
     ),
     "a launcher and devices for generators": launched(
         ("strategy.generator_devices is 1", "set generator_devices to 0"),

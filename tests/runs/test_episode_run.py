@@ -26,6 +26,7 @@ from lrl.viewer.rollout_file import RolloutIndex
 from tests.environments.worlds import Echo, Moody
 from tests.leftovers import wait_for, words
 from tests.lent_server import LentServer
+from tests.members.test_launched import SRUN
 from tests.runs.test_async_run import (
     GROUPS,
     PROMPTS,
@@ -35,7 +36,6 @@ from tests.runs.test_async_run import (
     fit,
     spelled,
 )
-from tests.runs.test_launched_run import SRUN
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
 KIND = {"join", "--kind", "environment"}

@@ -97,7 +97,7 @@ class OnlyAtTheStart(WeightSync):
     ) -> None:
         self.pause_seconds = 0.0
         data: lrl.RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        data.controller_calls.new_version(trainer.global_step)
+        data.run.calls.new_version(trainer.global_step)
 
 
 class Steps(L.Callback):

@@ -1,12 +1,17 @@
 """The base of lrl's callbacks, which run on rank 0 alone, and what several of them share."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning as L
 from torch import Tensor
 
 from lrl.distributed.collective import follow
+
+if TYPE_CHECKING:
+    from lrl.run import Run
 
 Kind = TypeVar("Kind", bound=L.Callback)
 
@@ -42,6 +47,12 @@ class FollowRankZero(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """See `FollowRankZero`."""
         follow(pl_module, self.last)
+
+
+def run_of(trainer: L.Trainer) -> Run:
+    """Returns the run of a trainer whose data is a `lrl.RolloutDataModule`."""
+    run: Run = trainer.datamodule.run  # type: ignore[attr-defined]
+    return run
 
 
 def find_all(trainer: L.Trainer, kind: type[Kind]) -> list[Kind]:

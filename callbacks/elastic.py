@@ -27,7 +27,7 @@ from typing import Any
 
 import lightning as L
 
-from lrl.callbacks.base import OnRankZero
+from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.fleet import Fleet
@@ -79,7 +79,7 @@ class Elastic(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Judges the step that has just ended."""
-        fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        fleet = run_of(trainer).fleet
         times = Throughput.needed_by(self, trainer).times
         generators = len(fleet.rollouts.alive)
         self._more = self._more + 1 if lacks_one(times, generators) else 0

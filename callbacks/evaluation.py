@@ -9,13 +9,11 @@ the metrics.
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,26 +22,21 @@ import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from rich.console import Console
 
-from lrl.callbacks.base import OnRankZero, find
-from lrl.callbacks.weight_sync import WeightSync
+from lrl.callbacks.base import OnRankZero, run_of
 from lrl.checkpoints.run_folder import run_folder
 from lrl.evaluation import Report, evaluate, write_responses
 from lrl.rewards import Reward, RewardPool, as_reward
 from lrl.rewards.function import OneReward, as_list
-from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.progress_bar import progress_bar
-from lrl.types import LEAST_TEMPERATURE, Group, Prompt, Rollout, Sampling
+from lrl.types import LEAST_TEMPERATURE, Group, Sampling
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
 
 log = logging.getLogger(__name__)
-
-EVALUATION_PRIORITY = 1_000_000_000
-"""Priority of an evaluation's requests: after every rollout of a run."""
 
 
 class Evaluation(OnRankZero):
@@ -107,9 +100,7 @@ class Evaluation(OnRankZero):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Loads the problems and starts the reward worker before any server."""
-        data = _data(trainer)
-        if self not in data.evaluations:
-            data.evaluations.append(self)
+        data = run_of(trainer).data
         self.sampling = replace(
             data.requests, n=self.sampling.n, temperature=self.sampling.temperature
         )
@@ -187,55 +178,14 @@ class Evaluation(OnRankZero):
     ) -> None:
         """Sends the problems to the generators; `done` is called for each that has its responses
         and rewards."""
-        data = _data(trainer)
-        weight_sync = find(trainer, WeightSync)
-        assert self._pool is not None and weight_sync is not None, (
-            "set up; every run has a WeightSync"
+        assert self._pool is not None, "set up"
+        self._running = run_of(trainer).evaluate(
+            self.prompts,
+            self.sampling,
+            self._pool,
+            slots=self.concurrency if beside_rollouts else None,
+            done=done,
         )
-        pool, version = data.fleet.rollouts, weight_sync.newest
-        if data.fleet.evaluation is not None and trainer.training:
-            pool = data.fleet.evaluation
-            beside_rollouts = False
-            version = trainer.global_step
-            weight_sync.sync_now(trainer, trainer.lightning_module, pool)
-        generate = pool.generate_spare if beside_rollouts else pool.generate
-        if (episodes := data.episodes(pool, spare=beside_rollouts)) is not None:
-            generate = episodes.generate
-        slots = self.concurrency if beside_rollouts else pool.capacity
-        groups = self._generate_all(data, generate, slots // self.sampling.n, done)
-        self._running = version, data.fleet.loop.submit(groups)
-
-    async def _generate_all(
-        self,
-        data: RolloutDataModule,
-        generate: Callable[..., Any],
-        at_once: int,
-        done: Callable[[], Any],
-    ) -> list[Group]:
-        slots = asyncio.Semaphore(max(1, at_once))
-
-        async def group_of(prompt: Prompt) -> Group:
-            rollouts = [Rollout() for _ in range(self.sampling.n)]
-            async with slots:
-                await generate(
-                    prompt,
-                    rollouts,
-                    self.sampling,
-                    priority=EVALUATION_PRIORITY,
-                    deadline_s=data.rollout_timeout_s,
-                )
-            assert self._pool is not None, "set up"
-            await score(
-                prompt,
-                rollouts,
-                data.decode,
-                self._pool,
-                judges_last_turn=data.judges_last_turn,
-            )
-            done()
-            return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
-
-        return list(await asyncio.gather(*(group_of(prompt) for prompt in self.prompts)))
 
     def _report(
         self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None
@@ -245,13 +195,12 @@ class Evaluation(OnRankZero):
         assert self._running is not None
         step, future = self._running
         self._running = None
-        weight_sync = find(trainer, WeightSync)
-        assert weight_sync is not None, "every run has one"
-        groups = _data(trainer).fleet.loop.wait_for(
+        run = run_of(trainer)
+        groups = run.fleet.loop.wait_for(
             future,
             self.timeout_s,
             f"evaluating {self.prompts.name}",
-            partial(weight_sync.poll, trainer),
+            run.poll,
         )
         waited()
         before = [earlier for _, earlier in self.reports]
@@ -286,7 +235,3 @@ class Evaluation(OnRankZero):
 
     def _responses_file(self, trainer: L.Trainer, step: int) -> Path:
         return run_folder(trainer) / "evaluation" / f"{self.prompts.name}-step{step:06d}.jsonl"
-
-
-def _data(trainer: L.Trainer) -> RolloutDataModule:
-    return trainer.datamodule  # type: ignore[attr-defined]

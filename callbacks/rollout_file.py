@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 from torch import Tensor
 
-from lrl.callbacks.base import OnRankZero
+from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.samples import reference
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.stream import StepStream
@@ -73,7 +73,7 @@ class RolloutFile(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Writes groups of the step that has just ended."""
-        stream: StepStream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = run_of(trainer).step_stream
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0
         if stream.step % (self.every_n_steps * self._thinned(size)):

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all
+from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all, run_of
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.samples import log_samples, sample
 from lrl.evaluation import Report
@@ -74,8 +74,8 @@ class RolloutLog(OnRankZero):
         """Logs the groups of the step that has just ended."""
         if self._overview == "early":
             self._overview = "due"
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        stream = data.step_stream
+        run = run_of(trainer)
+        data, stream, controller = run.data, run.step_stream, run.calls.controller
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         if not rollouts:
             return
@@ -92,7 +92,7 @@ class RolloutLog(OnRankZero):
                 {
                     "rollouts/discarded": stream.packer.discarded_rollouts,
                     "rollouts/masked_tokens": stream.packer.masked_tokens,
-                    "rollouts/skipped_groups": len(data.controller.ledger.skipped),
+                    "rollouts/skipped_groups": len(controller.ledger.skipped),
                     "rollouts/replayed_groups": len(stream.replayed),
                     **{
                         f"rewards/{kind}": counts[kind]
@@ -102,7 +102,7 @@ class RolloutLog(OnRankZero):
                     **episode_counts(data),
                 }
             )
-            | resumed_scalars(data.controller.resumed, stream.step)
+            | resumed_scalars(controller.resumed, stream.step)
             | (data.length_predictor.metrics() if data.length_predictor else {}),
             batch_size=1,
         )

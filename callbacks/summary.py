@@ -14,14 +14,13 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 
-from lrl.callbacks.base import OnRankZero, find, find_all
+from lrl.callbacks.base import OnRankZero, find, find_all, run_of
 from lrl.callbacks.evaluation import Evaluation
 from lrl.callbacks.export import Export
 from lrl.callbacks.health import Health
 from lrl.callbacks.rollout_file import RolloutFile
 from lrl.callbacks.rollout_log import RolloutLog
 from lrl.callbacks.throughput import StepTimes, Throughput
-from lrl.callbacks.weight_sync import WeightSync
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.prompts import Prompts
 from lrl.system.best_effort import best_effort
@@ -45,7 +44,7 @@ class Summary(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Adds the step."""
-        stream: Any = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = run_of(trainer).step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         lags = [
             stream.step - version for rollout in rollouts for version in rollout.policy_versions
@@ -73,7 +72,7 @@ class Summary(OnRankZero):
         lines.append(f"curve          {picture}")
         if (export := find(trainer, Export)) is not None:
             lines.append(f"policy         {export.path(trainer)}")
-            data: Any = trainer.datamodule  # type: ignore[attr-defined]
+            data = run_of(trainer).data
             name = "chat with it" if data.environment is None else "its first turn"
             lines.append(f"{name:14} {chat_command(export.path(trainer), data.prompts)}")
         console = Console()
@@ -97,7 +96,7 @@ class Summary(OnRankZero):
             done += f", {self.steps} of them in this run"
         table.add_row("steps", done)
         table.add_row("rollouts", f"{self.rollouts:,} with {self.tokens:,} tokens")
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = run_of(trainer).data
         by_machine = {"scored by": data.reward_pool.scored_by}
         if data.environment is not None:
             by_machine["turns answered by"] = data.environment.pool.answered_by
@@ -106,7 +105,7 @@ class Summary(OnRankZero):
                 shares_of = (f"{name} {count:,}" for name, count in sorted(counts.items()))
                 table.add_row(what, ", ".join(shares_of))
         table.add_row("lag", f"mean {self.lag_sum / max(1, self.tokens):.2f}, max {self.lag_max}")
-        if self.times.step and find(trainer, WeightSync) is not None:
+        if self.times.step:
             table.add_row(
                 "sync", f"{self.times.sync:.1f} s, generators paused {self.times.sync_pause:.1f} s"
             )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
-from lrl.callbacks.base import NonzeroCounts, OnRankZero, find
-from lrl.callbacks.weight_sync import WeightSync
+from lrl.callbacks.base import NonzeroCounts, OnRankZero, find, run_of
 from lrl.errors import ConfigError
 from lrl.system.stopwatch import GENERATOR, SYNC, TRAINER, WAITS, shares
+
+if TYPE_CHECKING:
+    from lrl.run import Run
 
 
 @dataclass(slots=True)
@@ -80,22 +82,21 @@ class Throughput(OnRankZero):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begins the first step, after everything before it."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        data.stopwatch.enter("train")
-        self._lap(data)
+        run = run_of(trainer)
+        run.stopwatch.enter("train")
+        self._lap(run)
         self._generated = self._recomputed = self._fetched = self._sent = 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Logs the step that has just ended."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        sync = find(trainer, WeightSync)
-        times = self.times = self._lap(data)
-        times.sync_pause = sync.pause_seconds if sync and times.sync else 0.0
-        generated = data.controller.generated_tokens
-        recomputed = sync.recomputed_tokens if sync else 0
-        fetched, sent = (sync.fetched_bytes, sync.sent_bytes) if sync else (0, 0)
+        run = run_of(trainer)
+        times = self.times = self._lap(run)
+        times.sync_pause = run.pause_seconds if times.sync else 0.0
+        generated = run.calls.controller.generated_tokens
+        syncs = run.syncs
+        recomputed, fetched, sent = syncs.recomputed_tokens, syncs.fetched_bytes, syncs.sent_bytes
         self.generated_tokens_per_s = (generated - self._generated) / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
@@ -107,17 +108,17 @@ class Throughput(OnRankZero):
             }
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
-                "throughput/trained_tokens_per_s": data.step_stream.num_tokens / times.step,
+                "throughput/trained_tokens_per_s": run.step_stream.num_tokens / times.step,
                 "generators/recomputed_tokens": float(recomputed - self._recomputed),
-                "fleet/alive": float(data.fleet.alive),
+                "fleet/alive": float(run.fleet.alive),
             }
             | self._counts.to_log(
                 {
-                    "fleet/restarts": data.fleet.restarts,
-                    "fleet/reissued": data.fleet.reissued,
-                    "fleet/moved": data.fleet.moved,
-                    "fleet/joined": data.fleet.joined,
-                    "fleet/left": data.fleet.left,
+                    "fleet/restarts": run.fleet.restarts,
+                    "fleet/reissued": run.fleet.reissued,
+                    "fleet/moved": run.fleet.moved,
+                    "fleet/joined": run.fleet.joined,
+                    "fleet/left": run.fleet.left,
                     "weights/fetched_bytes": fetched - self._fetched,
                     "weights/sent_bytes": sent - self._sent,
                 }
@@ -129,9 +130,9 @@ class Throughput(OnRankZero):
         self._fetched = fetched
         self._sent = sent
 
-    def _lap(self, data: Any) -> StepTimes:
-        trainer = data.stopwatch.lap()
+    def _lap(self, run: Run) -> StepTimes:
+        trainer = run.stopwatch.lap()
         return StepTimes(
             trainer,
-            data.fleet.call(data.fleet.rollouts.lap(), "reading the generators' stopwatches"),
+            run.fleet.call(run.fleet.rollouts.lap(), "reading the generators' stopwatches"),
         )

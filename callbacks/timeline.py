@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from lrl.callbacks.base import OnRankZero
+from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.throughput import StepTimes, Throughput
 from lrl.checkpoints.run_folder import run_folder
 from lrl.generators.generator import Generator
@@ -72,7 +72,7 @@ class Timeline(OnRankZero):
             optimizer.register_step_pre_hook(self._update_begins),
             optimizer.register_step_post_hook(self._update_ends),
         ]
-        fleet: Any = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        fleet = run_of(trainer).fleet
         self._work.clear()
         self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
 
@@ -87,7 +87,7 @@ class Timeline(OnRankZero):
         if self._sampling is not None and self._sampling.done():
             self._sampling.result()  # raises its error
         times = Throughput.needed_by(self, trainer).times
-        stream: StepStream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = run_of(trainer).step_stream
         step = step_record(times, stream, self._update_s, self._now_s)
         self._update_s = 0.0
         self._now_s += step.seconds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -14,10 +14,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from lrl.advantages import Advantages, GroupMean
 from lrl.checkpoints.made_with import changes
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
-from lrl.checkpoints.run_folder import run_folder
 from lrl.environments import Environment
 from lrl.errors import ConfigError
-from lrl.generators.fleet import Fleet
 from lrl.generators.pool import GeneratorPool
 from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
@@ -33,32 +31,25 @@ from lrl.rollouts.prompt_maker import PromptPart
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
-from lrl.rollouts.stream import RankStream, StepLoader, StepStream
+from lrl.rollouts.stream import StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.foreign_code import START_TIMEOUT_S
-from lrl.system.stopwatch import Stopwatch
 from lrl.types import LEAST_TEMPERATURE, Sampling
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
+    from lrl.policy_model import PolicyModel
     from lrl.rollouts.environment_of_run import EnvironmentOfRun
     from lrl.rollouts.episode import Episodes
+    from lrl.run import Run
 
 lightning_warnings.silence()
 
 Stragglers = Literal["wait", "mask"]
-
-
-class WeightSyncing(Protocol):
-    """The syncs of a run, as a waiting trainer sees them (`lrl.callbacks.WeightSync`)."""
-
-    def poll(self, trainer: L.Trainer) -> None: ...
-    def wait_until_verified(self, trainer: L.Trainer, pool: GeneratorPool) -> Any: ...
-    def sampled_tolerance(self, trainer: L.Trainer, policy: Any) -> float | None: ...
 
 
 class RolloutDataModule(L.LightningDataModule):
@@ -175,14 +166,10 @@ class RolloutDataModule(L.LightningDataModule):
             environment=(Environment, environment),
         )
         one_of("data", stragglers=(get_args(Stragglers), stragglers))
-        self.stopwatch = Stopwatch()
-        """Current activity of the trainer (`lrl.system.stopwatch.TRAINER`)."""
         self.resumes_from: str | None = None
         """Checkpoint that the run resumes from; known at the preflight checks."""
-        self.weight_sync: WeightSyncing | None = None
-        """The run's syncs; the callback sets it."""
-        self.evaluations: list[Any] = []
-        """Evaluations of `trainer.validate`; each `lrl.callbacks.Evaluation` adds itself."""
+        self.run: Run | None = None
+        """The run that uses this data, or the last one; None before the first."""
         self.prompts = Prompts.coerce(prompts)
         self.rollout_timeout_s = rollout_timeout_s
         self.groups_per_step = groups_per_step
@@ -233,13 +220,9 @@ class RolloutDataModule(L.LightningDataModule):
             worker_start_timeout_s,
         )
         self._environment_settings = self.environment.made_with if self.environment else {}
-        self._learners = Learners(self.advantages, self.replay, self.length_predictor)
+        self.learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []
-        self._calls: ControllerCalls | None = None
         self._restored: dict[str, Any] | None = None
-        self.step_stream: StepStream | None = None
-        """The step that trains now, or the last one; callbacks of rank 0 read its groups and
-        counts."""
         self._check_settings()
 
     # ---- checks
@@ -362,7 +345,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _tool_calls(self, pool: GeneratorPool) -> "ToolCallParser | None":
         """Returns what finds calls in turns; None without a parser."""
-        if self._strategy.server_settings.tool_parser is None:
+        if self._run.strategy.server_settings.tool_parser is None:
             return None
         from lrl.generators.tool_calls import ToolCallParser  # here: most runs have none
 
@@ -376,7 +359,7 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def pacing(self) -> Pacing:
         """The steps at which groups may start and must be trained."""
-        max_steps = self._trainer.max_steps
+        max_steps = self._run.trainer.max_steps
         return Pacing(
             prompts_per_epoch=max(1, len(self.prompts)),
             groups_per_step=self.groups_per_step,
@@ -385,9 +368,17 @@ class RolloutDataModule(L.LightningDataModule):
             wait_for_stragglers=self.stragglers == "wait",
         )
 
-    def _make_controller(self) -> Controller:
-        """Makes the controller, with the state of a checkpoint if the run resumes."""
-        pool, teacher = self.fleet.rollouts, self._policy.asked_teacher
+    def make_calls(self, run: "Run") -> ControllerCalls:
+        """Makes the controller of a run, with the state of a checkpoint if it resumes."""
+        pool, policy = run.fleet.rollouts, run.policy
+        environment_s = teacher_s = 0.0
+        if self.environment is not None:
+            environment_s = self.environment.timeout_s
+            if parser := self._tool_calls(pool):
+                trial = self.environment.try_parser(parser, self.policy_text)
+                run.fleet.call(trial, "parsing a call of a tool")
+        if (teacher := policy.asked_teacher) is not None:
+            teacher_s = teacher.endpoint.deadline_s
         lengths = self.length_predictor
         controller = Controller(
             self.prompts,
@@ -411,30 +402,17 @@ class RolloutDataModule(L.LightningDataModule):
             self._restored = None
             if controller.resumed:
                 rank_zero_info(str(controller.resumed))
-        return controller
-
-    def _make_calls(self) -> ControllerCalls:
-        syncs = self.weight_sync
-        after_first_turns_s = 0.0
-        if self.environment is not None:
-            after_first_turns_s = self.environment.timeout_s
-            if parser := self._tool_calls(self.fleet.rollouts):
-                trial = self.environment.try_parser(parser, self.policy_text)
-                self.fleet.call(trial, "parsing a call of a tool")
-        teacher = self._policy.asked_teacher
-        teacher_s = 0.0 if teacher is None else teacher.endpoint.deadline_s
         return ControllerCalls(
-            self._make_controller(),
-            self.fleet.loop,
-            group_deadline_s=2 * self.rollout_timeout_s + after_first_turns_s + teacher_s,
-            poll=None if syncs is None else partial(syncs.poll, self._trainer),
+            controller,
+            run.fleet.loop,
+            group_deadline_s=2 * self.rollout_timeout_s + environment_s + teacher_s,
+            poll=run.poll,
         )
 
-    def next_step(self) -> StepStream:
-        """Makes the stream of the next optimizer step, on the rank that has the generators."""
-        step, policy = self._trainer.global_step, self._policy
+    def make_packer(self, step: int, policy: "PolicyModel") -> Packer:
+        """Makes the packer of a step."""
         shares = self.share_prefixes and policy.responses_share.prefixes
-        packer = Packer(
+        return Packer(
             self.micro_batch_tokens,
             self.advantages,
             self.sampling.temperature,
@@ -447,94 +425,40 @@ class RolloutDataModule(L.LightningDataModule):
             attention_tokens=policy.attention_tokens if shares else 0,
             masks=policy.responses_share.masks,
         )
-        self.step_stream = StepStream(
-            step,
-            self.pacing.groups_in(step),
-            source=self.controller_calls,
-            policy=policy,
-            learners=self._learners,
-            packer=packer,
-            stopwatch=self.stopwatch,
-            gather=self._strategy.placement == "shared",
-            replayed=self.replay.draw(step) if self.replay else (),
-        )
-        return self.step_stream
-
-    @property
-    def controller_calls(self) -> ControllerCalls:
-        """The run's controller for the trainer's thread; rank 0 has it once training begins."""
-        if self._calls is None:
-            raise RuntimeError("There is no controller: training has not begun, or has ended.")
-        return self._calls
-
-    @property
-    def controller(self) -> Controller:
-        """The run's controller; see `controller_calls`."""
-        return self.controller_calls.controller
-
-    @property
-    def fleet(self) -> Fleet:
-        """The run's generators."""
-        if self._strategy.fleet is None:
-            raise RuntimeError(
-                "There are no generators: only rank 0 has them, and the trainer's strategy must be "
-                "lrl.AsyncSingleDevice, lrl.AsyncDDP or lrl.AsyncFSDP."
-            )
-        return self._strategy.fleet
 
     # ---- Lightning's hooks
 
     def setup(self, stage: str) -> None:
-        """Loads the prompts and starts the reward workers."""
-        if not self._trainer.is_global_zero:
-            return
-        # Before any server: an error of theirs comes at once.
-        if stage == "fit":
+        """Loads the prompts and starts the workers."""
+        if self.run is None:
+            raise RuntimeError("PolicyModule.configure_callbacks makes the run: call it.")
+        if stage == "fit" and self.run.leads:
             self._restored = None  # of an earlier fit; a checkpoint is loaded after this
-            self._learners.begin_anew()
-            self.load(self.prompts)
-            self.reward_pool.start(next(iter(self.prompts)))
-            if self.length_predictor is not None:
-                self.length_predictor.ranker.start()
-        if self.environment is not None:
-            first = next(iter(self.prompts)) if stage == "fit" else None
-            server = self._strategy.server_settings
-            self.environment.start(self.policy_text, first, server.tool_parser is not None)
-            if (agents := self.environment.external) is not None:
-                rank_zero_info(agents.listen(server.endpoint, run_folder(self._trainer)))
+            self.learners.begin_anew()
+        self.run.prepare()
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
         # Without a length Lightning would fetch a step ahead of training it, which deadlocks an
         # on-policy run and skips a step at a resume.
-        leads, policy = self._trainer.is_global_zero, self._policy
-        steps: int = self._strategy.broadcast(self.pacing.steps_per_epoch if leads else None)
-        if not leads:
-            return StepLoader(steps, lambda: RankStream(policy))
-        # Not earlier: by now the generators are ready and a checkpoint is loaded.
-        self._calls = self._calls or self._make_calls()
-        return StepLoader(steps, self.next_step)
+        run = self._run
+        steps = run.strategy.broadcast(self.pacing.steps_per_epoch if run.leads else 0)
+        return StepLoader(steps, run.next_step)
 
     def val_dataloader(self) -> Sequence[Any]:
         """Returns the evaluations; none within fit, where they run during the training."""
-        if self._trainer.state.fn == "fit":
+        if self._run.trains:
             return []
         # Not a list: Lightning takes all items of nested lists for loaders.
-        return UserList(self.evaluations)
+        return UserList(self._run.evaluations)
 
     def teardown(self, stage: str) -> None:
-        """Ends the helper processes. The controller ended with the fleet's loop; the next run makes
-        another one."""
-        self._end_processes()
+        """Keeps the ledger, which a checkpoint may be made of after the run."""
         self._restored = self._ledger_state()
-        self._calls = None
         self._loaded.clear()
 
-    def on_exception(self, exception: BaseException) -> None:
-        """Ends the helper processes: Lightning does not call `teardown` after an error."""
-        self._end_processes()
-
-    def _end_processes(self) -> None:
+    def end_workers(self) -> None:
+        """Ends the processes of rewards, environment and ranker; idempotent."""
         self.reward_pool.close()
         if self.environment is not None:
             self.environment.close()
@@ -559,32 +483,25 @@ class RolloutDataModule(L.LightningDataModule):
         return self.trainer is None or self.trainer.state.fn == "fit"
 
     @property
-    def _trainer(self) -> L.Trainer:
-        if self.trainer is None:
+    def _run(self) -> "Run":
+        if self.run is None:
             raise RuntimeError(
                 "RolloutDataModule is used by a Trainer: call trainer.fit(module, data)."
             )
-        return self.trainer
+        return self.run
 
     @property
-    def _strategy(self) -> Any:
-        return self._trainer.strategy
-
-    @property
-    def _policy(self) -> Any:
-        return self._trainer.lightning_module
+    def _policy(self) -> "PolicyModel":
+        return self._run.policy
 
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the ledger after the steps done, and the learners, in plain types and tensors;
         rank 0's is saved."""
-        fleet = None if self.trainer is None else self._strategy.fleet
-        if fleet is not None and self.weight_sync is not None:  # unverified tokens are not saved
-            self.weight_sync.wait_until_verified(self._trainer, fleet.rollouts)
-            if not fleet.loop.closed:
-                fleet.call(fleet.rollouts.flush(), "fetching the tokens on their way")
-        return self._learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
+        if self.run is not None:
+            self.run.settle()
+        return self.learners.state_dict(self._dependencies) | {"ledger": self._ledger_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the state of `state_dict`; a learner that is not in it, or of other settings,
@@ -593,19 +510,18 @@ class RolloutDataModule(L.LightningDataModule):
         if not self.trains:
             return
         prompt_at = self.prompts.__getitem__ if self.prompts.loaded else None
-        self._learners.load_state_dict(state_dict, self._dependencies, prompt_at)
+        self.learners.load_state_dict(state_dict, self._dependencies, prompt_at)
 
     def _ledger_state(self) -> dict[str, Any] | None:
         """Returns the controller's state, or the loaded state before there is a controller."""
-        if self._calls is None:
+        state = None if self.run is None else self.run.controller_state()
+        if state is None:
             return self._restored
-        state = self._calls.state_dict(self._trainer.global_step)
         return state | {"prompts": self.prompts.fingerprint, "rewards": self._reward_settings}
 
     @property
     def _dependencies(self) -> Dependencies:
-        policy = None if self.trainer is None else self.trainer.lightning_module
-        reference: Any = getattr(policy, "reference", None)
+        reference = None if self.run is None else self.run.policy.reference
         return Dependencies(
             sampling=self.sampling,
             rewards=self._reward_settings,

@@ -10,9 +10,10 @@ left out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
@@ -20,7 +21,7 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from lrl.system.writable_text import writable
-from lrl.types import Group
+from lrl.types import Group, Prompt, Rollout, Sampling
 
 ACCURACY = ("accuracy", "accuracy_low", "accuracy_high")
 MEAN_REWARD = ("reward", "reward_low", "reward_high")
@@ -144,6 +145,50 @@ class Report:
                 for value, (accuracy, n) in rows.items()
             ]
         return "\n".join(lines)
+
+
+EVALUATION_PRIORITY = 1_000_000_000
+"""Priority of an evaluation's requests: after every rollout of a run."""
+
+
+async def answer(
+    prompts: Iterable[Prompt],
+    sampling: Sampling,
+    generate: Callable[..., Awaitable[None]],
+    score: Callable[[Prompt, list[Rollout]], Awaitable[None]],
+    *,
+    at_once: int,
+    deadline_s: float,
+    done: Callable[[], Any],
+) -> list[Group]:
+    """Answers and scores problems, a group each.
+
+    Args:
+        prompts: The problems.
+        sampling: Settings of a request.
+        generate: Writes the responses (`GeneratorPool.generate`).
+        score: Scores them.
+        at_once: Responses asked for at once.
+        deadline_s: Most seconds for a request.
+        done: Called after each problem.
+    """
+    free = asyncio.Semaphore(max(1, at_once // sampling.n))
+
+    async def group_of(prompt: Prompt) -> Group:
+        rollouts = [Rollout() for _ in range(sampling.n)]
+        async with free:
+            await generate(
+                prompt,
+                rollouts,
+                sampling,
+                priority=EVALUATION_PRIORITY,
+                deadline_s=deadline_s,
+            )
+        await score(prompt, rollouts)
+        done()
+        return Group(index=prompt.id, prompt=prompt, rollouts=rollouts)
+
+    return list(await asyncio.gather(*map(group_of, prompts)))
 
 
 def evaluate(

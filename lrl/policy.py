@@ -20,6 +20,7 @@ from torch.nn import Parameter
 from torch.optim.lr_scheduler import LambdaLR
 
 from lrl import preflight
+from lrl.callbacks.base import run_of
 from lrl.callbacks.default_callbacks import default_callbacks
 from lrl.distributed.ranks import explain_broken_collective
 from lrl.errors import ConfigError
@@ -178,10 +179,9 @@ class PolicyModule(PolicyModel):
         passes = partial(each_rollout, group, temperature, micro_batch_tokens)
         if (teacher := self.asked_teacher) is not None:
             # The controller has asked for those that it has scored: others are of a checkpoint.
-            strategy: Any = self.trainer.strategy
             what = f"asking the teacher at {teacher.url}"
             late_s = 2 * teacher.endpoint.deadline_s  # its own deadline comes first
-            strategy.fleet.call(teacher.ask(group), what, late_s)
+            run_of(self.trainer).fleet.call(teacher.ask(group), what, late_s)
         elif self.reference is not None:
             # One of another family has not been tried with shared tokens.
             shares = attention_tokens if self.reference.model is None else 0
@@ -357,9 +357,16 @@ class PolicyModule(PolicyModel):
         return [weight for weight in self.critic.parameters() if weight.requires_grad]
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Runs the preflight checks and returns the default callbacks."""
-        preflight.check(self.trainer)
-        return default_callbacks(self.trainer)
+        """Returns the default callbacks, and makes the run."""
+        from lrl.datamodule import RolloutDataModule
+        from lrl.run import Run  # here: it imports this module
+
+        preflight.check_trainer(self.trainer, self)
+        callbacks = default_callbacks(self.trainer)
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data, RolloutDataModule):
+            Run(self.trainer, self, data)
+        return callbacks
 
     def on_train_start(self) -> None:
         """Moves the reference to the policy's device; lets the config win over a checkpoint's

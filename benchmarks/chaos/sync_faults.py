@@ -200,7 +200,7 @@ class BreakingSync(WeightSync):
         logging.getLogger("lrl").removeHandler(self._log)
 
     def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        pool = trainer.datamodule.fleet.rollouts  # type: ignore[attr-defined]
+        pool = trainer.datamodule.run.fleet.rollouts  # type: ignore[attr-defined]
         self.wait_until_verified(trainer, pool)
         self._wait_if_nothing_suits(pool)
         chosen = self._choose(pool, trainer.global_step)

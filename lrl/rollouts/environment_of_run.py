@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Agent, Environment, Written
@@ -24,6 +24,7 @@ from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.system.config_errors import fault
 from lrl.system.foreign_code import START_TIMEOUT_S
+from lrl.system.remote_workers import RemotePool
 from lrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ class EnvironmentOfRun:
             "data.max_turn_tokens": self._max_turn_tokens,
         }
         """The settings on which episodes depend."""
+
+    @property
+    def remote(self) -> RemotePool[Any] | None:
+        """Where members that play episodes join; None if lrl does not start the agents."""
+        return None if self._processes is None else self._processes.remote
 
     @property
     def prompt_part(self) -> PromptPart:

@@ -9,39 +9,30 @@ each with the whole machine. A step waits for all of its groups, then trains, an
 meanwhile.
 
 Generators start in `setup`, after model and data have loaded, so that an error in those comes
-before a server starts. They stop in `teardown`, which Lightning calls at every end that it
-survives; the supervisor covers the other ends.
+before a server starts. The run (`lrl.run`) ends in `teardown`, which Lightning calls at every end
+that it survives; the supervisor covers the other ends.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import secrets
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.checkpoints.newest_checkpoint import steps_done
-from lrl.checkpoints.run_folder import RunFolderLock, run_folder
+from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
-from lrl.generators.fleet import Fleet
-from lrl.generators.seeds import run_seed
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
-from lrl.members.registry import JoinSpec, Kind
 from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
-from lrl.members.run_members import RunMembers
+from lrl.strategies.generator_servers import seed_of, server_settings
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import above, at_least, fault, one_of
-from lrl.system.cpu_affinity import cores_of_generators, share_cores
-from lrl.system.remote_workers import RemotePool
+from lrl.system.cpu_affinity import share_cores
 from lrl.training.optimizers import check_optimizers
 from lrl.training.sharding import Sharding
 from lrl.weights import Machine, Transport, choose_transport
@@ -50,12 +41,13 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lrl.members.service import RegistryServer
+    from lrl.run import Run
 
 Placement = Literal["split", "shared"]
 
 
 class GeneratorDevices(GracefulShutdown):
-    """Mixin for a Lightning strategy: reserves devices for generators, and owns the generators.
+    """Mixin for a Lightning strategy: reserves devices for generators.
 
     Args:
         generator_devices: How many of the job's devices on each node generate, counted from the
@@ -125,18 +117,14 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
-        self.fleet: Fleet | None = None
-        self.members: RunMembers | None = None
-        """The members that other processes start."""
-        self.transport: type[Transport] | None = None
         self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(RUN_TOKEN))
         """Whether the user has given the run's token, and so knows it."""
         self.token = token_of_run()
         self.ranks = Ranks()
         """The trainer processes."""
-        self.claim = RunFolderLock()
-        """The lock on the run's folder, from the preflight checks to the end of the run."""
+        self.run: Run | None = None
+        """The run that this strategy trains, or the last one."""
         self._parallel_devices: list[torch.device] | None = None
         super().__init__(**kwargs)
 
@@ -169,6 +157,11 @@ class GeneratorDevices(GracefulShutdown):
     def check(self) -> None:
         """Notes faults of settings that only this strategy has; part of the checks before a run."""
 
+    def check_run(self) -> None:
+        """See `GracefulShutdown`."""
+        if self.run is not None:
+            self.run.check()
+
     def setup(self, trainer: L.Trainer) -> None:
         """Sets up training, then starts the generators and waits until they are ready."""
         super().setup(trainer)
@@ -176,8 +169,8 @@ class GeneratorDevices(GracefulShutdown):
             check_optimizers(trainer)
         if self.root_device.type != "cuda" and self.placement == "split" and self.generators_here:
             share_cores(ranks=len(self.parallel_devices or ()) or 1)
-        if trainer.is_global_zero and getattr(trainer, "datamodule", None) is not None:
-            self.start_generators(trainer)
+        if trainer.is_global_zero and self.run is not None:
+            self.run.start()
 
     @property
     def generators_here(self) -> int:
@@ -204,83 +197,6 @@ class GeneratorDevices(GracefulShutdown):
         """Whether a generator has the trainer's device, too."""
         return not self.generator_devices and self.generator_launcher is None
 
-    def start_generators(self, trainer: L.Trainer) -> None:
-        """Starts one vLLM server per group of `server.tensor_parallel_size` generator devices, or
-        the launcher."""
-        self.transport, placements = self.plan()
-        servers = self.make_servers(trainer, placements)
-        settings = self._settings(trainer)
-        fleet = self.fleet = self._make_fleet(servers, trainer.datamodule)  # type: ignore[attr-defined]
-        fleet.loop.interrupted = functools.partial(raise_if_stopped, trainer)
-        members = self.members = self._make_members(trainer, fleet, settings)
-
-        def stopped() -> None:
-            raise_if_stopped(trainer)
-            members.raise_if_all_failed()
-
-        server = members.open(
-            self._terms(trainer, settings, len(servers)), self.token, self.join_port
-        )
-        self.claim.keep()
-        self.start_on_other_nodes(server)
-        if self.generator_launcher is None:
-            usual = (
-                "one to two minutes on a GPU"
-                if self.gpus_of_each
-                else "10 to 30 seconds for a small model"
-            )
-            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
-        fleet.start(stopped)
-        members.admit(self.generators_of_other_nodes, stopped)
-
-    def _make_fleet(self, servers: list[Server], data: Any) -> Fleet:
-        threads = [server.settings.threads for server in servers]
-        return Fleet(
-            servers,
-            capacity=self.server_settings.max_num_seqs,
-            reserved=self.num_evaluation_generators,
-            heartbeat_s=self.heartbeat_s,
-            outage_timeout_s=self.generator_timeout_s,
-            cores=() if self.gpus_of_each else cores_of_generators(threads),
-            dispatch=data.dispatch,
-            migration=data.migration,
-        )
-
-    def _make_members(
-        self, trainer: L.Trainer, fleet: Fleet, settings: ServerSettings
-    ) -> RunMembers:
-        """Returns the members of a run."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        trains = trainer.state.fn == "fit"
-        launchers = {Kind.GENERATOR: self.generator_launcher}
-        pools: dict[Kind, RemotePool[Any]] = {}
-        if trains:  # the responses of an evaluation are scored on rank 0 alone
-            launchers[Kind.SCORER] = data.reward_launcher
-            pools[Kind.SCORER] = data.reward_pool.remote
-        if data.environment is not None:
-            launchers[Kind.ENVIRONMENT] = data.environment.launcher
-            if data.environment.external is None:
-                pools[Kind.ENVIRONMENT] = data.environment.pool.remote
-        wanted = {kind: launcher for kind, launcher in launchers.items() if launcher is not None}
-        return RunMembers(
-            fleet,
-            pools=pools,
-            launchers=wanted,
-            settings=settings,
-            folder=run_folder(trainer),
-        )
-
-    def stop_generators(self) -> None:
-        """Stops the run's generators and dismisses its members; idempotent."""
-        fleet, members = self.fleet, self.members
-        self.fleet = self.members = None
-        try:
-            if fleet is not None:
-                fleet.stop()
-        finally:
-            if members is not None:
-                members.close()
-
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the
         devices do not allow it."""
@@ -303,60 +219,26 @@ class GeneratorDevices(GracefulShutdown):
             raise ConfigError(why)
         return chosen
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
-        """Makes one server, not started, for each list of CUDA indices; their logs go to the run's
+    def make_servers(self, run: Run) -> list[Server]:
+        """Makes one server, not started, for each of `placements`; their logs go to the run's
         folder."""
-        policy: Any = trainer.lightning_module
-        folder, settings = run_folder(trainer), self._settings(trainer)
-        transport = self.transport
-        assert transport is not None, "chosen before the servers are made"
+        transport, placements = self.plan()
         return [
             Server(
-                policy.policy_folder,
-                settings,
+                run.policy.policy_folder,
+                server_settings(run),
                 backend=transport.backend,
                 devices=devices,
-                folder=folder,
+                folder=run_folder(run.trainer),
                 number=number,
                 run_id=self.run_id,
                 token=self.token,
                 transport_environment=transport.server_environment(number, os.environ),
                 middleware=transport.middleware,
-                seed=_seed(trainer),
+                seed=seed_of(run),
             )
             for number, devices in enumerate(placements)
         ]
-
-    def _settings(self, trainer: L.Trainer) -> ServerSettings:
-        """Returns the servers' settings, completed from policy and data: no two settings have to
-        agree."""
-        configured: Any = self.server_settings
-        policy: Any = trainer.lightning_module
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        has_all_cores = self.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
-        return replace(
-            configured,
-            max_model_len=configured.max_model_len or data.max_model_tokens,
-            threads=configured.threads or (os.cpu_count() if has_all_cores else None),
-            dtype=policy.dtype_name if configured.dtype == "auto" else configured.dtype,
-        )
-
-    def _terms(self, trainer: L.Trainer, settings: ServerSettings, generators: int) -> JoinSpec:
-        """Returns the properties that a joining generator must share with the run's own."""
-        policy: Any = trainer.lightning_module
-        model, transport = policy.policy_folder, self.transport
-        assert transport is not None, "chosen before"
-        return JoinSpec(
-            model=os.path.abspath(model) if os.path.exists(model) else model,
-            settings=asdict(settings),
-            transport=transport.backend,
-            run_id=self.run_id,
-            on_cpu=self.root_device.type != "cuda",
-            generators=generators,
-            seed=_seed(trainer),
-            environment=transport.common_environment(os.environ),
-            serves_model=os.path.isdir(model),
-        )
 
     def placements(self) -> list[list[int]]:
         """Returns the CUDA indices of each generator of this node; an empty list is a generator on
@@ -396,29 +278,13 @@ class GeneratorDevices(GracefulShutdown):
         gc.freeze()
 
     def teardown(self) -> None:
-        """Stops the generators, then tears down the base strategy."""
+        """Ends the run, then tears down the base strategy."""
         gc.unfreeze()
-        self.stop_generators()
-        super().teardown()
-        if self.attached_trainer is not None and self.attached_trainer.interrupted:
-            self.claim.discard()
-        self.claim.release()
-
-
-def _seed(trainer: L.Trainer) -> int:
-    """Returns the seed of the generators (`lrl.generators.seeds.run_seed`)."""
-    checkpoint = trainer.datamodule.resumes_from  # type: ignore[attr-defined]
-    saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
-    return run_seed(max(trainer.global_step, saved_steps))
-
-
-def raise_if_stopped(trainer: L.Trainer) -> None:
-    """Raises SIGTERMException if a signal has requested the run's end.
-
-    Not if an error ends it already: that would break off the saving of the last checkpoint.
-    """
-    if isinstance(trainer.strategy, GracefulShutdown) and not trainer.interrupted:
-        trainer.strategy.signals.check()
+        try:
+            if self.run is not None:
+                self.run.end()
+        finally:
+            super().teardown()
 
 
 def check_launcher(

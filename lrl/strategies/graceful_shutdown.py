@@ -46,9 +46,14 @@ class GracefulShutdown(Strategy):
         self._checkpoint_io = io
 
     def setup_environment(self) -> None:
-        """Installs the signal handlers; this is the first hook of a run."""
+        """Installs the signal handlers and checks the run, before ranks meet; this is the first
+        hook of a run."""
         self.signals.listen(requeue_signal(self.attached_trainer))
+        self.check_run()
         super().setup_environment()
+
+    def check_run(self) -> None:
+        """Checks the run before anything starts."""
 
     def on_train_start(self) -> None:
         """Defers signals from the first step on, until the trainer checks for them."""

@@ -38,10 +38,9 @@ class SampledProof:
         if self.made or fresh_tokens < ENOUGH_TOKENS:
             return
         strategy = trainer.strategy
-        sync = getattr(getattr(trainer, "datamodule", None), "weight_sync", None)  # rank 0's
-        allowed = strategy.broadcast(
-            None if sync is None else sync.sampled_tolerance(trainer, policy)
-        )
+        run = getattr(getattr(trainer, "datamodule", None), "run", None)
+        sync = None if run is None else run.weight_sync  # rank 0's
+        allowed = strategy.broadcast(None if sync is None else sync.sampled_tolerance(run))
         if allowed is not None:
             options = getattr(getattr(strategy, "server_settings", None), "extra_args", {})
             check_sampled(metrics, allowed, options, trainer.global_step)

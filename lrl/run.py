@@ -1,0 +1,365 @@
+"""A run: what it owns, and its loop.
+
+Lightning calls hooks. What users set up (the policy, the data module, the strategy and the
+callbacks) passes them on to the run, in this order:
+
+    check()       strategy.setup_environment    before anything starts
+    prepare()     data.setup                    loads the prompts; workers start
+    start()       strategy.setup                generators start, members join
+    begin()       WeightSync.on_train_start     the first sync: proves the generators, admits prompts
+    next_step()   the loader of the data        a stream of micro-batches, packed as groups finish
+      (the policy's training_step adds up their gradients and does one optimizer step)
+    sync()        WeightSync.on_train_batch_end    generators get the new version; admits prompts
+    evaluate()    Evaluation                    on spare slots, beside the next steps
+    end()         strategy.teardown             whatever it has started has ended, after errors too
+
+Each rank has a run; the one of rank 0 owns the generators, the workers and the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lrl import preflight
+from lrl.callbacks.base import find, find_all
+from lrl.callbacks.weight_sync import WeightSync
+from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
+from lrl.datamodule import RolloutDataModule
+from lrl.evaluation import answer
+from lrl.generators.fleet import Fleet
+from lrl.generators.pool import GeneratorPool
+from lrl.members.run_members import RunMembers
+from lrl.policy import PolicyModule
+from lrl.rewards import RewardPool
+from lrl.rollouts.controller import score
+from lrl.rollouts.controller_calls import ControllerCalls
+from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.stream import RankStream, StepStream
+from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
+from lrl.system.stopwatch import Stopwatch
+from lrl.types import Group, Sampling, Step
+from lrl.weights.syncs import Syncs
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
+
+NO_GENERATORS = "There are no generators: only rank 0 has them, while a run lasts."
+
+
+class Run:
+    """One `trainer.fit` or `trainer.validate`, from its checks to its end.
+
+    Raises:
+        ConfigError: The strategy is not one of lrl's.
+    """
+
+    def __init__(self, trainer: L.Trainer, policy: PolicyModule, data: RolloutDataModule) -> None:
+        preflight.check_strategy(trainer)
+        assert isinstance(trainer.strategy, GeneratorDevices)
+        self.trainer = trainer
+        self.policy = policy
+        self.data = data
+        self.strategy = trainer.strategy
+        self.stopwatch = Stopwatch()
+        """What the trainer does (`lrl.system.stopwatch.TRAINER`)."""
+        self.claim = RunFolderLock()
+        """The lock on the run's folder, from the checks to the end."""
+        self.version = -1
+        """The version in the generators."""
+        self.newest = -1
+        """The version in the generators, or on its way."""
+        self.pause_seconds = 0.0
+        """Seconds without writing in the last finished sync."""
+        self.first_version = 0
+        """The version with which this run began; above 0 if it resumes."""
+        self._step: StepStream | None = None
+        self.members: RunMembers | None = None
+        self._fleet: Fleet | None = None
+        self._syncs: Syncs | None = None
+        self._calls: ControllerCalls | None = None
+        self.strategy.run = data.run = self
+
+    # ---- the loop
+
+    def check(self) -> None:
+        """Checks settings, prompts, model and memory, and claims the run's folder.
+
+        Raises:
+            ConfigError: The first fault.
+        """
+        if not self.leads:
+            return
+        preflight.check_run(self)
+        self.claim.acquire_for(self.trainer)
+        resumed = self.data.resumes_from if self.trains else None
+        continue_logs(self.trainer, -1 if resumed is None else steps_done(Path(resumed)))
+
+    def prepare(self) -> None:
+        """Loads the prompts and starts the workers; an error of theirs comes before any server."""
+        if not self.leads:
+            return
+        data, first = self.data, None
+        if self.trains:
+            data.load(data.prompts)
+            first = next(iter(data.prompts))
+            data.reward_pool.start(first)
+            if data.length_predictor is not None:
+                data.length_predictor.ranker.start()
+        if data.environment is not None:
+            server = self.strategy.server_settings
+            data.environment.start(data.policy_text, first, server.tool_parser is not None)
+            if (agents := data.environment.external) is not None:
+                rank_zero_info(agents.listen(server.endpoint, run_folder(self.trainer)))
+
+    def start(self) -> None:
+        """Starts the generators, and waits until they and the requested members are there.
+
+        Raises:
+            ServerError: A server has not started, or no member of a launcher has joined in time.
+        """
+        strategy = self.strategy
+        servers = strategy.make_servers(self)
+        self._fleet = fleet = make_fleet(self, servers)
+        fleet.loop.interrupted = self.raise_if_stopped
+        self.members = members = make_members(self, fleet)
+        registry = members.open(
+            join_spec(self, generators=len(servers)), strategy.token, strategy.join_port
+        )
+        self.claim.keep()
+        strategy.start_on_other_nodes(registry)
+        if servers:
+            usual = (
+                "one to two minutes on a GPU"
+                if strategy.gpus_of_each
+                else "10 to 30 seconds for a small model"
+            )
+            rank_zero_info(f"Starting {len(servers)} vLLM generator(s): {usual}.")
+
+        def raise_if_hopeless() -> None:
+            self.raise_if_stopped()
+            members.raise_if_all_failed()
+
+        fleet.start(raise_if_hopeless)
+        members.admit(strategy.generators_of_other_nodes, raise_if_hopeless)
+        assert self.weight_sync is not None, "every run has one (`default_callbacks`)"
+        self._syncs = self.weight_sync.make_syncs(self)
+
+    def begin(self) -> None:
+        """Gives the generators the first version, proves them and admits the first prompts."""
+        self.first_version = self.trainer.global_step
+        self._calls = self.data.make_calls(self)
+        self.sync()
+
+    def next_step(self) -> Step:
+        """Returns the next optimizer step: a lazy stream of micro-batches."""
+        if not self.leads:
+            return RankStream(self.policy)
+        data, step = self.data, self.trainer.global_step
+        self._step = StepStream(
+            step,
+            data.pacing.groups_in(step),
+            source=self.calls,
+            policy=self.policy,
+            learners=data.learners,
+            packer=data.make_packer(step, self.policy),
+            stopwatch=self.stopwatch,
+            gather=self.strategy.placement == "shared",
+            replayed=data.replay.draw(step) if data.replay else (),
+        )
+        return self._step
+
+    def sync(self) -> None:
+        """Gives the policy's weights to the generators that write rollouts, and admits the prompts
+        that may start under the new version.
+
+        The trainer goes on as soon as the weights are copied, unless it has nothing else to do
+        (`max_lag` 0) or no generator has served yet.
+        """
+        version, pool = self.trainer.global_step, self.fleet.rollouts
+        self.newest = version
+
+        def on_synced() -> None:
+            self.version = version
+            self.pause_seconds = self.syncs.pools[pool].pause_seconds
+            if self.trainer.training:
+                self.calls.new_version(version)
+
+        beside_the_step = self.trainer.training and pool.has_served and self.data.max_lag > 0
+        self.syncs.sync(
+            pool,
+            version,
+            on_synced,
+            training=self.trainer.training,
+            in_background=beside_the_step,
+        )
+
+    def poll(self) -> None:
+        """Syncs generators that were replaced or missed a sync; a waiting trainer calls it a few
+        times a second.
+
+        Raises:
+            SIGTERMException: The run was stopped.
+            NoGenerators: None has served for longer than `strategy.generator_timeout_s`.
+        """
+        self.raise_if_stopped()
+        fleet = self.fleet
+        for pool in fleet.pools:
+            fleet.outage_limit.check_outage(pool)
+        if fleet.rollouts.pending or self.syncs.pools[fleet.rollouts].has_stale:
+            self.sync()
+        if fleet.evaluation is not None and fleet.evaluation.pending:
+            self._sync_evaluation(fleet.evaluation)
+
+    def _sync_evaluation(self, pool: GeneratorPool) -> None:
+        training = self.trainer.training
+        self.syncs.sync(pool, self.trainer.global_step, training=training)
+
+    def evaluate(
+        self,
+        prompts: Prompts,
+        sampling: Sampling,
+        rewards: RewardPool,
+        *,
+        slots: int | None = None,
+        done: Callable[[], Any] = lambda: None,
+    ) -> tuple[int, Future[list[Group]]]:
+        """Begins to answer and score `prompts`, a group each.
+
+        Args:
+            prompts: The problems.
+            sampling: Settings of a request.
+            rewards: Scores the responses.
+            slots: Responses asked for at once, in slots that rollouts leave free; None asks for as
+                many as the generators write, which have nothing else to do.
+            done: Called after each problem.
+
+        Returns:
+            The version of the generators at the beginning, and the groups.
+        """
+        fleet, data = self.fleet, self.data
+        pool, version, spare = fleet.rollouts, self.newest, slots is not None
+        if fleet.evaluation is not None and self.trainer.training:
+            pool, version, spare = fleet.evaluation, self.trainer.global_step, False
+            self._sync_evaluation(pool)
+        generate = pool.generate_spare if spare else pool.generate
+        if (episodes := data.episodes(pool, spare=spare)) is not None:
+            generate = episodes.generate
+        last_turn = data.judges_last_turn
+        groups = answer(
+            prompts,
+            sampling,
+            generate,
+            partial(score, decode=data.decode, rewards=rewards, judges_last_turn=last_turn),
+            at_once=slots if spare and slots is not None else pool.capacity,
+            deadline_s=data.rollout_timeout_s,
+            done=done,
+        )
+        return version, fleet.loop.submit(groups)
+
+    def end(self) -> None:
+        """Ends all that the run has started, whatever has happened; idempotent."""
+        fleet, members, syncs = self._fleet, self.members, self._syncs
+        self._fleet = self.members = self._syncs = self.strategy.run = None
+        with ExitStack() as ends:  # the last one first, and each one also after another's error
+            ends.callback(self._release_folder)
+            ends.callback(self.data.end_workers)
+            if members is not None:
+                ends.callback(members.close)
+            if fleet is not None:
+                ends.callback(fleet.stop)
+            if syncs is not None:
+                ends.callback(syncs.close)
+                ends.callback(syncs.interrupt)
+
+    def _release_folder(self) -> None:
+        if self.trainer.interrupted:
+            self.claim.discard()
+        self.claim.release()
+
+    # ---- its parts, on rank 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.trainer.is_global_zero
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is a `fit`."""
+        return self.trainer.state.fn == "fit"
+
+    @property
+    def weight_sync(self) -> WeightSync | None:
+        """The settings of the syncs; None on the other ranks."""
+        return find(self.trainer, WeightSync)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The generators; rank 0 has them from `start` to `end`."""
+        if self._fleet is None:
+            raise RuntimeError(NO_GENERATORS)
+        return self._fleet
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        """What `trainer.validate` runs."""
+        from lrl.callbacks.evaluation import Evaluation  # here: many runs have none
+
+        return find_all(self.trainer, Evaluation)
+
+    @property
+    def step_stream(self) -> StepStream:
+        """The step that trains now, or the last one; callbacks read its groups and counts."""
+        assert self._step is not None, "training has begun"
+        return self._step
+
+    @property
+    def calls(self) -> ControllerCalls:
+        """The controller, for the trainer's thread; rank 0 has it once training begins."""
+        if self._calls is None:
+            raise RuntimeError("There is no controller: training has not begun.")
+        return self._calls
+
+    @property
+    def syncs(self) -> Syncs:
+        """The syncs of the generators; rank 0 has them from `start` to `end`."""
+        if self._syncs is None:
+            raise RuntimeError(NO_GENERATORS)
+        return self._syncs
+
+    # ---- signals and checkpoints
+
+    def raise_if_stopped(self) -> None:
+        """Raises SIGTERMException if a signal has requested the run's end.
+
+        Not if an error ends it already: that would break off the saving of the last checkpoint.
+        """
+        if not self.trainer.interrupted:
+            self.strategy.signals.check()
+
+    def settle(self) -> None:
+        """Waits until every token written so far is verified and here: a checkpoint has no
+        other. After an error unverified ones are cut at once."""
+        if self._fleet is None or self._syncs is None:
+            return
+        if self.trainer.interrupted:
+            self._syncs.interrupt()
+        else:
+            self._syncs.wait_until_verified(self._fleet.rollouts)
+        self._fleet.call(self._fleet.rollouts.flush(), "fetching the tokens on their way")
+
+    def controller_state(self) -> dict[str, Any] | None:
+        """Returns the controller's state after the steps done; None before there is one."""
+        if self._calls is None:
+            return None
+        return self._calls.state_dict(self.trainer.global_step)

@@ -1,0 +1,101 @@
+"""What the generators of a run are made of: servers on the strategy's devices, with settings that
+policy and data complete, and the terms on which others join."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lrl.checkpoints.newest_checkpoint import steps_done
+from lrl.checkpoints.run_folder import run_folder
+from lrl.generators.fleet import Fleet
+from lrl.generators.seeds import run_seed
+from lrl.generators.server import Server
+from lrl.generators.settings import ServerSettings
+from lrl.members.registry import JoinSpec, Kind
+from lrl.members.run_members import RunMembers
+from lrl.system.cpu_affinity import cores_of_generators
+from lrl.system.remote_workers import RemotePool
+
+if TYPE_CHECKING:
+    from lrl.run import Run
+
+
+def server_settings(run: Run) -> ServerSettings:
+    """Returns the settings of the servers, completed from policy and data: no two settings have to
+    agree."""
+    given = run.strategy.server_settings
+    has_all_cores = run.strategy.placement == "shared" and "OMP_NUM_THREADS" not in os.environ
+    return replace(
+        given,
+        max_model_len=given.max_model_len or run.data.max_model_tokens,
+        threads=given.threads or (os.cpu_count() if has_all_cores else None),
+        dtype=run.policy.dtype_name if given.dtype == "auto" else given.dtype,
+    )
+
+
+def make_fleet(run: Run, servers: list[Server]) -> Fleet:
+    """Makes the fleet of these servers, which starts them."""
+    strategy = run.strategy
+    threads = [server.settings.threads for server in servers]
+    return Fleet(
+        servers,
+        capacity=strategy.server_settings.max_num_seqs,
+        reserved=strategy.num_evaluation_generators,
+        heartbeat_s=strategy.heartbeat_s,
+        outage_timeout_s=strategy.generator_timeout_s,
+        cores=() if strategy.gpus_of_each else cores_of_generators(threads),
+        dispatch=run.data.dispatch,
+        migration=run.data.migration,
+    )
+
+
+def make_members(run: Run, fleet: Fleet) -> RunMembers:
+    """Makes the members of a run that other processes start."""
+    data = run.data
+    launchers = {Kind.GENERATOR: run.strategy.generator_launcher}
+    pools: dict[Kind, RemotePool[Any]] = {}
+    if run.trains:  # the responses of an evaluation are scored on rank 0 alone
+        launchers[Kind.SCORER] = data.reward_launcher
+        pools[Kind.SCORER] = data.reward_pool.remote
+    if data.environment is not None:
+        launchers[Kind.ENVIRONMENT] = data.environment.launcher
+        if (remote := data.environment.remote) is not None:
+            pools[Kind.ENVIRONMENT] = remote
+    return RunMembers(
+        fleet,
+        pools=pools,
+        launchers={kind: one for kind, one in launchers.items() if one is not None},
+        settings=server_settings(run),
+        folder=run_folder(run.trainer),
+    )
+
+
+def join_spec(run: Run, generators: int) -> JoinSpec:
+    """Returns the properties that a joining generator must share with the run's own.
+
+    Args:
+        run: The run.
+        generators: How many of its own it starts.
+    """
+    model, transport = run.policy.policy_folder, run.strategy.choose_transport()
+    return JoinSpec(
+        model=os.path.abspath(model) if os.path.exists(model) else model,
+        settings=asdict(server_settings(run)),
+        transport=transport.backend,
+        run_id=run.strategy.run_id,
+        on_cpu=run.strategy.root_device.type != "cuda",
+        generators=generators,
+        seed=seed_of(run),
+        environment=transport.common_environment(os.environ),
+        serves_model=os.path.isdir(model),
+    )
+
+
+def seed_of(run: Run) -> int:
+    """Returns the seed of the generators (`lrl.generators.seeds.run_seed`)."""
+    checkpoint = run.data.resumes_from
+    saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))
+    return run_seed(max(run.trainer.global_step, saved_steps))

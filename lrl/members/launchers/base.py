@@ -23,24 +23,22 @@ BIN = Path(sys.executable).parent
 class Job:
     """A process that a launcher has started here: `lrl join`, or what starts it elsewhere.
 
+    SIGTERM ends it with the thread that has started it.
+
     Args:
         words: Its command.
         environment: Its variables.
-        log_path: Where its output goes; None for that of this process.
-        by: The signal that ends it with the thread that has started it.
+        log_path: Where its output goes.
     """
 
     def __init__(
-        self,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        log_path: Path | None,
-        by: signal.Signals,
+        self, words: Sequence[str], environment: Mapping[str, str], log_path: Path
     ) -> None:
         self.log_path = log_path
-        with contextlib.nullcontext() if log_path is None else log_path.open("ab") as output:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as output:
             self._process = subprocess.Popen(
-                bound_to_this_process(words, by),
+                bound_to_this_process(words, signal.SIGTERM),
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -69,8 +67,6 @@ class Job:
 
     def tail(self) -> str:
         """Returns the end of its output, for an error."""
-        if self.log_path is None:
-            return "Its own words are above."
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
@@ -152,35 +148,6 @@ class Given(Launcher):
     starts = False
 
 
-class Local(Launcher):
-    """Starts one on each group of this machine's generator devices. It ends with the thread that has
-    started it.
-
-    The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
-    the fleet's.
-
-    Args:
-        placements: CUDA indices of each job; empty for one on a CPU.
-    """
-
-    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
-        super().__init__(len(placements))
-        self.placements = placements
-
-    def devices(self, index: int) -> Sequence[int]:
-        return self.placements[index]
-
-    def start(
-        self,
-        name: str,
-        index: int,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-    ) -> Job:
-        return Job([str(BIN / "lrl"), *words], environment, None, by=signal.SIGKILL)
-
-
 class Command(Launcher):
     """Starts each job by a command, which it ends by SIGTERM.
 
@@ -237,12 +204,31 @@ class Command(Launcher):
         if (found := shutil.which(program, path=path)) is None:
             raise FileNotFoundError(f"there is no {program} on the path")
         log = folder / f"{Path(program).name}-{name}.log"
-        return Job([found, *own], {**environment, "PATH": path}, log, by=signal.SIGTERM)
+        return Job([found, *own], {**environment, "PATH": path}, log)
 
 
 def search_path() -> str:
     """Returns the PATH of commands: `lrl` is this Python's."""
     return f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+class Local(Command):
+    """Starts one on each group of this machine's generator devices.
+
+    The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
+    the fleet's.
+
+    Args:
+        placements: CUDA indices of each job; empty for one on a CPU.
+    """
+
+    def __init__(self, placements: Sequence[Sequence[int]]) -> None:
+        super().__init__(len(placements), "{join}")
+        self.placements = placements
+
+    def devices(self, index: int) -> Sequence[int]:
+        """See `Launcher.devices`."""
+        return self.placements[index]
 
 
 class Slurm(Command):

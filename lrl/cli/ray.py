@@ -44,6 +44,8 @@ TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
 """Beginnings of the variables that the command gets from here. The others are its node's own."""
 REACH_S = 10.0
 """Seconds for a connection to the port of the cluster's head."""
+START_S = 120.0
+"""Longest wait for the start of Ray's processes on nodes that are there, and of the command's."""
 SAY_AFTER_S = 10.0
 """When a wait for nodes is reported."""
 FAILED_S = 30.0
@@ -298,7 +300,7 @@ def start(group: PlacementGroup, words: Sequence[str], asked: Request) -> list[N
         .remote()
         for number in range(asked.nodes)
     ]
-    places = ray.get([actor.place.remote() for actor in actors])
+    places = ray.get([actor.place.remote() for actor in actors], timeout=START_S)
     variables = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
     variables |= {
         "PYTHONUNBUFFERED": "1",
@@ -314,7 +316,7 @@ def start(group: PlacementGroup, words: Sequence[str], asked: Request) -> list[N
         name = f"node {number} ({host}, {address})"
         nodes.append(Node(name, actor, prefix=f"[node {number}] " if several else ""))
     say("; ".join(node.name for node in nodes))
-    ray.get(starts)
+    ray.get(starts, timeout=START_S)
     return nodes
 
 

@@ -28,7 +28,7 @@ def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -
     strategy: GeneratorDevices = trainer.strategy
     strategy.plan()
     if strategy.generator_launcher is not None:
-        strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
+        strategy.generator_launcher.prepare(strategy.gpus_of_each)
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)
@@ -117,7 +117,7 @@ def _check_launcher(
         )
     if not launcher.starts and not strategy.has_given_token:
         fault_without_token(f"{setting} is {kind}", members)
-    launcher.prepare(0, strategy.server_settings.host, setting)
+    launcher.prepare(0, setting)
 
 
 def check_callbacks(trainer: Any, data: RolloutDataModule) -> None:

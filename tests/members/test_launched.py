@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,13 +38,6 @@ from tests.members.test_join import Scripted
 from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 RUN_ID = spec_of().run_id
-SRUN = f"""#!{sys.executable}
-import os, sys
-words = sys.argv[1:]
-while words[0].startswith("--"):
-    print("srun", words.pop(0), flush=True)
-os.execvp(words[0], words)
-"""
 mark = pytest.fixture(nothing_left)
 
 
@@ -178,7 +170,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
-    one.prepare(2, "127.0.0.1")
+    one.prepare(2)
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 
@@ -419,14 +411,11 @@ def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
 def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generator is a small program, srun a stand-in; the scorer is a real one."""
+    """The generator is a small program; the scorer is a real one."""
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
-    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
+    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
     data = SimpleNamespace(
         reward_pool=pool,
         end_workers=pool.close,
@@ -456,7 +445,5 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
         scorer.name: 2
     }
-    said = (tmp_path / "srun-scorer-0.log").read_text()
-    assert "--job-name=lrl-scorer-0" in said and said.endswith(
-        "scorer 0: the run has ended, and so does it.\n"
-    )
+    said = (tmp_path / "env-scorer-0.log").read_text()
+    assert said.endswith("scorer 0: the run has ended, and so does it.\n")

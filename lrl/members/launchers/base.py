@@ -95,12 +95,11 @@ class Launcher:
         at_least(1, type(self).__name__, jobs=jobs)
         self.jobs = jobs
 
-    def prepare(self, gpus: int, host: str, setting: str = setting) -> None:
+    def prepare(self, gpus: int, setting: str = setting) -> None:
         """Raises ConfigError if it cannot work here; called before anything starts.
 
         Args:
             gpus: GPUs of each job; 0 for none.
-            host: The address at which the run listens.
             setting: The setting that it is the value of.
         """
         self.gpus = gpus
@@ -177,9 +176,9 @@ class Command(Launcher):
         """Returns the command line, with its places."""
         return self.command
 
-    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+    def prepare(self, gpus: int, setting: str = Launcher.setting) -> None:
         """See `Launcher.prepare`."""
-        super().prepare(gpus, host, setting)
+        super().prepare(gpus, setting)
         if shutil.which(program := shlex.split(self.line())[0], path=search_path()) is None:
             raise ConfigError(
                 f"{setting} is {type(self).__name__}, and there is no {program} on the path: start "

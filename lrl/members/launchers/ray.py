@@ -43,9 +43,9 @@ class Ray(Command):
         self.resources = resources or {}
         self.cores = max(1, int(cpus))
 
-    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
+    def prepare(self, gpus: int, setting: str = Launcher.setting) -> None:
         """See `Launcher.prepare`."""
-        super().prepare(gpus, host, setting)
+        super().prepare(gpus, setting)
         if find_spec("ray") is None:
             raise ConfigError(
                 f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray]."

@@ -352,7 +352,7 @@ def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
         ),
         (
             Ray(1, cpus=4, resources={"h100": 1}),
-            "lrl ray --gpus 2 --cpus 4 --resources '{\"h100\": 1}' --address auto {join}",
+            "lrl ray --gpus 2 --cpus 4 --resources '{\"h100\": 1}' --address auto",
         ),
     ],
 )

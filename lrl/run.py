@@ -13,7 +13,10 @@ callbacks) passes them on to the run, in this order:
     evaluate()    Evaluation                    on spare slots, beside the next steps
     end()         strategy.teardown             whatever it has started has ended, after errors too
 
-Each rank has a run; the one of rank 0 owns the generators, the workers and the controller.
+Each rank has a run; the one of rank 0 owns the generators, the workers and the controller. Groups
+are admitted and handed out in `lrl.rollouts.controller` and its ledger, requests get their slots in
+`lrl.generators.pool`, `lrl.generators.fleet` replaces generators, and one sync is in
+`lrl.weights.sync`.
 """
 
 from __future__ import annotations
@@ -182,15 +185,16 @@ class Run:
         """Gives the policy's weights to the generators that write rollouts, and admits the prompts
         that may start under the new version.
 
-        The trainer goes on as soon as the weights are copied, unless it has nothing else to do
+        The trainer continues as soon as the weights are copied, unless it has nothing else to do
         (`max_lag` 0) or no generator has served yet.
         """
         version, pool = self.trainer.global_step, self.fleet.rollouts
+        sync = self.syncs.pools[pool]
         self.newest = version
 
         def on_synced() -> None:
             self.version = version
-            self.pause_seconds = self.syncs.pools[pool].pause_seconds
+            self.pause_seconds = sync.pause_seconds
             if self.trainer.training:
                 self.calls.new_version(version)
 

@@ -32,8 +32,7 @@
     ├── WorkerLost (RuntimeError)              a worker has ended through no fault of what it was asked
     │   └── WorkersClosed                      the run has not started its workers, or has ended them
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
-    ├── ExportError (OSError)                  the trained policy cannot be written anywhere
-    └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
+    └── ExportError (OSError)                  the trained policy cannot be written anywhere
 
 In brackets is the built-in error that it is, too. An error whose `shown_alone` is true needs no
 traceback: a script that it ends shows its message alone (`lrl.system.config_errors`). Errors that
@@ -237,8 +236,3 @@ class ExportError(LrlError, OSError):
     """A trained policy that no folder could take; the message has the folders and the remedy."""
 
     shown_alone = True
-
-
-class RayRunError(LrlError, RuntimeError):
-    """The run cannot be placed or started; the message names the missing resource and the
-    remedy."""

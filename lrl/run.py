@@ -277,8 +277,6 @@ class Run:
         with ExitStack() as ends:  # the last one first, and each one also after another's error
             ends.callback(self._release_folder)
             ends.callback(self.data.end_workers)
-            if (launcher := self.strategy.generator_launcher) is not None:
-                ends.callback(launcher.close)
             if members is not None:
                 ends.callback(members.close)
             if fleet is not None:

@@ -20,7 +20,6 @@ PRIVATE = {
     "Refusal",
     "RequestError",
     "RunEnded",
-    "Stopped",
     "TooLargeError",
 }
 """Errors that never leave the room that raises them."""

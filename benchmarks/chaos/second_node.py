@@ -169,7 +169,7 @@ class SecondTrainer(Beside):
 class RayGenerators(Beside):
     """A Ray cluster with its head here: one generator on each node."""
 
-    launcher = json.dumps({"address": ADDRESS, "placement_group": "STRICT_SPREAD"})
+    launcher = json.dumps({"address": ADDRESS})
 
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster

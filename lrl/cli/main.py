@@ -21,7 +21,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   init       begin a run of your own:     lrl init my_run
   fit        train a policy:              lrl fit --config quickstart
   validate   evaluate without training:   lrl validate --config gsm8k --model.model FOLDER
-  ray        train on nodes of Ray:       lrl ray --nodes 2 fit --config RECIPE
+  ray        train on nodes of Ray:       lrl ray --nodes 2 --gpus 8 fit --config RECIPE
   chat       ask an exported policy:      lrl chat FOLDER "47+38="
   export     a checkpoint as a policy:    lrl export CHECKPOINT FOLDER
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0

@@ -1,27 +1,89 @@
-"""`lrl ray`: runs fit or validate on several nodes of a Ray cluster, by one command on one of them.
+"""`lrl ray`: runs a command of lrl on nodes of a Ray cluster, as srun does on those of SLURM.
 
-The settings are read here first, so a misspelled one is reported before anything is placed, and
-what follows from them need not be given a second time. `ray job submit` can stand before the
-command, and not in its place: it places no nodes, kills what it runs 3 s after `ray job stop`, and
-its exit status is 1 whatever the run's was (Ray 2.60).
+`lrl ray --nodes 2 --gpus 8 fit ...` trains; `lrl.members.launchers.Ray` starts each member so. A
+placement group reserves the nodes. On each, an actor starts the command under a guard
+(`lrl.cli.ray_guard`), with torchrun's variables for the ranks of several nodes.
+
+`ray job submit` can stand before the command, and not in its place: it places no nodes, kills what
+it runs 3 s after `ray job stop`, and its exit status is 1 whatever the run's was. Nor does Ray
+Train's integration of Lightning: it kills the ranks before they can save, and their devices are
+theirs alone, without some for generators. What a node prints is read from it, since Ray's own
+forwarding loses the last lines of a run in one of three cases (Ray 2.60).
 """
 
+import logging
+import os
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
-from dataclasses import replace
-from importlib.util import find_spec
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import ray
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+from ray.exceptions import ActorUnavailableError, RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from lrl.cli.parsing import from_the_root
-from lrl.cli.ray_request import RayRequest
-from lrl.cli.recipes import with_recipe_paths
-from lrl.errors import RayRunError
-from lrl.system.quick_imports import quick_imports
+from lrl.system.processes import bound_to_this_process
 
-VERBS = ("fit", "validate")
-EXAMPLE = "lrl ray --nodes 2 fit --config own.yaml"
+TRAINS = ("fit", "validate")
+EXAMPLE = "lrl ray --nodes 2 --gpus 8 fit --config own.yaml"
+TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
+"""Beginnings of the variables that the command gets from here. The others are its node's own."""
+REACH_S = 10.0
+"""Seconds for a connection to the port of the cluster's head."""
+START_S = 120.0
+"""Longest wait for the start of Ray's processes on nodes that are there, and of the command's."""
+SAY_AFTER_S = 10.0
+"""When a wait for nodes is reported."""
+FAILED_S = 30.0
+"""When a node has failed, the others have so long to end by themselves; then they are asked to."""
+POLL_S = 0.2
+READ_S = 1.0
+"""Longest wait of a call for something to read; other calls wait behind it."""
+PLACING_S = 20.0
+"""Longest wait for the end of Ray's placing, which takes milliseconds."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command wants from Ray.
+
+    Args:
+        gpus: GPUs of each node (for fit trainer.devices; 0 on a CPU).
+        nodes: Nodes; sets trainer.num_nodes.
+        cpus: CPU cores of each, as Ray counts them.
+        resources: Ray's own resources of each, such as '{"h100": 1}'.
+        address: The cluster's, host:port; auto is the one of this machine.
+        wait_s: Longest wait for the nodes, in seconds.
+        grace_s: Longest wait for a command that saves and ends, in seconds.
+    """
+
+    gpus: NonNegativeInt
+    nodes: PositiveInt = 1
+    cpus: PositiveFloat = 1.0
+    resources: dict[str, float] = field(default_factory=dict)
+    address: str = "auto"
+    wait_s: PositiveFloat = 1800.0
+    grace_s: PositiveFloat = 600.0
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        """The resources of each node."""
+        asked = {"CPU": self.cpus, "GPU": float(self.gpus), **self.resources}
+        return [{name: amount for name, amount in asked.items() if amount}] * self.nodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,96 +93,261 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lrl ray`.
 
     Returns:
-        Exit status: the run's; 2 if the command is wrong, 1 if the run cannot be placed or a node
+        Exit status: the command's; 2 if the words are wrong, 1 if it cannot be placed or a node
             is lost.
     """
     parser = ArgumentParser(
         prog="lrl ray",
-        usage=f"lrl ray --nodes N [...] fit --config RECIPE [...]\n\nAs in: {EXAMPLE}",
-        description="Train on several nodes of a Ray cluster: place one process on each, and print "
-        "what they print.",
+        usage=f"lrl ray --gpus N [...] fit --config RECIPE [...]\n\nAs in: {EXAMPLE}",
+        description="Run a command of lrl on nodes of a Ray cluster, and print what it prints.",
         allow_abbrev=False,
     )
-    parser.add_class_arguments(RayRequest)
+    parser.add_class_arguments(Request)
     words = list(sys.argv[1:] if argv is None else argv)
-    verb = next((number for number, word in enumerate(words) if word in VERBS), len(words))
-    before, own = parser.parse_args(words[:verb]), words[verb:]
-    if find_spec("ray") is None:
-        parser.error("the package ray is not installed: pip install 'lrl[ray]', here and on all.")
-    from lrl.cli.ray_run import run
-
+    verbs = (*TRAINS, "lrl")
+    at = next((number for number, word in enumerate(words) if word in verbs), len(words))
+    asked, own = Request(**vars(parser.parse_args(words[:at]))), words[at:]
     if not own:
         parser.error(f"there is no fit and no validate: {EXAMPLE}")
+    if own[0] in TRAINS:
+        own += ["--trainer.num_nodes", str(asked.nodes)]
     try:
-        asked = RayRequest(**vars(before))
-        settings = read_settings(with_recipe_paths(own))
-    except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
-    if wrong := contradiction(settings, asked.nodes):
-        parser.error(wrong)
-    if asked.gpus is None:
-        if (gpus := gpus_of_node(settings)) is None:
-            parser.error(
-                f"trainer.devices is {settings.devices!r}, which says only on the nodes how many "
-                "GPUs it means: give --gpus, the GPUs of each node (0 for none)."
-            )
-        asked = replace(asked, gpus=gpus)
-    try:
-        return run([*own, "--trainer.num_nodes", str(asked.nodes)], asked)
-    except RayRunError as error:
-        sys.stderr.write(f"lrl: error: {error}\n")
+        return run(own[own[0] == "lrl" :], asked)
+    except (OSError, RuntimeError, RayError) as error:
+        # Ray puts the cause into the last line, behind its traceback.
+        sys.stderr.write(f"lrl: error: {str(error).strip().splitlines()[-1]}\n")
         return 1
 
 
-def read_settings(words: Sequence[str]) -> Any:
-    """Returns the trainer's settings without building anything; a wrong one ends this process with
-    an error."""
-    from lrl.system.import_by_name import with_current_folder
+def run(words: Sequence[str], asked: Request) -> int:
+    """Runs `lrl` with these words on the nodes, and prints what they print; returns the exit
+    status.
 
-    with quick_imports():
-        from lrl.cli.lightning import LrlCLI
-
-    class Reading(LrlCLI):
-        """Reads alone."""
-
-        def _nothing(self, *_: Any) -> None:
-            return
-
-        _set_seed = instantiate_classes = _nothing
-        _run_subcommand = _nothing  # type: ignore[assignment]
-
-    with_current_folder()
-    before = sys.argv
-    sys.argv = [sys.argv[0], *from_the_root(words, words[0])]
+    Raises:
+        OSError: There is no cluster, or no place in it within `wait_s`.
+        RayError: A node cannot start the command; the last line of its text has the cause.
+    """
+    check_reachable(asked.address)
+    ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
+    received: list[int] = []
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ray's own handler would end this process
+        signal.signal(signum, lambda number, _: received.append(number))
+    group = placement_group(asked.bundles, strategy="STRICT_SPREAD")
     try:
-        return Reading().config[words[0]].trainer  # LightningCLI reads sys.argv
+        wait_for_place(group, asked, received)
+        return 128 + received[0] if received else follow(start(group, words, asked), received)
     finally:
-        sys.argv = before
+        remove(group)  # and with it the actors
+        ray.shutdown()
 
 
-def contradiction(settings: Any, nodes: int) -> str:
-    """Returns why these settings cannot run on so many nodes; empty if they can."""
-    from lrl.strategies.several_ranks import SeveralRanks
-    from lrl.system.import_by_name import function
+def check_reachable(address: str) -> None:
+    """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its
+    own parts."""
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except OSError as error:
+        raise ConnectionError(f"no Ray cluster answers at --address {address}: {error}") from error
 
-    if settings.num_nodes not in (1, nodes):
-        return (
-            f"trainer.num_nodes is {settings.num_nodes} and --nodes is {nodes}: leave "
-            "trainer.num_nodes out."
+
+def wait_for_place(group: PlacementGroup, asked: Request, received: list[int]) -> None:
+    """Waits until Ray has reserved the nodes, or a signal has come; raises TimeoutError."""
+    begun, said = time.monotonic(), False
+    while not received and not group.wait(POLL_S):
+        waited = time.monotonic() - begun
+        nodes = "; ".join(named(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        why = (
+            f"after {waited:.0f} s Ray has no place for {asked.nodes} times "
+            f"{named(asked.bundles[0])}, each on a node of its own. The nodes have {nodes}, less "
+            "what others use."
         )
-    path = getattr(settings.strategy, "class_path", settings.strategy)
-    kind: Any = function(path) if "." in str(path) else object
-    if nodes > 1 and not issubclass(kind, SeveralRanks):
-        return (
-            f"trainer.strategy is {path}, which trains on one node, and --nodes is {nodes}: take "
-            "lrl.AsyncDDP or lrl.AsyncFSDP."
+        if waited > asked.wait_s:
+            raise TimeoutError(f"{why} Ask for less, add nodes, or raise --wait_s.")
+        if not said and waited > SAY_AFTER_S:
+            said = True
+            say(why)
+
+
+def named(resources: dict[str, float]) -> str:
+    """Returns resources in words, without those that Ray makes up for a node itself."""
+    return ", ".join(
+        f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if ":" not in name
+    )
+
+
+def remove(group: PlacementGroup) -> None:
+    """Removes a placement group, but not while Ray places it.
+
+    What a node has reserved by then may stay reserved for ever: so two cores were lost in twenty
+    removals, and later runs waited for a place in vain (Ray 2.60; ray-project/ray, issue 64693).
+    """
+    placing, end = ("QUEUED", "SCHEDULING_STARTED"), time.monotonic() + PLACING_S
+    while (
+        placement_group_table(group)["stats"]["scheduling_state"] in placing
+        and time.monotonic() < end
+    ):
+        time.sleep(0.01)
+    remove_placement_group(group)
+
+
+class NodeActor:
+    """The command on one node."""
+
+    def __init__(self) -> None:
+        # A pipe would break, and the command with it, at the end of this process.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the actor lives)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def place(self) -> tuple[str, str, int]:
+        """Returns the host's name, its address in the cluster, and a free port there."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as free:
+            free.bind((address, 0))
+            return socket.gethostname(), address, free.getsockname()[1]
+
+    def start(
+        self, words: list[str], variables: dict[str, str], folder: str, grace_s: float
+    ) -> None:
+        """Runs `lrl` with these words, in `folder` if this node has it."""
+        # Lightning would take this process for one of SLURM's, and lrl Ray's number of threads for
+        # the user's.
+        own = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SLURM_") and name != "OMP_NUM_THREADS"
+        }
+        guard = [sys.executable, "-P", "-m", "lrl.cli.ray_guard", str(grace_s)]
+        self._process = subprocess.Popen(
+            bound_to_this_process([*guard, str(Path(sys.executable).with_name("lrl")), *words]),
+            env=own | variables,
+            cwd=folder if os.path.isdir(folder) else None,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
         )
-    return ""
+
+    def read(self, at: int) -> tuple[bytes, int | None]:
+        """Returns what was printed from byte `at` on, and the exit status when all of it has been
+        read."""
+        assert self._process is not None, "started before"
+        end = time.monotonic() + READ_S
+        while True:
+            status = self._process.poll()
+            if text := os.pread(self._output.fileno(), 1 << 20, at):
+                return text, None
+            if status is not None or time.monotonic() > end:
+                return b"", status
+            time.sleep(POLL_S)
+
+    def send(self, signum: int) -> None:
+        """Sends a signal to the guard."""
+        assert self._process is not None, "started before"
+        self._process.send_signal(signum)
 
 
-def gpus_of_node(settings: Any) -> int | None:
-    """Returns the GPUs that the settings ask of each node; None if only a node can tell."""
-    if settings.accelerator == "cpu":
-        return 0
-    devices = str(settings.devices)
-    return int(devices) if devices.isdecimal() else None
+@dataclass
+class Node:
+    """A node of the command, seen from here."""
+
+    name: str
+    actor: Any
+    prefix: str
+    """Before each line that it prints."""
+    status: int | None = None
+    """Exit status; None while it runs."""
+    at: int = 0
+    """Bytes that have been read."""
+    line: bytes = b""
+    """The beginning of a line whose end is missing."""
+
+    def take(self, call: Any) -> bool:
+        """Prints the answer of `NodeActor.read`; returns whether the command still runs."""
+        text = b""
+        try:
+            text, self.status = ray.get(call)
+        except ActorUnavailableError:  # perhaps for a while
+            time.sleep(POLL_S)
+        except RayError as error:
+            why = str(error).strip().splitlines()[-1]
+            say(f"{self.name} is lost: {why} The run ends; start it again with --ckpt_path.")
+            self.status = 1
+        self.at += len(text)
+        *lines, self.line = (self.line + text).split(b"\n")
+        if self.status is not None and self.line:
+            lines.append(self.line)
+        for line in lines:
+            shown = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]  # of a bar
+            sys.stdout.write(f"{self.prefix}{shown}\n")
+        sys.stdout.flush()
+        if self.status:
+            say(f"{self.name} has ended with status {self.status}.")
+        return self.status is None
+
+
+def start(group: PlacementGroup, words: Sequence[str], asked: Request) -> list[Node]:
+    """Starts the command on all nodes."""
+    actors: list[Any] = [
+        ray.remote(NodeActor)
+        .options(
+            num_cpus=asked.cpus,
+            num_gpus=asked.gpus,
+            resources=asked.resources,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, number),
+        )
+        .remote()
+        for number in range(asked.nodes)
+    ]
+    places = ray.get([actor.place.remote() for actor in actors], timeout=START_S)
+    variables = {name: value for name, value in os.environ.items() if name.startswith(TRAVEL)}
+    variables |= {
+        "PYTHONUNBUFFERED": "1",
+        "RAY_ADDRESS": ray.get_runtime_context().gcs_address,  # for `strategy.launcher: Ray`
+    }
+    nodes, starts = [], []
+    for number, (actor, (host, address, _)) in enumerate(zip(actors, places, strict=True)):
+        several = asked.nodes > 1
+        if several:
+            meeting = {"MASTER_ADDR": places[0][1], "MASTER_PORT": str(places[0][2])}
+            variables |= meeting | {"NODE_RANK": str(number)}
+        starts.append(actor.start.remote([*words], variables, os.getcwd(), asked.grace_s))
+        name = f"node {number} ({host}, {address})"
+        nodes.append(Node(name, actor, prefix=f"[node {number}] " if several else ""))
+    say("; ".join(node.name for node in nodes))
+    ray.get(starts, timeout=START_S)
+    return nodes
+
+
+def follow(nodes: Sequence[Node], received: list[int]) -> int:
+    """Prints what the nodes print until all have ended, and ends the others with the first one;
+    returns the exit status: node 0's after a signal, else that of the first one that has failed.
+
+    A signal, and a second one, are for all nodes: rank 0 saves and ends, and the other ranks, which
+    ignore signals, with it.
+    """
+    reads = {node.actor.read.remote(node.at): node for node in nodes}
+    failures: list[int] = []
+    ask_at, asked = float("inf"), 0
+    while reads:
+        for call in ray.wait(list(reads), timeout=POLL_S)[0]:
+            node = reads.pop(call)
+            if node.take(call):
+                reads[node.actor.read.remote(node.at)] = node
+                continue
+            failures += [node.status] if node.status else []
+            if node.status or node is nodes[0]:
+                ask_at = min(ask_at, time.monotonic() + FAILED_S)
+        if asked < min(max(len(received), time.monotonic() > ask_at), 2):
+            for node in reads.values():
+                node.actor.send.remote(signal.SIGQUIT if asked else signal.SIGTERM)
+            asked += 1
+    of_signal = nodes[0].status if received else None
+    return of_signal or next(iter(failures), 0)
+
+
+def say(what: str) -> None:
+    """Prints a line of this program's own."""
+    sys.stderr.write(f"lrl ray: {what}\n")
+    sys.stderr.flush()

@@ -1,81 +1,65 @@
-"""Runs a command for a process that may end at any moment, and then ends the command gracefully.
+"""Runs a command for an actor of Ray, and ends it gracefully when the actor ends, however that
+does.
 
-A small program (`python ray_guard.py GRACE_S COMMAND ...`) whose standard input is a socket. A line
-with a number is a signal for the command; SIGKILL is for all that the command has started, too. The
-end of the socket means that the owner is gone, by whatever signal: then the command gets SIGTERM,
-and GRACE_S seconds later SIGKILL. Its exit status is written to the socket. What it leaves behind
-is killed.
-
-The program is no child of its owner: Ray kills the children of its tasks, and they would have no
-time to save.
+A small program: `python ray_guard.py GRACE_S COMMAND ...`. Ray kills the children of its actors,
+and nothing below them, so this process only passes on signals and the exit status; its child is
+the guard. SIGTERM, and the end of this process, ask the command to end: it has GRACE_S seconds to
+save, then it is killed. SIGQUIT kills it at once. What it has started is killed behind it.
 
 Linux only. Standard library and psutil only, as the supervisor's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 from lrl.generators.supervisor import TICK_S, Tree
-from lrl.system.processes import adopt_orphans, shell_status, start_bound
+from lrl.system.processes import adopt_orphans, die_with, shell_status, start_bound
 
 BEHIND_S = 40.0
 """Seconds that what the command has started may outlast it: supervisors end vLLM and remove its
 files."""
+PASSED_ON = (signal.SIGTERM, signal.SIGQUIT)
 
 
-def obey(child: subprocess.Popen[bytes], owner: socket.socket, grace_s: float) -> float:
-    """Passes signals on until the child ends or must be killed; returns the seconds that the rest
-    of it has."""
-    asked, end = False, float("inf")
-    while child.poll() is None:
-        if time.monotonic() > end:
-            return 0.0
-        if end < float("inf"):
-            time.sleep(TICK_S)
-        elif select.select([owner], [], [], TICK_S)[0]:
-            signals = [int(line) for line in owner.recv(4096).split()]
-            if signal.SIGKILL in signals:
-                return 0.0
-            if not signals:
-                end = time.monotonic() + grace_s
-            # When the owner is gone, too; but a second signal would end the command at once.
-            for signum in signals or [signal.SIGTERM] * (not asked):
-                child.send_signal(signum)
-            asked = True
-    return BEHIND_S
-
-
-def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
+def guard(command: list[str], grace_s: float) -> int:
     """Runs `command`; returns its exit status as a shell gives it (128 + signal)."""
-    signal.signal(signal.SIGTERM, lambda *_: owner.shutdown(socket.SHUT_RD))  # as if it were gone
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
     adopt_orphans()
-    # Ray blocks SIGINT in its processes, and children inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     child = start_bound(command, by=signal.SIGKILL, stdin=subprocess.DEVNULL)
-    Tree(child).end(obey(child, owner, grace_s))
-    return shell_status(child.returncode)
+    asked: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, lambda number, _: asked.append(number))
+    while child.poll() is None and not asked:
+        time.sleep(TICK_S)
+    child.terminate()  # once: a second SIGTERM would end the command at once
+    end = time.monotonic() + grace_s
+    while child.poll() is None and signal.SIGQUIT not in asked and time.monotonic() < end:
+        time.sleep(TICK_S)
+    child.kill()
+    Tree(child).end(BEHIND_S)
+    return shell_status(child.poll())
 
 
-def main() -> None:
-    """Runs the program."""
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
-    if os.fork():
-        os._exit(0)  # the owner waits for this process
-    owner = socket.socket(fileno=sys.stdin.fileno())
-    status = guard(command, grace_s, owner)
-    with contextlib.suppress(OSError):  # the owner is gone
-        owner.sendall(f"{status}\n".encode())
+def main() -> int:
+    """Runs the program; returns the command's exit status."""
+    # Ray blocks SIGINT in its processes, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, PASSED_ON)
+    owner = os.getpid()
+    if (child := os.fork()) == 0:
+        die_with(owner, by=signal.SIGHUP)
+        for ignored in (signal.SIGINT, signal.SIGHUP, *PASSED_ON):
+            signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        return guard(sys.argv[2:], float(sys.argv[1]))
+    for signum in PASSED_ON:
+        signal.signal(signum, lambda number, _: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,22 +1,26 @@
 """The rendezvous of a job's ranks on several machines, before they have a process group.
 
-A process group waits for its ranks without a word. So the ranks first meet at rank 0's store
-(MASTER_ADDR, MASTER_PORT), and who is missing is named. When rank 0 ends, so does its store, and
-with it the wait of the others.
+A process group waits for its ranks without a word. So the ranks first meet at torch's store on rank
+0 (MASTER_ADDR, MASTER_PORT), and who is missing is named. When rank 0 ends, so does its store, and
+with it the wait of the others. Once connected, they check that all see the folder of checkpoints.
 """
 
 import logging
 import os
+import secrets
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import torch.distributed as dist
 
 from lrl.distributed.keepalive import close_silent_connections
-from lrl.errors import RendezvousError
+from lrl.distributed.ranks import Ranks
+from lrl.errors import ConfigError, RendezvousError
 from lrl.system.endpoint import is_loopback
 
 log = logging.getLogger(__name__)
@@ -24,34 +28,34 @@ log = logging.getLogger(__name__)
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 ANY_PORT = 9
 POLL_S = 0.2
-CONNECT_S = 10.0
-LOG_AFTER_S, LOG_EVERY_S = 10.0, 60.0
-"""When a wait is logged."""
+ANSWER_S = 10.0
+"""Longest wait for an answer of the store, and how much longer others wait than rank 0, whose error
+names the missing."""
+LOG_AFTER_S = 10.0
+"""When a wait is logged, once."""
+SEEN_S = 5.0
+"""Longest wait until a file that rank 0 has written is seen on another machine."""
 
 
 @dataclass
 class Rendezvous:
-    """The meeting of the ranks; as long as this object lives, so does rank 0's store.
-
-    Args:
-        host: MASTER_ADDR.
-        port: MASTER_PORT.
-        rank: This process.
-        ranks: All processes.
-        of_node: Processes of each node.
-        hosts: Whether this process opens the store; torchrun's agent does so for its workers.
-        timeout_s: Longest wait for the others, in seconds.
-        silence_s: A machine that is silent for so long is gone.
-    """
+    """The meeting of the ranks; as long as this object lives, so does rank 0's store."""
 
     host: str
+    """MASTER_ADDR."""
     port: int
     rank: int
+    """This process."""
     ranks: int
+    """All processes."""
     of_node: int
+    """Processes of each node."""
     hosts: bool
+    """Whether this process opens the store; torchrun's agent does so for its workers."""
     timeout_s: float
+    """Longest wait for the others, in seconds."""
     silence_s: float
+    """A machine that is silent for so long is gone."""
     _store: dist.Store = field(init=False)
 
     def meet(self) -> None:
@@ -60,9 +64,21 @@ class Rendezvous:
         Raises:
             RendezvousError: Names the ranks that have not come within `timeout_s`.
         """
+        try:
+            store = dist.TCPStore(
+                *(self.host, self.port, None, self.hosts, timedelta(seconds=self.timeout_s)),
+                wait_for_workers=False,
+                multi_tenant=True,  # the process group's own store, later, is the same server
+            )
+        except dist.DistError as error:
+            raise RendezvousError(
+                f"MASTER_ADDR is {self.host} and MASTER_PORT {self.port}: "
+                f"{str(error).splitlines()[0]} Start rank 0 there."
+            ) from error
+        store.set_timeout(timedelta(seconds=ANSWER_S))
         # torchrun's agent keeps the keys of the workers that it has started before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = dist.PrefixStore(f"lrl/{attempt}", self._open_store())
+        self._store = dist.PrefixStore(f"lrl/{attempt}", store)
         close_silent_connections(self.silence_s)
         found = socket.getaddrinfo(self.host, ANY_PORT, type=socket.SOCK_DGRAM)
         address = str(found[0][4][0])
@@ -80,27 +96,25 @@ class Rendezvous:
         Raises:
             RendezvousError: Not all have come in time, or rank 0 is gone.
         """
-        # Rank 0 looks for all and tells them: a thousand ranks would ask a million times. Its own
-        # deadline comes first.
+        # Rank 0 looks for all and tells them: a thousand ranks would ask a million times.
         leads = self.rank == 0
         keys = [f"{stage}/{rank}" for rank in range(self.ranks)] if leads else [stage]
-        end = time.monotonic() + timeout_s + (0 if leads else CONNECT_S)
-        log_at = time.monotonic() + LOG_AFTER_S
+        begun, logged = time.monotonic(), False
         try:
             self._store.set(f"{stage}/{self.rank}", "")
             while missing := [at for at, key in enumerate(keys) if not self._store.check([key])]:
                 names = [f"rank {rank} (node {rank // self.of_node})" for rank in missing[:8]]
                 who = f"{', '.join(names)}{' and more' * (len(missing) > 8)}"
-                where = f"the {stage} at {self.host}:{self.port}"
-                if time.monotonic() > end:
+                waited = time.monotonic() - begun
+                if waited > timeout_s + (0 if leads else ANSWER_S):
                     raise RendezvousError(
-                        f"After {timeout_s:.0f} s {who} has not come to {where}. Start lrl on every "
-                        "node with the same MASTER_ADDR and MASTER_PORT, look there for an error, "
-                        "or raise strategy.meeting_timeout_s."
+                        f"After {waited:.0f} s {who} has not come to the {stage} at {self.host}:"
+                        f"{self.port}. Start lrl on every node with the same MASTER_ADDR and MASTER_PORT, "
+                        "look there for an error, or raise strategy.meeting_timeout_s."
                     )
-                if time.monotonic() > log_at:
-                    log.warning("Waiting for %s at %s.", who, where)
-                    log_at += LOG_EVERY_S
+                if waited > LOG_AFTER_S and not logged:
+                    log.warning("Waiting for %s at the %s at %s.", who, stage, self.host)
+                    logged = True
                 time.sleep(POLL_S)
             if leads:
                 self._store.set(stage, "")
@@ -108,31 +122,6 @@ class Rendezvous:
             raise RendezvousError(
                 f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is "
                 "gone. Look for its error."
-            ) from error
-
-    def _open_store(self) -> dist.Store:
-        """Opens the store on rank 0; elsewhere waits until it is open, and connects."""
-        end = time.monotonic() + self.timeout_s
-        while not self.hosts:
-            try:
-                socket.create_connection((self.host, self.port), CONNECT_S).close()
-                break
-            except OSError as error:
-                if time.monotonic() > end:
-                    raise RendezvousError(
-                        f"After {self.timeout_s:.0f} s nobody answers at MASTER_ADDR:MASTER_PORT, "
-                        f"{self.host}:{self.port} ({error}). Start rank 0 there."
-                    ) from error
-                time.sleep(POLL_S)
-        try:
-            return dist.TCPStore(
-                *(self.host, self.port, None, self.hosts, timedelta(seconds=CONNECT_S)),
-                wait_for_workers=False,
-                multi_tenant=True,  # the process group's own store, later, is the same server
-            )
-        except dist.DistError as error:
-            raise RendezvousError(
-                f"MASTER_PORT is {self.port}: {str(error).splitlines()[0]}"
             ) from error
 
 
@@ -150,3 +139,47 @@ def take_interface(address: str) -> None:
         if own in [one.address.partition("%")[0] for one in addresses]:
             os.environ.setdefault(GLOO, name)
             os.environ.setdefault(NCCL, f"={name}")  # without the sign eth1 would also be eth10
+
+
+def check_writes(ranks: Ranks, folders: Sequence[Path]) -> None:
+    """Checks that all ranks see the folders of rank 0 into which each writes its part of a
+    checkpoint; raises ConfigError on all if one does not."""
+    marks = [folder.absolute() / f".lrl-{secrets.token_hex(4)}" for folder in folders]
+    for mark in marks:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    try:
+        check_seen(
+            ranks,
+            marks,
+            "Put checkpoints on a file system that all nodes have (ModelCheckpoint.dirpath), or set "
+            "strategy.save_distributed_checkpoint to false: rank 0 then writes one file.",
+        )
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+
+def check_seen(ranks: Ranks, paths: Sequence[Path], remedy: str) -> None:
+    """Checks that all ranks see what rank 0 sees at its `paths`; raises ConfigError on all if one
+    does not."""
+    wanted = ranks.share([(path, _size(path)) for path in paths])
+    end = time.monotonic() + SEEN_S
+    while (
+        unseen := [path for path, size in wanted if _size(path) != size]
+    ) and time.monotonic() < end:
+        time.sleep(POLL_S)
+    faults = [
+        f"rank {rank} on {host} does not see {str(path)!r}, or another one there"
+        for rank, (host, theirs) in enumerate(ranks.gather((socket.gethostname(), unseen)))
+        for path in theirs
+    ]
+    if lost := ranks.share("; ".join(faults[:3])):
+        raise ConfigError(f"{lost}. {remedy}")
+
+
+def _size(path: Path) -> int:
+    """Returns the bytes of a file, 0 of a folder; -1 without one."""
+    if not path.exists():
+        return -1
+    return path.stat().st_size if path.is_file() else 0

@@ -77,7 +77,11 @@ class _LaunchedSlot(Slot):
         self.name = f"{self.kind} {self._number}"
         words = [*members.words, *self._own_words(), "--number", str(self._number)]
         self._job = self.launcher.start(
-            f"{self.kind}-{self._number}", words, members.environment, members.folder
+            f"{self.kind}-{self._number}",
+            self.index,
+            words=words,
+            environment=members.environment,
+            folder=members.folder,
         )
 
     def _own_words(self) -> list[str]:
@@ -111,7 +115,7 @@ class _LaunchedSlot(Slot):
         job, self._job = self._job, None
         if job is None:
             return
-        deadline = time.monotonic() + (OWN_END_S if self.launcher.starts else 0.0)
+        deadline = time.monotonic() + OWN_END_S
         while job.alive and time.monotonic() < deadline:
             time.sleep(POLL_S)
         job.stop()

@@ -102,12 +102,12 @@ class RunMembers:
         self._launch(Kind.GENERATOR, self.server)
         if of_nodes:
             self.wait_joined(Kind.GENERATOR, of_nodes, interrupted)
-        for kind, launched in self.launched.items():
+        for kind, launcher in self.launchers.items():
             rank_zero_info(
-                f"Waiting until {launched.launcher.jobs} {kind}(s) of "
-                f"{type(launched.launcher).__name__} have joined at {self.server.elsewhere.url}."
+                f"Waiting until {launcher.jobs} {kind}(s) of {type(launcher).__name__} have joined "
+                f"at {self.server.elsewhere.url}."
             )
-            self.wait_joined(kind, launched.launcher.jobs, interrupted)
+            self.wait_joined(kind, launcher.jobs, interrupted)
 
     def wait_joined(self, kind: Kind, wanted: int, interrupted: Callable[[], None]) -> None:
         """Waits until so many members have joined, for `server.start_timeout_s` at most; calls
@@ -123,7 +123,7 @@ class RunMembers:
             interrupted()
             self.raise_if_all_failed()
             if time.monotonic() > end:
-                if not joined and kind in self.launched:
+                if not joined and kind in self.launchers:
                     raise self._no_member_error(
                         kind, f"within server.start_timeout_s={deadline_s:g}"
                     )
@@ -153,11 +153,10 @@ class RunMembers:
             self.server.close()
             with best_effort("The end of the run", self.folder):
                 remove_run_file(self.folder)
-        for launcher in self.launchers.values():
-            launcher.close()
 
     def _launch(self, kind: Kind, server: RegistryServer) -> None:
-        if (launcher := self.launchers.get(kind)) is None:
+        launcher = self.launchers.get(kind)
+        if launcher is None or not launcher.starts:
             return
         # Here: most runs have no launcher.
         from lrl.members.launched import LaunchedMembers
@@ -173,8 +172,8 @@ class RunMembers:
         self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
-        launched = self.launched[kind]
-        words = self.registry.refusal(kind) or launched.last_words
+        launcher, launched = self.launchers[kind], self.launched.get(kind)
+        words = self.registry.refusal(kind) or (launched.last_words if launched else "")
         cause = f" The last one ended with:\n{words}" if words else ""
-        launcher = f"{launched.launcher.setting} {type(launched.launcher).__name__}"
-        return ServerError(f"{launcher}: no {kind} has joined {when}.{cause}")
+        name = f"{launcher.setting} {type(launcher).__name__}"
+        return ServerError(f"{name}: no {kind} has joined {when}.{cause}")

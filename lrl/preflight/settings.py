@@ -28,7 +28,7 @@ def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -
     strategy: GeneratorDevices = trainer.strategy
     strategy.plan()
     if strategy.generator_launcher is not None:
-        strategy.generator_launcher.prepare(strategy.gpus_of_each, strategy.server_settings.host)
+        strategy.generator_launcher.prepare(strategy.gpus_of_each)
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)
@@ -111,7 +111,7 @@ def check_launchers(strategy: GeneratorDevices, data: RolloutDataModule) -> None
             )
         if not launcher.starts and not strategy.has_given_token:
             fault_without_token(f"{setting} is {kind}", "workers")
-        launcher.prepare(0, strategy.server_settings.host, setting)
+        launcher.prepare(0, setting)
 
 
 def check_callbacks(trainer: Any, data: RolloutDataModule) -> None:

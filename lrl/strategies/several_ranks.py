@@ -35,14 +35,13 @@ from torch.distributed.rendezvous import _torchelastic_use_agent_store
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.keepalive import close_silent_connections
 from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
-from lrl.distributed.rendezvous import Rendezvous
+from lrl.distributed.rendezvous import Rendezvous, check_seen, check_writes
 from lrl.errors import ConfigError
 from lrl.members.launched import LaunchedMembers
 from lrl.members.launchers import Local
 from lrl.members.registry import Kind
 from lrl.members.service import RunClient
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.shared_folder import check_reads, check_writes
 from lrl.system.config_errors import above, fault
 from lrl.system.endpoint import is_loopback
 from lrl.system.processes import die_with, unbind_from_parent
@@ -193,7 +192,12 @@ class SeveralRanks(GeneratorDevices, ParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Reads a checkpoint on every rank; raises ConfigError on all if one does not see it."""
         if self.num_nodes > 1:
-            check_reads(self.ranks, str(checkpoint_path))
+            check_seen(
+                self.ranks,
+                [Path(checkpoint_path)],
+                "The run resumes from it, and each rank reads it: put it on a file system that all "
+                "nodes have, or copy it to the same path on each.",
+            )
         return super().load_checkpoint(checkpoint_path, *args, **kwargs)
 
     @contextmanager

@@ -55,11 +55,13 @@ def unbind_from_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
 
-def bound_to_this_process(words: Sequence[str]) -> list[str]:
+def bound_to_this_process(words: Sequence[str], by: int = signal.SIGKILL) -> list[str]:
     """Returns a command whose process ends with this one; see `die_with`."""
-    begin = "import os, sys; from lrl.system.processes import die_with; die_with(int(sys.argv[1]))"
-    begin += "; os.execv(sys.argv[2], sys.argv[2:])"
-    return [sys.executable, "-P", "-c", begin, str(os.getpid()), *words]
+    begin = (
+        "import os, sys; from lrl.system.processes import die_with; "
+        "die_with(int(sys.argv[1]), int(sys.argv[2])); os.execv(sys.argv[3], sys.argv[3:])"
+    )
+    return [sys.executable, "-P", "-c", begin, str(os.getpid()), str(int(by)), *words]
 
 
 def machine() -> str:

@@ -1,16 +1,14 @@
-"""`lrl ray` before it goes to Ray: what it derives from the settings, what it refuses; the manifest
-for Kubernetes.
-
-Covers lrl/cli/ray_request.py.
-"""
+"""`lrl ray` without Ray: its words, how its nodes are led to their end, what they print; the
+manifest for Kubernetes."""
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,143 +16,60 @@ import yaml
 
 import lrl
 from lrl.cli.main import main
-from lrl.cli.ray_request import RayRequest
 
 pytest.importorskip("ray")
-from lrl.cli import ray_run  # noqa: E402
+from lrl.cli import ray as cli  # noqa: E402
 
 MANIFEST = Path(lrl.__file__).parent / "recipes" / "cluster" / "rayjob.yaml"
-DDP = ["--trainer.strategy.class_path", "lrl.AsyncDDP"]
-ON_GPUS = ["--trainer.accelerator", "gpu", "--trainer.devices", "8"]
+INT, TERM, QUIT = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGQUIT)
+SHORT_S = 0.3
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], RayRequest]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], cli.Request]]:
     """What would have gone to Ray."""
-    found: list[tuple[list[str], RayRequest]] = []
+    found: list[tuple[list[str], cli.Request]] = []
 
-    def run(words: Sequence[str], asked: RayRequest) -> int:
+    def run(words: Sequence[str], asked: cli.Request) -> int:
         found.append(([*words], asked))
         return 0
 
-    monkeypatch.setattr(ray_run, "run", run)
-    monkeypatch.setattr(sys, "argv", ["lrl"])
+    monkeypatch.setattr(cli, "run", run)
     return found
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["ray", *words])
-    assert end.value.code == 2
-    message = capsys.readouterr().err
-    assert "Traceback" not in message
-    return message
-
-
-def test_the_number_of_nodes_and_the_gpus_of_each_need_not_be_said_twice(asked: list[Any]) -> None:
-    words = ["fit", "--config", "quickstart", *DDP]
-    assert (
-        main(["ray", "--nodes", "3", "--cpus", "4", "--resources", '{"h100": 1}', *words, *ON_GPUS])
-        == 0
-    )
-    assert main(["ray", "--nodes", "3", *words, "--trainer.num_nodes", "3"]) == 0
-    (gpu, on_gpus), (cpu, on_cpu) = asked
-    assert gpu == [*words, *ON_GPUS, "--trainer.num_nodes", "3"] and cpu[-2:] == [
-        "--trainer.num_nodes",
-        "3",
-    ]
-    assert on_gpus.bundle == {"CPU": 4.0, "GPU": 8.0, "h100": 1.0} and on_gpus.nodes == 3
-    assert on_cpu.bundle == {"CPU": 1.0}
-
-
-def test_the_shipped_recipe_for_several_nodes_is_asked_for_as_it_is(asked: list[Any]) -> None:
-    recipe = MANIFEST.with_name("llama_70b_four_nodes.yaml")
-    assert main(["ray", "--nodes", "3", "fit", "--config", str(recipe)]) == 0
-    assert asked[0][1].bundle == {"CPU": 1.0, "GPU": 8.0}
-
-
-def test_a_strategy_of_one_device_may_run_on_one_node(asked: list[Any]) -> None:
-    assert main(["ray", "--nodes", "1", "fit", "--config", "quickstart"]) == 0
-    assert asked[0][1].nodes == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (
-            [*DDP, "--trainer.num_nodes", "4"],
-            "trainer.num_nodes is 4 and --nodes is 2: leave trainer.num_nodes out",
-        ),
-        (
-            [],
-            "trainer.strategy is lrl.AsyncSingleDevice, which trains on one node, and --nodes is "
-            "2: take lrl.AsyncDDP",
-        ),
-        (
-            [*DDP, "--trainer.accelerator", "gpu", "--trainer.devices", "auto"],
-            "trainer.devices is 'auto'",
-        ),
-        (
-            [*DDP, "--trainer.max_stepss", "4"],
-            "--trainer.max_stepss: there is no such setting. Did you mean",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused_before_anything_is_placed(
-    asked: list[Any], capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+def test_the_number_of_nodes_need_not_be_said_twice_and_a_member_has_its_own_words(
+    asked: list[Any],
 ) -> None:
-    assert reason in refused(capsys, "--nodes", "2", "fit", "--config", "quickstart", *words)
-    assert asked == []
+    own = ["--nodes", "3", "--gpus", "8", "--cpus", "4", "--resources", '{"h100": 1}']
+    assert main(["ray", *own, "fit", "--config", "own"]) == 0
+    assert main(["ray", "--gpus", "0", "lrl", "join", "http://far:7000"]) == 0
+    (fit, three), (member, one) = asked
+    assert fit == ["fit", "--config", "own", "--trainer.num_nodes", "3"]
+    assert three.bundles == [{"CPU": 4.0, "GPU": 8.0, "h100": 1.0}] * 3
+    assert member == ["join", "http://far:7000"] and one.bundles == [{"CPU": 1.0}]
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["fit"], "--nodes"),
-        (["--nodes", "0", "fit"], "ray.nodes is 0; it must be above 0"),
-        (["--nodes", "2"], "there is no fit and no validate"),
-        (
-            ["--nodes", "2", "--resources", "h100", "fit"],
-            "Got value: h100",
-        ),
-        (["--nodes", "2", "--gpus", "-1", "fit"], "ray.gpus is -1; it must be at least 0"),
-        (["--nodes", "2", "fit", "--config", "quickstrat"], "Did you mean quickstart?"),
+        ("--nodes 2 fit", "gpus"),
+        ("--gpus 0 --nodes 0 fit", "nodes"),
+        ("--gpus 0", "there is no fit and no validate"),
+        ("--gpus 0 --resources h100 fit", "h100"),
     ],
 )
 def test_a_wrong_word_is_named(
-    asked: list[Any], capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+    asked: list[Any], capsys: pytest.CaptureFixture[str], words: str, reason: str
 ) -> None:
-    assert reason in refused(capsys, *words)
-    assert asked == []
+    with pytest.raises(SystemExit, match="2"):
+        main(["ray", *words.split()])
+    assert reason in capsys.readouterr().err and asked == []
 
 
-def test_without_ray_it_says_what_to_install(
-    asked: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("lrl.cli.ray.find_spec", lambda name: None if name == "ray" else find(name))
-    assert "pip install 'lrl[ray]'" in refused(
-        capsys, "--nodes", "2", "fit", "--config", "quickstart", *DDP
-    )
-
-
-def test_without_a_cluster_it_says_where_nobody_answers(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lrl"])
-    words = [
-        "ray",
-        "--nodes",
-        "2",
-        "--address",
-        "127.0.0.1:9",
-        "fit",
-        "--config",
-        "quickstart",
-        *DDP,
-    ]
-    assert main(words) == 1
-    assert "--address is 127.0.0.1:9, and no Ray cluster answers there" in capsys.readouterr().err
+def test_without_a_cluster_it_says_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ray", "--gpus", "0", "--address", "127.0.0.1:9", "fit"]) == 1
+    assert "no Ray cluster answers at --address 127.0.0.1:9" in capsys.readouterr().err
 
 
 def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: list[Any]) -> None:
@@ -162,12 +77,13 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")
     program, *words = shlex.split(manifest["spec"]["entrypoint"])
     assert program == "lrl" and main(words) == 0
-    (_, found), cluster = asked[0], manifest["spec"]["rayClusterSpec"]
+    (own, found), cluster = asked[0], manifest["spec"]["rayClusterSpec"]
+    assert own[own.index("--trainer.devices") + 1] == str(found.gpus)
     (group,) = cluster["workerGroupSpecs"]
     assert {group["replicas"], group["minReplicas"], group["maxReplicas"]} == {found.nodes}
     (container,) = group["template"]["spec"]["containers"]
-    assert float(container["resources"]["limits"]["nvidia.com/gpu"]) == found.bundle["GPU"]
-    assert float(container["resources"]["limits"]["cpu"]) >= found.bundle["CPU"]
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == found.gpus
+    assert float(container["resources"]["limits"]["cpu"]) >= found.cpus
     head = cluster["headGroupSpec"]
     assert head["rayStartParams"]["num-cpus"] == "0"
     (stop,) = (one["value"] for one in head["template"]["spec"]["containers"][0]["env"])
@@ -178,14 +94,99 @@ def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: l
         assert min(int(stop), spec["terminationGracePeriodSeconds"]) > found.grace_s
 
 
-def test_the_help_needs_no_ray(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class PlayedNode:
+    """An actor whose process ends with `ends[signal]` at a signal, or by itself with `status` after
+    some reads."""
+
+    def __init__(self, ends: dict[int, int], status: int | None = None, reads: int = 3) -> None:
+        self.ends = ends
+        self.status_then = status
+        self.reads = reads
+        self.signals: list[int] = []
+        self.status: int | None = None
+        self.read = SimpleNamespace(remote=lambda at: Read(self))
+        self.send = SimpleNamespace(remote=self._send)
+
+    def look(self) -> tuple[bytes, int | None]:
+        self.reads -= 1
+        if self.reads == 0 and self.status_then is not None:
+            self.status = self.status_then
+        return b"", self.status
+
+    def _send(self, signum: int) -> None:
+        self.signals.append(signum)
+        self.status = self.ends.get(signum, self.status)
+
+
+class Read:
+    """A call of `read`; not two of them are equal."""
+
+    def __init__(self, node: PlayedNode) -> None:
+        self.node = node
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Follows played nodes; gives the exit status."""
+
+    def wait(calls: list[Read], timeout: float) -> tuple[list[Read], list[Read]]:
+        time.sleep(0.01)
+        return calls, []
+
+    def run(actors: list[PlayedNode], received: list[int]) -> int:
+        nodes = [
+            cli.Node(f"node {number}", actor, prefix="") for number, actor in enumerate(actors)
+        ]
+        return cli.follow(nodes, received)
+
+    played = SimpleNamespace(wait=wait, get=lambda call: call.node.look())
+    monkeypatch.setattr(cli, "ray", played)
+    monkeypatch.setattr(cli, "FAILED_S", SHORT_S)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("received", "signals", "status"), [([TERM], [TERM], 143), ([TERM, TERM], [TERM, QUIT], 137)]
+)
+def test_a_signal_reaches_all_nodes_once_and_rank_0s_status_is_the_runs(
+    follow: Callable[..., int], received: list[int], signals: list[int], status: int
 ) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "lrl.cli.ray.find_spec", lambda name: None if name == "ray" else find_spec(name)
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["ray", "--help"])
-    assert ended.value.code == 0
-    assert "--grace_s" in capsys.readouterr().out
+    last = received[-1] if len(received) == 1 else QUIT
+    nodes = [PlayedNode({last: status}), PlayedNode({last: 1})]
+    assert follow(nodes, received) == status
+    assert [node.signals for node in nodes] == [signals, signals]
+
+
+@pytest.mark.parametrize(("first", "status"), [(0, 1), (1, 2), (0, 0)])
+def test_what_waits_for_a_node_that_has_ended_is_asked_to_end(
+    follow: Callable[..., int], first: int, status: int
+) -> None:
+    """Rank 0 waited ten minutes for a node that did not find the prompts."""
+    nodes = [PlayedNode({TERM: 0}), PlayedNode({TERM: 0})]
+    nodes[first] = PlayedNode({}, status=status)
+    assert follow(nodes, []) == status, "and not that of its own signal"
+    assert nodes[1 - first].signals == [TERM]
+
+
+def test_rank_0_may_write_for_as_long_as_it_likes_when_the_others_are_done(
+    follow: Callable[..., int],
+) -> None:
+    nodes = [PlayedNode({}, status=0, reads=100), PlayedNode({}, status=0)]
+    assert follow(nodes, []) == 0
+    assert nodes[0].signals == []
+
+
+def test_lines_are_printed_whole_as_a_terminal_shows_them_with_the_number_of_their_node(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = cli.Node("node 1", None, prefix="[node 1] ")
+    monkeypatch.setattr(cli, "ray", SimpleNamespace(get=lambda answer: answer))
+    texts = [b"a li", b"ne\n", b"step 1\rstep 2\rstep 3   \r", b"\nand the", b" end"]
+    assert all(node.take((text, None)) for text in texts)
+    assert not node.take((b"", 0))
+    assert capsys.readouterr().out.splitlines() == [
+        "[node 1] a line",
+        "[node 1] step 3   ",
+        "[node 1] and the end",
+    ]
+    assert node.at == len(b"".join(texts))

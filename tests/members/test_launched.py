@@ -23,7 +23,7 @@ from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
 from lrl.members import launched as launched_module
 from lrl.members.launched import LaunchedMembers
-from lrl.members.launchers import Given, Job, Launcher, Local, Slurm
+from lrl.members.launchers import Command, Given, Launcher, Local, Ray, Slurm
 from lrl.members.registry import Kind, Status
 from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.members.service import RegistryServer
@@ -32,15 +32,16 @@ from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from lrl.types import Prompt, Rollout
+from tests.leftovers import living, nothing_left, wait_for, words
 from tests.members.served_run import TOKEN, served, spec_of
 from tests.members.test_join import Scripted
-from tests.runs.test_launched_run import SRUN
 from tests.scripted_run import ScriptedRun, let_requests_succeed
 
 RUN_ID = spec_of().run_id
+mark = pytest.fixture(nothing_left)
 
 
-class ModelJob(Job):
+class ModelJob:
     alive = True
     stops = 0
 
@@ -62,8 +63,13 @@ class ModelLauncher(Launcher):
         self.environments: list[dict[str, str]] = []
 
     def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> Job:
+        self,
+        name: str,
+        index: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> Any:
         self.names.append(name)
         self.words.append([*words])
         self.environments.append({**environment})
@@ -163,7 +169,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
-    one.prepare(2, "127.0.0.1")
+    one.prepare(2)
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 
@@ -300,15 +306,73 @@ def test_a_wait_for_members_can_be_interrupted(scene: Scene) -> None:
 def test_given_members_are_waited_for_and_nothing_is_started(
     kind: Kind, server: RegistryServer, tmp_path: Path
 ) -> None:
-    scene = Scene(Given(2), kind, server, tmp_path)
-    scene.poll(times=3)
-    assert scene.launched.last_words == "" and scene.launched.fewest_failures == 0
-    scene.refuse(0, "there is no module named 'mine'")
+    members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
+    members.server = server
+    members._launch(kind, server)
+    assert members.launched == {}
+    server.registry.claim(kind)
+    server.registry.register(kind, 0, Location(), "far")
+    server.registry.withdraw(kind, 0, "there is no module named 'mine'")
     with pytest.raises(
-        ServerError, match=f"(?s)start_timeout_s=0.*{kind.capitalize()} 0 on far cannot.*'mine'"
+        ServerError, match=f"(?s)start_timeout_s=0.1.*{kind.capitalize()} 0 on far cannot.*'mine'"
     ):
-        scene.wait()
-    scene.launched.stop()
+        members.wait_joined(kind, 2, lambda: None)
+
+
+def test_a_command_gets_the_words_its_place_and_the_token_which_is_in_no_word(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lrl").write_text("#!/bin/sh\nread token; echo $token, $0 $*; exec sleep 600\n")
+    (tmp_path / "lrl").chmod(0o755)
+    launcher = Command(3, f"env place={{index}} {tmp_path}/{{join}} --as {{name}}")
+    words = ["join", "http://far:7000", "--number", "5"]
+    job = launcher.start(
+        "generator-5", 2, words=words, environment={"LRL_TOKEN": TOKEN}, folder=tmp_path
+    )
+    try:
+        wait_for(lambda: job.tail(), 60.0, "its output")
+        assert (
+            job.tail()
+            == f"{TOKEN}, {tmp_path}/lrl join http://far:7000 --number 5 --as generator-5"
+        )
+        assert b"place=2" in Path(f"/proc/{job._process.pid}/environ").read_bytes()
+        assert TOKEN not in " ".join(job._process.args) and job.alive
+    finally:
+        job.stop()
+    assert not job.alive
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [
+        (
+            Slurm(1, ["--exact"]),
+            "srun --nodes=1 --ntasks=1 --export=ALL --unbuffered --gpus=2 --e",
+        ),
+        (
+            Ray(1, cpus=4, resources={"h100": 1}),
+            "lrl ray --gpus 2 --cpus 4 --resources '{\"h100\": 1}' --address auto",
+        ),
+    ],
+)
+def test_a_scheduler_is_asked_for_the_gpus_of_a_generator(launcher: Command, line: str) -> None:
+    launcher.gpus = 2
+    assert launcher.line().startswith(line)
+
+
+def test_a_command_ends_with_the_thread_that_has_started_it(tmp_path: Path, mark: str) -> None:
+    """Also one that waits in a queue while its trainer is killed."""
+
+    def start() -> None:
+        Command(1, "python -c 'import time; time.sleep(600)' {join}").start(
+            "generator-0", 0, words=["join"], environment=os.environ, folder=tmp_path
+        )
+        wait_for(lambda: any(words(one)[1:2] == ["-c"] for one in living(mark)), 60.0, "its exec")
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    wait_for(lambda: not living(mark), 60.0, "its end")
 
 
 def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
@@ -346,14 +410,11 @@ def test_a_run_that_does_not_train_has_no_responses_scored_elsewhere(tmp_path: P
 def test_a_run_starts_its_workers_has_them_score_and_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generator is a small program, srun a stand-in; the worker is a real one."""
+    """The generator is a small program; the worker is a real one."""
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
-    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
+    pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
     data = SimpleNamespace(
         reward_pool=pool,
         end_workers=pool.close,
@@ -383,7 +444,5 @@ def test_a_run_starts_its_workers_has_them_score_and_ends_them(
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
         member.name: 2
     }
-    said = (tmp_path / "srun-worker-0.log").read_text()
-    assert "srun --job-name=lrl-worker-0" in said and said.endswith(
-        "worker 0: the run has ended, and so does it.\n"
-    )
+    said = (tmp_path / "env-worker-0.log").read_text()
+    assert said.endswith("worker 0: the run has ended, and so does it.\n")

@@ -76,7 +76,9 @@ def run(
     monkeypatch.setattr(sys, "argv", [str(program)])
     which = shutil.which
     monkeypatch.setattr(
-        shutil, "which", lambda name, *more: None if name == "srun" else which(name, *more)
+        shutil,
+        "which",
+        lambda name, *more, **named: None if name == "srun" else which(name, *more, **named),
     )
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # Lightning sets it; so it is taken back
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,6 @@ Covers lrl/rollouts/environment_of_run.py.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
 from lrl.callbacks import Evaluation, RolloutFile
-from lrl.members.launchers import Slurm
+from lrl.members.launchers import Command
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.types import ENVIRONMENT
 from lrl.viewer.rollout_file import RolloutIndex
@@ -35,7 +34,6 @@ from tests.runs.test_async_run import (
     fit,
     spelled,
 )
-from tests.runs.test_launched_run import SRUN
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
 KIND = {"join", "--kind", "worker"}
@@ -199,9 +197,6 @@ class KillsItsMember(L.Callback):
 def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "srun").write_text(SRUN)
-    (tmp_path / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     kills = KillsItsMember()
     run = fit(
@@ -210,7 +205,7 @@ def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
         tmp_path,
         environment=Echo(),
         environment_workers=0,
-        environment_launcher=Slurm(1),
+        environment_launcher=Command(1, "env {join}"),
         rewards=[],
         max_turn_tokens=20,
         max_lag=1,
@@ -223,5 +218,5 @@ def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
     assert kills.killed and not any(kills.counts[kind] for kind in EPISODE_KINDS)
     played = sorted(kills.answered_by)
     assert [name.partition(" on ")[0] for name in played] == ["worker 0", "worker 1"]
-    said = [(tmp_path / f"srun-worker-{number}.log").read_text() for number in (0, 1)]
+    said = [(tmp_path / f"env-worker-{number}.log").read_text() for number in (0, 1)]
     assert "serves with" in said[0] and "the run has ended, and so does it" in said[1]

@@ -87,5 +87,7 @@ def test_each_node_starts_its_generators_and_one_that_dies_again(
     first, second = start(0, *words, **own), start(1, *words, hidden=(policy_folder, mine), **own)
     assert [first.status(), second.status()] == [0, 0], first.said + second.said
     assert f"trained {list(range(STEPS * GROUPS))}, joined 2" in first.said
-    assert second.said.count(": fetches the run's model") == 2, "its folder is hidden there"
-    assert second.said.count(": serves since version") == 2 and "(status -9)" in second.said
+    logs = (tmp_path / "node-1").glob("run/**/lrl-generator-*.log")
+    said = "".join(path.read_text() for path in logs)
+    assert said.count(": fetches the run's model") == 2, "its folder is hidden there"
+    assert said.count(": serves since version") == 2 and "its process has ended" in second.said

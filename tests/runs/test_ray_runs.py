@@ -5,7 +5,7 @@ One node is in another network namespace. A cluster takes a core half a minute t
 tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
 Ray chooses which is node 0.
 
-Covers lrl/cli/ray_node.py, lrl/members/launchers/ray_driver.py.
+Covers lrl/members/launchers/ray.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,8 +30,7 @@ import yaml
 
 import lrl
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
-from lrl.cli.ray import main
-from lrl.errors import ConfigError
+from lrl.cli.ray import remove
 from lrl.generators.supervisor import SHM
 from lrl.members.launchers import Ray
 from tests.leftovers import (
@@ -60,9 +58,8 @@ from pathlib import Path
 from lrl.members.launchers import Ray
 
 launcher = Ray(1, address="{ADDRESS}", resources={{"there": 1}})
-launcher.prepare(0, "{HERE}")
 words = ["join", sys.argv[1], "--host", "0.0.0.0", "--insecure", "--number", "0"]
-launcher.start("generator-0", words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
+launcher.start("generator-0", 0, words, os.environ | {{"LRL_TOKEN": "t" * 32}}, Path("."))
 input()
 """
 
@@ -187,64 +184,25 @@ def test_a_task_of_ray_ends_with_a_trainer_that_is_killed(
         wait_for(ended, DEADLINE_S, "the end of the task")
 
 
-def test_a_cluster_of_several_nodes_needs_an_address_that_they_reach(cluster: RayCluster) -> None:
-    launcher = Ray(1, address=ADDRESS)
-    try:
-        with pytest.raises(
-            ConfigError, match="strategy.server.host is 127.0.0.1, which the other nodes"
-        ):
-            launcher.prepare(0, "127.0.0.1")
-    finally:
-        launcher.close()
-
-
 def test_a_job_that_ray_has_no_place_for_says_what_its_nodes_have(
-    cluster: RayCluster, tmp_path: Path
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = Ray(2, address=ADDRESS, resources={"nowhere": 3})
-    launcher.prepare(0, HERE)
+    launcher = Ray(1, address=ADDRESS, resources={"nowhere": 3})
+    job = launcher.start("generator-0", 0, words=["join"], environment=os.environ, folder=tmp_path)
     try:
-        job = launcher.start("generator-0", ["join"], {}, tmp_path)
         wait_for(lambda: "no place" in job.tail(), DEADLINE_S, "the reason")
         assert "nowhere: 3" in job.tail() and "there: 1" in job.tail() and job.alive
+    finally:
         job.stop()
-        assert not job.alive
-    finally:
-        launcher.close()
-
-
-def test_jobs_that_start_at_once_after_the_end_of_their_driver_share_a_new_one(
-    cluster: RayCluster, tmp_path: Path
-) -> None:
-    """Each made its own, and the places of the second were those of the first: it waited for
-    ever."""
-    launcher = Ray(2, address=ADDRESS, cpus=0.5, resources={"there": 0.5})
-    launcher.prepare(0, HERE)
-    try:
-        assert launcher._driver is not None
-        launcher._driver.kill()  # Ray does, a minute after the head of its cluster is lost
-        with ThreadPoolExecutor(2) as threads:
-            jobs = list(
-                threads.map(
-                    lambda number: launcher.start(f"job-{number}", ["join", "-h"], {}, tmp_path),
-                    range(2),
-                )
-            )
-        for job in jobs:
-            wait_for(lambda job=job: not job.alive, DEADLINE_S, "the end of a job")
-            assert "on node" in job.tail()
-    finally:
-        launcher.close()
+    assert not job.alive
 
 
 def test_places_that_are_given_back_at_once_are_free_again(cluster: RayCluster) -> None:
     """Nodes kept some of them, and the runs behind waited for ever."""
-    from lrl.members.launchers.ray_driver import Driver
-
     ray.init(address=ADDRESS, log_to_driver=False, logging_level="ERROR")
     try:
-        for _ in range(200):
-            Driver([{"CPU": 1.0}], "PACK").close()
+        for _ in range(50):
+            remove(ray.util.placement_group([{"CPU": 1.0}], strategy="STRICT_SPREAD"))
         of_all = ray.cluster_resources()["CPU"]
         wait_for(
             lambda: ray.available_resources().get("CPU") == of_all,
@@ -272,7 +230,7 @@ class Command:
         try:
             wait_for(condition, DEADLINE_S, what)
         except AssertionError as error:
-            raise AssertionError(f"{error}; it has printed: {self.said[-2000:]!r}") from None
+            raise AssertionError(f"{error}; it has printed: {self.text[-2000:]!r}") from None
 
     def trains(self) -> None:
         """Waits until it has done some steps."""
@@ -311,7 +269,8 @@ def start(
     def run(*words: str) -> Command:
         (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(policy_folder)))
         program = str(Path(sys.executable).with_name("lrl"))
-        command = [program, "ray", "--nodes", "2", "--cpus", "0.5", "--address", ADDRESS]
+        command = [program, "ray", "--nodes", "2", "--gpus", "0", "--cpus", "0.5"]
+        command += ["--address", ADDRESS]
         mark = uuid.uuid4().hex
         with (tmp_path / "output").open("wb") as output:
             process = subprocess.Popen(
@@ -373,35 +332,19 @@ def settings(policy: Path) -> dict[str, Any]:
     }
 
 
-def test_one_command_trains_on_two_nodes_with_a_generator_that_ray_places(
-    start: Callable[..., Command],
-) -> None:
-    strategy = "--trainer.strategy"
-    command = start(
-        *("--trainer.max_steps", "3"),
-        *(
-            f"{strategy}.launcher",
-            "Ray",
-            f"{strategy}.launcher.jobs",
-            "1",
-            f"{strategy}.launcher.cpus",
-            "0.5",
-        ),
-        *(f"{strategy}.server.host", "0.0.0.0", f"{strategy}.server.insecure", "true"),
-    )
-    assert command.ends() == 0, command.text
-    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.text))
-    assert "Starting with 2 processes" in command.text and "step 3/3: " in command.text
-    assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.text.splitlines()}
-    command.leaves_nothing()
-
-
-def test_a_command_that_gets_a_signal_and_is_killed_leaves_a_checkpoint_and_nothing_else(
+def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves_a_checkpoint_alone(
     start: Callable[..., Command],
 ) -> None:
     """As by `ray job stop`; a killed command alone is the end of a lost head, too."""
-    command = start()
+    strategy = "--trainer.strategy"
+    launcher = {"": "Ray", ".jobs": "1", ".cpus": "0.5"}
+    options = {f"{strategy}.launcher{name}": value for name, value in launcher.items()}
+    options |= {f"{strategy}.server.host": "0.0.0.0", f"{strategy}.server.insecure": "true"}
+    command = start(*(word for option in options.items() for word in option))
     command.trains()
+    assert {HERE, THERE} <= set(re.findall(r"node [01] \([^,]+, ([\d.]+)\)", command.text))
+    assert "Starting with 2 processes" in command.text
+    assert {"[node 0]", "[node 1]"} <= {line[:8] for line in command.text.splitlines()}
     command.process.send_signal(signal.SIGTERM)
     command.wait_for(
         lambda: "SIGTERM: the run saves a checkpoint and ends" in command.text, "its last words"
@@ -421,7 +364,7 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     try:
         assert command.ends() == 1, command.text
         assert re.search(
-            rf"node [01] \([^,]+, {THERE}\) is lost: Ray says: .+ start it again with --ckpt_path",
+            rf"node [01] \([^,]+, {THERE}\) is lost: .+ The run ends; start it again with --ckpt_path",
             command.text,
         )
         command.leaves_nothing()
@@ -429,21 +372,6 @@ def test_a_lost_node_ends_the_run_with_a_checkpoint_and_leaves_nothing(
     finally:
         lost.close()
         cluster.add_node()
-
-
-def test_a_command_that_ray_has_no_place_for_ends_with_what_its_nodes_have(
-    cluster: RayCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(tmp_path)))
-    words = ["--nodes", "3", "--cpus", "0.5", "--address", ADDRESS, "--wait_s", "1"]
-    assert main([*words, "fit", "--config", str(tmp_path / "own.yaml")]) == 1
-    (error,) = (
-        line for line in capfd.readouterr().err.splitlines() if line.startswith("lrl: error:")
-    )
-    assert (
-        "no place for 3 times CPU: 0.5, STRICT_SPREAD (one on each node)" in error
-        and "there: 1" in error
-    )
 
 
 def test_a_lost_head_ends_the_run_with_a_checkpoint_and_leaves_nothing(

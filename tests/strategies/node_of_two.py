@@ -177,7 +177,7 @@ class Telling(L.Callback):
 def meet(timeout_s: float) -> None:
     """Meets the other node, and tells by which interface."""
     rendezvous.LOG_AFTER_S = 0.5
-    rendezvous.CONNECT_S = 3.0
+    rendezvous.ANSWER_S = 3.0
     call = call_for(timeout_s)
     call.meet()
     print("met by", os.environ[GLOO], os.environ[NCCL], flush=True)

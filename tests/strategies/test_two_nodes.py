@@ -1,7 +1,7 @@
 """A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends
 when one is gone.
 
-Covers lrl/strategies/shared_folder.py, lrl/training/model_files.py.
+Covers lrl/training/model_files.py.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_parts_of_a_checkpoint_on_folders_that_are_not_shared_are_refused_on_bot
     both.append(start(1, fit, "AsyncFSDP", str(policy_folder), 3, hidden=(mine,)))
     assert [node.status() for node in both] == [1, 1]
     for node in both:
-        assert f"does not see {mine / 'saved'}" in node.said
+        assert f"does not see '{mine / 'saved'}" in node.said
         assert (
             "set strategy.save_distributed_checkpoint to false" in node.said
             and "Traceback" not in node.said

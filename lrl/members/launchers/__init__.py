@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lrl.system.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from lrl.members.launchers.base import Given, Job, Launcher, Local, Slurm
+    from lrl.members.launchers.base import Command, Given, Job, Launcher, Local, Slurm
     from lrl.members.launchers.ray import Ray
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

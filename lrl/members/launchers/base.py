@@ -1,69 +1,64 @@
-"""What a launcher is, and the launchers whose jobs are processes: nobody's, this machine's, and
-SLURM's."""
+"""What a launcher is, and those that start a command on this machine for each member."""
 
 import contextlib
+import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lrl.errors import ConfigError
+from lrl.members.run_file import RUN_TOKEN
 from lrl.system.config_errors import at_least
 from lrl.system.processes import bound_to_this_process
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
-PROGRAM = str(Path(sys.executable).with_name("lrl"))
+BIN = Path(sys.executable).parent
 
 
-class Job(ABC):
-    """A process that a launcher has started somewhere: `lrl join`."""
+class Job:
+    """A process that a launcher has started here: `lrl join`, or what starts it elsewhere.
 
-    @property
-    @abstractmethod
-    def alive(self) -> bool:
-        """Whether it runs or waits for its turn."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends it, also if it hangs; returns within a minute. Idempotent."""
-
-    @abstractmethod
-    def tail(self) -> str:
-        """Returns the end of its output, or the reason of its wait, for an error."""
-
-
-class ProcessJob(Job):
-    """A job that is a process of this machine, or has one here that stands for it.
+    SIGTERM ends it with the thread that has started it.
 
     Args:
         words: Its command.
         environment: Its variables.
-        log_path: Where its output goes; None for that of this process.
+        log_path: Where its output goes.
     """
 
     def __init__(
-        self, words: Sequence[str], environment: Mapping[str, str], log_path: Path | None = None
+        self, words: Sequence[str], environment: Mapping[str, str], log_path: Path
     ) -> None:
         self.log_path = log_path
-        with contextlib.nullcontext() if log_path is None else log_path.open("ab") as output:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as output:
             self._process = subprocess.Popen(
-                words,
+                bound_to_this_process(words, signal.SIGTERM),
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the trainer
             )
+        assert self._process.stdin is not None, "it is a pipe"
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            pipe.write(f"{environment.get(RUN_TOKEN, '')}\n".encode())  # ssh passes it on
 
     @property
     def alive(self) -> bool:
+        """Whether it runs or waits for its turn."""
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """Ends the process by SIGTERM; a second one has a member end without leaving."""
+        """Ends it, also if it hangs; returns within a minute. Idempotent.
+
+        A second SIGTERM has a member end without leaving.
+        """
         for end in (self._process.terminate, self._process.terminate, self._process.kill):
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -71,15 +66,11 @@ class ProcessJob(Job):
                 return
 
     def tail(self) -> str:
-        if self.log_path is None:
-            status = self._process.poll()
-            return "Its own words are above " + (
-                "(it runs)." if status is None else f"(status {status})."
-            )
+        """Returns the end of its output, for an error."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
-class Launcher(ABC):
+class Launcher:
     """Starts jobs: generators as `strategy.launcher`, workers as `data.reward_launcher` or
     `data.environment_launcher`.
 
@@ -104,12 +95,11 @@ class Launcher(ABC):
         at_least(1, type(self).__name__, jobs=jobs)
         self.jobs = jobs
 
-    def prepare(self, gpus: int, host: str, setting: str = setting) -> None:
+    def prepare(self, gpus: int, setting: str = setting) -> None:
         """Raises ConfigError if it cannot work here; called before anything starts.
 
         Args:
             gpus: GPUs of each job; 0 for none.
-            host: The address at which the run listens.
             setting: The setting that it is the value of.
         """
         self.gpus = gpus
@@ -123,18 +113,19 @@ class Launcher(ABC):
         """
         return range(self.gpus)
 
-    def close(self) -> None:
-        """Releases its resources, after all jobs have been stopped. Idempotent."""
-        return
-
-    @abstractmethod
     def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        index: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
     ) -> Job:
         """Starts a job.
 
         Args:
             name: Its name among those of the run, such as `generator-3`.
+            index: Which of the `jobs`, from 0.
             words: The words after `lrl`.
             environment: Its variables; the run's token is among them, so they may not become words
                 of a command.
@@ -143,6 +134,7 @@ class Launcher(ABC):
         Raises:
             OSError: It cannot be started now.
         """
+        raise NotImplementedError
 
 
 class Given(Launcher):
@@ -154,25 +146,73 @@ class Given(Launcher):
 
     starts = False
 
+
+class Command(Launcher):
+    """Starts each job by a command, which it ends by SIGTERM.
+
+    The command finds the run's token in its environment (`LRL_TOKEN`), and on its standard input,
+    which `ssh HOST {join}` and `kubectl run NAME -i --image=IMAGE -- {join}` pass on.
+
+    Args:
+        jobs: How many.
+        command: A command line; `{join}` in it stands for `lrl join` with its words, `{name}` for a
+            name that no other job of the run has, `{index}` for the job's number from 0, which its
+            replacement keeps.
+
+    Raises:
+        ConfigError: There are no jobs, or there is no `{join}` in the command.
+    """
+
+    def __init__(self, jobs: int, command: str) -> None:
+        super().__init__(jobs)
+        if "{join}" not in command:
+            raise ConfigError(
+                f"{type(self).__name__}.command is {command!r}, and starts no member: put {{join}} "
+                "where `lrl join` belongs."
+            )
+        self.command = command
+
+    def line(self) -> str:
+        """Returns the command line, with its places."""
+        return self.command
+
+    def prepare(self, gpus: int, setting: str = Launcher.setting) -> None:
+        """See `Launcher.prepare`."""
+        super().prepare(gpus, setting)
+        if shutil.which(program := shlex.split(self.line())[0], path=search_path()) is None:
+            raise ConfigError(
+                f"{setting} is {type(self).__name__}, and there is no {program} on the path: start "
+                "the run on a machine that has it, or leave the launcher out."
+            )
+
     def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        index: int,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
     ) -> Job:
-        return _SomebodyElsesJob()
+        """See `Launcher.start`."""
+        line = self.line()
+        places = {"{join}": shlex.join(["lrl", *words]), "{name}": name, "{index}": str(index)}
+        for place, value in places.items():
+            line = line.replace(place, value)
+        program, *own = shlex.split(line)
+        path = search_path()
+        if (found := shutil.which(program, path=path)) is None:
+            raise FileNotFoundError(f"there is no {program} on the path")
+        log = folder / f"{Path(program).name}-{name}.log"
+        return Job([found, *own], {**environment, "PATH": path}, log)
 
 
-class _SomebodyElsesJob(Job):
-    alive = True
-
-    def stop(self) -> None:
-        """It ends with the run by itself."""
-
-    def tail(self) -> str:
-        return ""
+def search_path() -> str:
+    """Returns the PATH of commands: `lrl` is this Python's."""
+    return f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-class Local(Launcher):
-    """Starts one on each group of this machine's generator devices. It ends with the thread that has
-    started it.
+class Local(Command):
+    """Starts one on each group of this machine's generator devices.
 
     The strategy gives it to the trainer nodes that rank 0 is not on: rank 0's own generators are
     the fleet's.
@@ -182,19 +222,15 @@ class Local(Launcher):
     """
 
     def __init__(self, placements: Sequence[Sequence[int]]) -> None:
-        super().__init__(len(placements))
+        super().__init__(len(placements), "{join}")
         self.placements = placements
 
     def devices(self, index: int) -> Sequence[int]:
+        """See `Launcher.devices`."""
         return self.placements[index]
 
-    def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> Job:
-        return ProcessJob(bound_to_this_process([PROGRAM, *words]), environment)
 
-
-class Slurm(Launcher):
+class Slurm(Command):
     """Starts each job by `srun`, on one node.
 
     Within a job of SLURM these are steps of its allocation. Elsewhere srun asks for an allocation
@@ -210,20 +246,11 @@ class Slurm(Launcher):
     """
 
     def __init__(self, jobs: int, options: list[str] | None = None) -> None:
-        super().__init__(jobs)
+        super().__init__(jobs, "srun {join}")
         self.options = options or []
 
-    def prepare(self, gpus: int, host: str, setting: str = Launcher.setting) -> None:
-        super().prepare(gpus, host, setting)
-        if shutil.which("srun") is None:
-            raise ConfigError(
-                f"{setting} is Slurm, and there is no srun on the path: start the run on a machine "
-                "of a SLURM cluster, or leave the launcher out."
-            )
-
-    def start(
-        self, name: str, words: Sequence[str], environment: Mapping[str, str], folder: Path
-    ) -> Job:
-        srun = ["srun", "--nodes=1", "--ntasks=1", f"--job-name=lrl-{name}", "--export=ALL"]
-        srun += ["--unbuffered", *([f"--gpus={self.gpus}"] if self.gpus else []), *self.options]
-        return ProcessJob([*srun, PROGRAM, *words], environment, folder / f"srun-{name}.log")
+    def line(self) -> str:
+        """See `Command.line`."""
+        srun = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--unbuffered"]
+        srun += [*([f"--gpus={self.gpus}"] if self.gpus else []), *self.options]
+        return f"{shlex.join(srun)} --job-name=lrl-{{name}} {{join}}"

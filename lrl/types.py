@@ -99,7 +99,7 @@ class Rollout:
     which each token is recorded once, in the order of time, and `forks` says what follows what.
 
     The three lists are equally long. Without an environment they grow while the response is being
-    written; with one they grow by a whole turn and its observation (`lrl.rollouts.episode`).
+    written; with one they grow by a whole turn and its observation (`lrl.rollouts.episodes.episode`).
     """
 
     token_ids: list[int] = field(default_factory=list)

@@ -170,7 +170,7 @@ class ExternalAgents:
 
 
 class ExternalEpisode:
-    """An episode that an agent elsewhere plays; see `lrl.rollouts.episode.Conversation`. It is also
+    """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`. It is also
     the `Policy` of the agent's requests, and an `ExternalPlay`.
 
     Args:

@@ -28,7 +28,7 @@ import numpy as np
 
 from lrl.environments import Written
 from lrl.environments.play import Reply
-from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import Episodes, EpisodeTerms
 from lrl.types import Prompt, Rollout, Sampling
 
 V = TypeVar("V", int, float)
@@ -242,7 +242,7 @@ class ReplayedEpisodes(EpisodeShapes):
 
 
 class ModelEnvironments:
-    """Plays the environment's side of all episodes (`lrl.rollouts.episode.Environments`); any
+    """Plays the environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
     number of answers are made at once."""
 
     deterministic = True
@@ -267,7 +267,7 @@ class ModelEnvironments:
 
 @dataclass
 class ModelConversation:
-    """One episode (`lrl.rollouts.episode.Conversation`)."""
+    """One episode (`lrl.rollouts.episodes.episode.Conversation`)."""
 
     answers: list[Answer]
     waits_ms: list[int]
@@ -287,7 +287,7 @@ class ModelConversation:
 
 
 class ModelObservations:
-    """The observations of one episode (`lrl.rollouts.episode.Observations`), tokens already."""
+    """The observations of one episode (`lrl.rollouts.episodes.episode.Observations`), tokens already."""
 
     tools: Sequence[dict[str, Any]] = ()
 

@@ -25,8 +25,8 @@ from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, NO_PARSER, Episodes, EpisodeTerms
-from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.episode import ATTEMPTS, NO_PARSER, Episodes, EpisodeTerms
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 from tests.certificates import self_signed

@@ -29,7 +29,7 @@ from lrl.environments.worker import WorkerSpec
 from lrl.errors import EnvironmentLost, NoEnvironments
 from lrl.members.admission import WorkerAdmission
 from lrl.members.registry import Kind, Status
-from lrl.rollouts.episode import Episodes
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.system.endpoint import Endpoint
 from lrl.system.remote_workers import MemberAddress
 from lrl.system.token_server import TokenServer
@@ -48,7 +48,7 @@ from tests.http_call import call
 from tests.leftovers import lives, wait_for
 from tests.members.served_run import served, spec_of
 from tests.members.served_workers import START_S, TOKEN, ServedMembers
-from tests.rollouts.test_episode import terms
+from tests.rollouts.episodes.test_episode import terms
 
 ROOT = Path(__file__).parents[2]
 EPISODES_AT_ONCE = 4

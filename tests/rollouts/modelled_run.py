@@ -22,7 +22,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import Episodes, EpisodeTerms
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import flattened

@@ -12,14 +12,14 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
-from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
-from lrl.rollouts.episode_settings import EpisodeSettings
-from lrl.rollouts.observations import (
+from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
+from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,
     shows_one_call,
 )
+from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.system.config_errors import fault
@@ -29,7 +29,7 @@ from lrl.types import Prompt
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.rollouts.prompt_maker import PromptPart
+    from lrl.rollouts.prompts.prompt_maker import PromptPart
 
 
 TOOL_ON_TRIAL = {

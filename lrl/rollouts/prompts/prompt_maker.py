@@ -23,7 +23,7 @@ from lrl.rollouts.chat_template import (
     encode_chat,
     encode_text,
 )
-from lrl.rollouts.sources import Row
+from lrl.rollouts.prompts.sources import Row
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from lrl.errors import ConfigError
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.sources import read_rows, short_name
+from lrl.rollouts.prompts.sources import read_rows, short_name
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "When\u2028was it?", "answer": "2024-01-01"},

@@ -1,6 +1,6 @@
 """Episodes whose observations follow other turns than the last: one response, a tree of tokens.
 
-Covers lrl/types.py, lrl/rollouts/episode.py, lrl/training/collate.py.
+Covers lrl/types.py, lrl/rollouts/episodes/episode.py, lrl/training/collate.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens
 from lrl.objectives.normalisation import token_weights
 from lrl.planning.clock import run
-from lrl.rollouts.episode import Episodes, shared_with
+from lrl.rollouts.episodes.episode import Episodes, shared_with
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.collate import each_rollout
 from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
-from tests.rollouts.test_episode import PROMPT, STOP, terms
+from tests.rollouts.episodes.test_episode import PROMPT, STOP, terms
 from tests.rollouts.test_packing import make_group, pack
 
 LETTERS = 3

@@ -74,7 +74,7 @@ class Environments(Protocol):
 
 
 class Observations(Protocol):
-    """Makes tokens of the observations of one episode (`lrl.rollouts.observations.Transcript`)."""
+    """Makes tokens of the observations of one episode (`lrl.rollouts.episodes.observations.Transcript`)."""
 
     tools: Sequence[dict[str, Any]]
     """JSON schemas of what the policy may call; known after the opening observation."""

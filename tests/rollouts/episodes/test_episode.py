@@ -1,6 +1,6 @@
 """The loop of an episode, between a scripted pool and an environment on a virtual clock.
 
-Covers lrl/environments/turns.py, lrl/rollouts/episode_settings.py.
+Covers lrl/environments/turns.py, lrl/rollouts/episodes/settings.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lrl.environments.play import finite
 from lrl.environments.turns import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes, EpisodeTerms
-from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes, EpisodeTerms
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import MISTRAL, merging_tokenizer

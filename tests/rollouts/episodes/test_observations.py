@@ -13,7 +13,7 @@ from lrl.environments import Message, ToolCall, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply
 from lrl.errors import EpisodeError
-from lrl.rollouts.observations import (
+from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,

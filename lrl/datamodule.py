@@ -22,7 +22,6 @@ from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.controller_calls import ControllerCalls
 from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
@@ -32,7 +31,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.prompts.prompt_maker import PromptPart
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
-from lrl.rollouts.stream import StepLoader
+from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
@@ -547,9 +546,7 @@ def _environment_of_run(
     max_tokens: int,
     start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
-    """Returns the environment of a run; None without one, whose settings must not be set then."""
-    if environment is None:
-        settings.check_unused()
+    """Returns the environment of a run; None without one."""
     if not isinstance(environment, Environment):  # `instances` has noted another class
         return None
     from lrl.rollouts.episodes.environment_of_run import (

@@ -7,7 +7,7 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +41,9 @@ class Prompt:
     chat: Chat | None = None
     """The chat that the tokens render; None for plain text."""
 
+
+Decode = Callable[[Sequence[int], Sequence[int]], str]
+"""Returns the text of tokens of the policy; the second tokens stand before them."""
 
 ENVIRONMENT = -(2**31)
 """The version of a token that no policy wrote: it has no behaviour log-prob, no loss and no lag."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from lrl.environments import Written
 from lrl.environments.play import Reply
-from lrl.rollouts.episodes.episode import Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.types import Prompt, Rollout, Sampling
 
 V = TypeVar("V", int, float)
@@ -306,7 +306,9 @@ class ModelEpisodes(Episodes):
         lengths: LengthSampler,
     ) -> None:
         unlimited = 2**62
-        terms = EpisodeTerms(
+        super().__init__(
+            write=write,
+            environments=ModelEnvironments(shapes, lengths),
             max_turns=unlimited,
             max_turn_tokens=unlimited,
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
@@ -314,7 +316,6 @@ class ModelEpisodes(Episodes):
             observations=lambda prompt: ModelObservations(),
             decode=lambda tokens, before: "",
         )
-        super().__init__(write, ModelEnvironments(shapes, lengths), terms)
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any

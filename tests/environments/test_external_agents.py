@@ -25,7 +25,7 @@ from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episodes.episode import ATTEMPTS, NO_PARSER, Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import ATTEMPTS, NO_PARSER, Episodes
 from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
@@ -125,13 +125,11 @@ def play(
     episodes = Episodes(
         write,
         agents,
-        EpisodeTerms(
-            **limits | terms,
-            stop_tokens=(),
-            observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
-            decode=lambda tokens, before: tokenizer.decode(tokens),
-            each_alone=True,
-        ),
+        **limits | terms,
+        stop_tokens=(),
+        observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        decode=lambda tokens, before: tokenizer.decode(tokens),
+        each_alone=True,
     )
 
     async def run() -> None:

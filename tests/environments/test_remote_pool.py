@@ -325,7 +325,7 @@ class Writes:
 def played(pool: EnvironmentPool, writes: Writes) -> list[tuple[list[int], list[float]]]:
     """Plays a group of episodes to their ends; tokens and rewards of each."""
     rollouts = [Rollout() for _ in range(EPISODES_AT_ONCE)]
-    episodes = Episodes(writes.generate, pool, terms(max_turns=3))
+    episodes = Episodes(writes.generate, pool, **terms(max_turns=3))
     sampling = Sampling(n=len(rollouts), max_tokens=400, stop_tokens=(2,))
     asyncio.run(episodes.generate(PROMPT, rollouts, sampling, priority=0))
     assert [rollout.finish_reason for rollout in rollouts] == ["turns"] * len(rollouts)

@@ -89,7 +89,7 @@ DATA: dict[str, Case] = {
     "a misspelt reward": ((REWARD, "lrl.rewards.GSM9K"), ("Did you mean GSM8K?",)),
     "a prompt that no tokenizer encodes": (
         source("surrogate.jsonl")[0],
-        ("Row 3 of surrogate, column 'prompt'", "character 2", "half of a surrogate pair"),
+        ("Row 3 of surrogate, column 'prompt'", "half of a surrogate pair"),
     ),
     "a reward that takes no columns": ((REWARD, "[os.path:join]"), ("join", "**columns")),
     "a reward of TRL": (

@@ -183,9 +183,6 @@ SETTINGS: dict[str, Case] = {
     "a turn longer than its episode": played(
         "SaysNothing", "data.max_turn_tokens is 9999", "lower it", max_turn_tokens=9999
     ),
-    "turns without an environment": setting(
-        "data.max_turns", 4, "data.max_turns is 4", "there is no data.environment"
-    ),
     "a step larger than the data set": setting("data.groups_per_step", 9, "8 prompts", "at most 8"),
     "a replay of nothing": (
         (

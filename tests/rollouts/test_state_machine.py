@@ -12,8 +12,11 @@ Covers lrl/rollouts/controller.py, ledger.py.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -31,7 +34,7 @@ from lrl.rollouts.serialisation import flattened
 from tests.checkpoints.through_files import from_file
 from tests.rollouts.modelled_run import COUNTS, ModelledRun, Row, whole_turns, writing
 
-SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "200"))
+SCHEDULES = int(os.environ.get("LRL_SCHEDULES", "80"))
 STEPS = 8
 RESUMES = 5
 """Most interruptions of a schedule: with more it would hardly get beyond its first step."""
@@ -293,6 +296,16 @@ class Schedule(RuleBasedStateMachine):
             )
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors of a few numbers: more threads only wait for one another on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
     unhurried = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(

@@ -90,7 +90,7 @@ class Sampler:
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
     """Plays episodes with a plan."""
     sampler = Sampler()
-    episodes = Episodes(sampler.write, Here(Wanders(plan)), terms())
+    episodes = Episodes(sampler.write, Here(Wanders(plan)), **terms())
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
     sampling = Sampling(n=count, max_tokens=max_tokens, stop_tokens=(2, STOP))
     run(episodes.generate(PROMPT, group.rollouts, sampling, priority=0))
@@ -228,7 +228,7 @@ class TooFar(Wanders):
 def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
     environment: Environment, why: str
 ) -> None:
-    episodes = Episodes(Sampler().write, Here(environment), terms())
+    episodes = Episodes(Sampler().write, Here(environment), **terms())
     rollout = Rollout()
     run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
     assert why in rollout.failure

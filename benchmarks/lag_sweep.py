@@ -74,7 +74,7 @@ class History(L.Callback):
         """Seconds that the trainer waited for rollouts."""
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
         self.steps.append(facts | {"tokens": stream.num_tokens} | pl_module.diagnostics.result())

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-
 import lrl
 from lrl.generators.server import Server
+from lrl.run import Run
 
 
 class LentServer(Server):
@@ -54,7 +53,7 @@ class Borrowing(lrl.AsyncSingleDevice):
         # The server's supervisor removes the weights' file if this process is killed.
         self.run_id = server.run_id
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+    def make_servers(self, run: Run) -> list[Server]:
         return list(self.lent)
 
 

@@ -22,6 +22,7 @@ from benchmarks.forced_lengths import equal, forced, long_tailed
 from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
 from lrl.callbacks import Throughput, WeightSync
+from lrl.callbacks.base import run_of
 from lrl.callbacks.throughput import StepTimes
 from lrl.planning.responses import LengthSampler
 from lrl.quickstart.task import problems
@@ -95,9 +96,9 @@ class OnlyAtTheStart(WeightSync):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        self.pause_seconds = 0.0
-        data: lrl.RolloutDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        data.controller_calls.new_version(trainer.global_step)
+        run = run_of(trainer)
+        run.pause_seconds = 0.0
+        run.calls.new_version(trainer.global_step)
 
 
 class Steps(L.Callback):

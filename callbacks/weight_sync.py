@@ -58,7 +58,7 @@ class WeightSync(OnRankZero):
             run.strategy.choose_transport(),
             run.policy.sent_weights,
             lambda pool: self._make_probe(run, pool),
-            name=run.run_id,
+            name=run.strategy.run_id,
             deadline_s=self.deadline_s,
             keys_and_values=self.keys_and_values,
             interrupted=run.raise_if_stopped,
@@ -117,11 +117,3 @@ class WeightSync(OnRankZero):
             run.sync()
         for pool in run.fleet.pools:
             run.syncs.wait_until_verified(pool)
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Cuts unverified tokens, since a checkpoint may be saved on the way out."""
-        run = run_of(trainer)
-        if run.has_generators:
-            run.syncs.interrupt()

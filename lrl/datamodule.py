@@ -12,7 +12,6 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl.advantages import Advantages, GroupMean
-from lrl.callbacks.base import find_all
 from lrl.checkpoints.made_with import changes
 from lrl.checkpoints.newest_checkpoint import find_by_lrl
 from lrl.environments import Environment
@@ -449,10 +448,8 @@ class RolloutDataModule(L.LightningDataModule):
         """Returns the evaluations; none within fit, where they run during the training."""
         if self._run.trains:
             return []
-        from lrl.callbacks.evaluation import Evaluation  # here: most runs validate nothing
-
         # Not a list: Lightning takes all items of nested lists for loaders.
-        return UserList(find_all(self._run.trainer, Evaluation))
+        return UserList(self._run.evaluations)
 
     def teardown(self, stage: str) -> None:
         """Keeps the ledger, which a checkpoint may be made of after the run."""

@@ -13,24 +13,26 @@ callbacks) passes them on to the run, in this order:
     evaluate()    Evaluation                    on spare slots, beside the next steps
     end()         strategy.teardown             whatever it has started has ended, after errors too
 
-Each rank has a run; the one of rank 0 owns the generators, the workers and the controller.
+Each rank has a run; the one of rank 0 owns the generators, the workers and the controller. Groups
+are admitted and handed out in `lrl.rollouts.controller` and its ledger, requests get their slots in
+`lrl.generators.pool`, `lrl.generators.fleet` replaces generators, and one sync is in
+`lrl.weights.sync`.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lrl import preflight
-from lrl.callbacks.base import find
+from lrl.callbacks.base import find, find_all
 from lrl.callbacks.weight_sync import WeightSync
 from lrl.checkpoints.newest_checkpoint import steps_done
 from lrl.checkpoints.run_folder import RunFolderLock, continue_logs, run_folder
@@ -45,10 +47,13 @@ from lrl.rollouts.controller import score
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.strategies.generator_servers import join_spec, make_fleet, make_members, make_servers
+from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Sampling, Step
 from lrl.weights.syncs import Syncs
+
+if TYPE_CHECKING:
+    from lrl.callbacks.evaluation import Evaluation
 
 NO_GENERATORS = "There are no generators: only rank 0 has them, while a run lasts."
 
@@ -67,7 +72,6 @@ class Run:
         self.policy = policy
         self.data = data
         self.strategy = trainer.strategy
-        self.run_id = secrets.token_hex(4)
         self.stopwatch = Stopwatch()
         """What the trainer does (`lrl.system.stopwatch.TRAINER`)."""
         self.claim = RunFolderLock()
@@ -126,7 +130,7 @@ class Run:
             ServerError: A server has not started, or no member of a launcher has joined in time.
         """
         strategy = self.strategy
-        servers = make_servers(self)
+        servers = strategy.make_servers(self)
         self._fleet = fleet = make_fleet(self, servers)
         fleet.loop.interrupted = self.raise_if_stopped
         self.members = members = make_members(self, fleet)
@@ -180,15 +184,16 @@ class Run:
         """Gives the policy's weights to the generators that write rollouts, and admits the prompts
         that may start under the new version.
 
-        The trainer goes on as soon as the weights are copied, unless it has nothing else to do
+        The trainer continues as soon as the weights are copied, unless it has nothing else to do
         (`max_lag` 0) or no generator has served yet.
         """
         version, pool = self.trainer.global_step, self.fleet.rollouts
+        sync = self.syncs.pools[pool]
         self.newest = version
 
         def on_synced() -> None:
             self.version = version
-            self.pause_seconds = self.syncs.pools[pool].pause_seconds
+            self.pause_seconds = sync.pause_seconds
             if self.trainer.training:
                 self.calls.new_version(version)
 
@@ -279,6 +284,7 @@ class Run:
                 ends.callback(fleet.stop)
             if syncs is not None:
                 ends.callback(syncs.close)
+                ends.callback(syncs.interrupt)
 
     def _release_folder(self) -> None:
         if self.trainer.interrupted:
@@ -310,9 +316,11 @@ class Run:
         return self._fleet
 
     @property
-    def has_generators(self) -> bool:
-        """Whether it has generators that can be called."""
-        return self._fleet is not None and not self._fleet.loop.closed
+    def evaluations(self) -> list[Evaluation]:
+        """What `trainer.validate` runs."""
+        from lrl.callbacks.evaluation import Evaluation  # here: many runs have none
+
+        return find_all(self.trainer, Evaluation)
 
     @property
     def step_stream(self) -> StepStream:
@@ -346,11 +354,14 @@ class Run:
 
     def settle(self) -> None:
         """Waits until every token written so far is verified and here: a checkpoint has no
-        other."""
-        if not self.has_generators:
+        other. After an error unverified ones are cut at once."""
+        if self._fleet is None or self._syncs is None:
             return
-        self.syncs.wait_until_verified(self.fleet.rollouts)
-        self.fleet.call(self.fleet.rollouts.flush(), "fetching the tokens on their way")
+        if self.trainer.interrupted:
+            self._syncs.interrupt()
+        else:
+            self._syncs.wait_until_verified(self._fleet.rollouts)
+        self._fleet.call(self._fleet.rollouts.flush(), "fetching the tokens on their way")
 
     def controller_state(self) -> dict[str, Any] | None:
         """Returns the controller's state after the steps done; None before there is one."""

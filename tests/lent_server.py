@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-
 import lrl
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.run import Run
 from lrl.training.model import Dtype
 from lrl.weights.pull import Pull
 from tests.http_call import call
@@ -99,6 +98,6 @@ class Borrowing(lrl.AsyncSingleDevice):
         # Should the tests be killed, the server's supervisor removes the weights' file.
         self.run_id = servers[0].run_id
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+    def make_servers(self, run: Run) -> list[Server]:
         """See `GeneratorDevices.make_servers`."""
         return list(self.lent)  # type: ignore[arg-type]

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import lrl
+from lrl.callbacks import WeightSync
 from lrl.generators.client import GeneratorClient
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
+from lrl.run import Run
 
 
 def let_requests_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,29 +31,32 @@ class ScriptedRun(lrl.AsyncSingleDevice):
     """A strategy whose generator is `program`."""
 
     def __init__(self, program: type[Server], folder: Path, settings: ServerSettings) -> None:
-        super().__init__()
+        super().__init__(server=settings)
         self.program = program
         self.folder = folder
         self.settings = settings
         self.parallel_devices = [torch.device("cpu")] * 2
 
-    def make_servers(self, trainer: Any, placements: list[list[int]]) -> list[Any]:
+    def make_servers(self, run: Run) -> list[Any]:
         words = ("shared_memory", [], self.folder, 0, self.run_id, self.token)
         return [self.program(str(self.folder), self.settings, *words)]
 
-    def _settings(self, trainer: Any) -> ServerSettings:
-        return self.settings
-
-    def trainer(self, data: Any) -> Any:
-        """Returns a trainer of a policy in the folder, before its first step."""
-        return SimpleNamespace(
+    def run_with(self, data: Any) -> Run:
+        """Returns a run of a policy in the folder, before its first step."""
+        policy: Any = SimpleNamespace(
+            policy_folder=str(self.folder), dtype_name="float32", sent_weights=lambda: iter(())
+        )
+        trainer: Any = SimpleNamespace(
             strategy=self,
-            lightning_module=SimpleNamespace(policy_folder=str(self.folder)),
+            lightning_module=policy,
             datamodule=data,
+            callbacks=[WeightSync()],
             state=SimpleNamespace(fn="fit"),
             loggers=[],
             logger=None,
             default_root_dir=str(self.folder),
             global_step=0,
             interrupted=False,
+            is_global_zero=True,
         )
+        return Run(trainer, policy, data)

@@ -75,7 +75,7 @@ def test_a_resumed_run_says_what_it_does_not_restore(
         )
         for number in range(2)
     ]
-    first._learners.end_step(0, [Group(index=3, prompt=first.prompts[3], rollouts=rollouts)])
+    first.learners.end_step(0, [Group(index=3, prompt=first.prompts[3], rollouts=rollouts)])
     resumed = data(**settings)
     resumed.load_state_dict(through_a_file(first.state_dict()))
     lines = [record.getMessage() for record in caplog.records]

@@ -45,8 +45,16 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imported(path: Path, package: str, known: Mapping[str, Path]) -> Iterator[str]:
-    """The modules that a file imports anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The modules that a file imports anywhere in it.
+
+    `lrl.run` owns the others; that one of them names its owner, for typing or within a function, is
+    no circle.
+    """
+    tree = ast.parse(path.read_text())
+    real = {id(node) for node in at_import(tree.body)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "lrl.run" and id(node) not in real:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -31,7 +31,7 @@ class Measure(L.Callback):
         self.clock.start(psutil.Process().create_time())
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        step_stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        step_stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
         self.clock.step_done(
             trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups)
         )

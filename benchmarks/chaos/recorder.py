@@ -55,7 +55,7 @@ class StepRecorder(OnRankZero):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        resumed = data.controller.resumed
+        resumed = data.run.calls.controller.resumed
         found = {
             name: getattr(resumed, name) if resumed else 0
             for name in ("responses", "tokens", "finished_groups")
@@ -66,7 +66,7 @@ class StepRecorder(OnRankZero):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        groups, step = data.step_stream.groups, data.step_stream.step
+        groups, step = data.run.step_stream.groups, data.run.step_stream.step
         lags = [
             step - version
             for group in groups
@@ -85,7 +85,9 @@ class StepRecorder(OnRankZero):
             unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
             failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
             played_again=_played_again(data),
-            fleet={name: getattr(data.fleet, name) for name in ("alive", "restarts", "reissued")},
+            fleet={
+                name: getattr(data.run.fleet, name) for name in ("alive", "restarts", "reissued")
+            },
             **self._continued(groups),
         )
         if self.stop_file.exists():
@@ -147,7 +149,7 @@ class FleetRecorder(OnRankZero):
         self._over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fleet: Fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        fleet: Fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
     def _watch(self, fleet: Fleet) -> None:

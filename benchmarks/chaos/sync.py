@@ -37,6 +37,7 @@ from benchmarks.chaos.sync_faults import (
 from benchmarks.chaos.token_proof import TokenRecorder
 from benchmarks.quickstart_run import RunSettings, make_data, make_module, server_settings
 from lrl.generators.server import Server
+from lrl.run import Run
 
 CAPACITY = 64
 SPARE_STEPS = 6
@@ -101,9 +102,9 @@ class BehindProxies(lrl.AsyncSingleDevice):
         self._proxies = proxies
         self._late_s = late_s
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Server]:
+    def make_servers(self, run: Run) -> list[Server]:
         servers: list[Server] = []
-        for plain in super().make_servers(trainer, placements):
+        for plain in super().make_servers(run):
             server = ProxiedServer(
                 plain.model,
                 plain.settings,

@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,10 @@ import lightning as L
 
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
+from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
+from lrl.run import Run
 from lrl.system import job_supervisor
 from lrl.weights import staged_file
 
@@ -199,13 +201,19 @@ class BreakingSync(WeightSync):
         super().teardown(trainer, pl_module, stage)
         logging.getLogger("lrl").removeHandler(self._log)
 
-    def sync(self, trainer: L.Trainer, policy: Any) -> None:
-        pool = trainer.datamodule.fleet.rollouts  # type: ignore[attr-defined]
-        self.wait_until_verified(trainer, pool)
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        run = run_of(trainer)
+        plain = run.sync
+        run.sync = lambda: self._sync_with_a_fault(run, plain)  # type: ignore[method-assign]
+        super().on_train_start(trainer, pl_module)
+
+    def _sync_with_a_fault(self, run: Run, sync: Callable[[], None]) -> None:
+        pool, version = run.fleet.rollouts, run.trainer.global_step
+        run.syncs.wait_until_verified(pool)
         self._wait_if_nothing_suits(pool)
-        chosen = self._choose(pool, trainer.global_step)
+        chosen = self._choose(pool, version)
         if chosen is None:
-            super().sync(trainer, policy)
+            sync()
             return
         planned, target = chosen
         self.left.remove(planned)
@@ -213,13 +221,13 @@ class BreakingSync(WeightSync):
         self._log.lines.clear()
         started = time.monotonic()
         with self._armed(planned, fault, target):
-            super().sync(trainer, policy)
-            self.wait_until_verified(trainer, pool)
+            sync()
+            run.syncs.wait_until_verified(pool)
             if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
-                super().sync(trainer, policy)
+                sync()
             sync_s = time.monotonic() - started
             self._wait_for_a_sign(planned, target)
-        self.outcomes.append(self._judge(planned, fault, target, trainer.global_step, sync_s))
+        self.outcomes.append(self._judge(planned, fault, target, version, sync_s))
 
     def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
         new = [

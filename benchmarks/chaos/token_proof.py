@@ -74,12 +74,12 @@ class TokenRecorder(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._keep(trainer, pl_module)
-        for pool in trainer.datamodule.fleet.pools:  # type: ignore[attr-defined]
+        for pool in trainer.datamodule.run.fleet.pools:  # type: ignore[attr-defined]
             self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(trainer, pl_module)
-        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
         self.groups += [(stream.step, group) for group in stream.groups]
 
     def _keep(self, trainer: L.Trainer, policy: Any) -> None:

@@ -107,7 +107,7 @@ class Trained(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self.prompts.update(group.prompt.id for group in data.step_stream.groups)
+        self.prompts.update(group.prompt.id for group in data.run.step_stream.groups)
 
 
 class CountingPool(RewardPool):

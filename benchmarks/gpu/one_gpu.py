@@ -65,7 +65,7 @@ class Recorder(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        times, stream = self.throughput.times, trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        times, stream = self.throughput.times, trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
         self.steps.append(
             {
                 "step_s": times.step,

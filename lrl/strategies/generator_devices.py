@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
+from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.launchers import Launcher
 from lrl.members.run_file import RUN_TOKEN, fault_without_token, token_of_run
+from lrl.strategies.generator_servers import seed_of, server_settings
 from lrl.strategies.graceful_shutdown import GracefulShutdown
 from lrl.system.config_errors import above, at_least, fault, one_of
 from lrl.system.cpu_affinity import share_cores
@@ -113,6 +117,7 @@ class GeneratorDevices(GracefulShutdown):
         self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
         self.generator_devices: list[torch.device] = []
+        self.run_id = secrets.token_hex(4)
         self.has_given_token = bool(os.environ.get(RUN_TOKEN))
         """Whether the user has given the run's token, and so knows it."""
         self.token = token_of_run()
@@ -213,6 +218,27 @@ class GeneratorDevices(GracefulShutdown):
         if why := chosen.server_refusal(self.server_settings):
             raise ConfigError(why)
         return chosen
+
+    def make_servers(self, run: Run) -> list[Server]:
+        """Makes one server, not started, for each of `placements`; their logs go to the run's
+        folder."""
+        transport, placements = self.plan()
+        return [
+            Server(
+                run.policy.policy_folder,
+                server_settings(run),
+                backend=transport.backend,
+                devices=devices,
+                folder=run_folder(run.trainer),
+                number=number,
+                run_id=self.run_id,
+                token=self.token,
+                transport_environment=transport.server_environment(number, os.environ),
+                middleware=transport.middleware,
+                seed=seed_of(run),
+            )
+            for number, devices in enumerate(placements)
+        ]
 
     def placements(self) -> list[list[int]]:
         """Returns the CUDA indices of each generator of this node; an empty list is a generator on

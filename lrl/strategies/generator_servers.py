@@ -36,28 +36,6 @@ def server_settings(run: Run) -> ServerSettings:
     )
 
 
-def make_servers(run: Run) -> list[Server]:
-    """Makes one server, not started, for each of the strategy's placements; their logs go to the
-    run's folder."""
-    transport, placements = run.strategy.plan()
-    return [
-        Server(
-            run.policy.policy_folder,
-            server_settings(run),
-            backend=transport.backend,
-            devices=devices,
-            folder=run_folder(run.trainer),
-            number=number,
-            run_id=run.run_id,
-            token=run.strategy.token,
-            transport_environment=transport.server_environment(number, os.environ),
-            middleware=transport.middleware,
-            seed=_seed(run),
-        )
-        for number, devices in enumerate(placements)
-    ]
-
-
 def make_fleet(run: Run, servers: list[Server]) -> Fleet:
     """Makes the fleet of these servers, which starts them."""
     strategy = run.strategy
@@ -107,16 +85,16 @@ def join_spec(run: Run, generators: int) -> JoinSpec:
         model=os.path.abspath(model) if os.path.exists(model) else model,
         settings=asdict(server_settings(run)),
         transport=transport.backend,
-        run_id=run.run_id,
+        run_id=run.strategy.run_id,
         on_cpu=run.strategy.root_device.type != "cuda",
         generators=generators,
-        seed=_seed(run),
+        seed=seed_of(run),
         environment=transport.common_environment(os.environ),
         serves_model=os.path.isdir(model),
     )
 
 
-def _seed(run: Run) -> int:
+def seed_of(run: Run) -> int:
     """Returns the seed of the generators (`lrl.generators.seeds.run_seed`)."""
     checkpoint = run.data.resumes_from
     saved_steps = 0 if checkpoint is None else steps_done(Path(checkpoint))

@@ -109,7 +109,7 @@ class Syncs:
             on_synced: Called when no generator of the pool writes under the version before any
                 longer, `in_background` on another thread.
             training: Whether the next step may begin before the weights are verified.
-            in_background: Whether the trainer goes on once the weights are copied, if the transport
+            in_background: Whether the trainer continues once the weights are copied, if the transport
                 copies them.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A run of two generators without servers, whose `WeightSync` is real."""
+"""A run of two generators without servers; its syncs are real."""
 
 from __future__ import annotations
 
@@ -12,64 +12,69 @@ from lrl.callbacks import WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.health import OutageLimit
 from lrl.generators.pool import GeneratorPool
+from lrl.run import Run
 from lrl.system.event_loop import LoopThread
 from tests.weights.model_sync import Client, Direct, make_generators, weights
 
 
-class ModelRun:
-    """A trainer with two generators that serve version 0, and a `WeightSync`."""
+class ModelRun(Run):
+    """A run of two generators that serve version 0."""
 
     def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct) -> None:
-        self.loop = LoopThread()
+        strategy: Any = lrl.AsyncSingleDevice()
+        strategy.parallel_devices = [torch.device("cpu")] * 2
+        strategy.choose_transport = lambda: transport
+        data = lrl.RolloutDataModule(
+            prompts=[{"prompt": "1+1=", "answer": "2"}],
+            rewards=[lrl.rewards.ExactMatch()],
+            max_lag=max_lag,
+        )
+        data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
+        data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
+        policy: Any = SimpleNamespace(
+            sent_weights=weights,
+            prompt_logprobs=lambda tokens: [-1.0, -1.0],
+            compute_dtype="float32",
+            training_dtype="float32",
+            reference=None,
+        )
+        self.settings = WeightSync(deadline_s=60.0)
+        trainer: Any = SimpleNamespace(
+            strategy=strategy,
+            datamodule=data,
+            callbacks=[self.settings],
+            global_step=0,
+            training=True,
+            interrupted=False,
+            is_global_zero=True,
+            lightning_module=policy,
+        )
+        super().__init__(trainer, policy, data)
+        loop = LoopThread()
         self.pool = GeneratorPool(make_generators())
-        self.fleet = SimpleNamespace(
-            loop=self.loop,
+        self._fleet: Any = SimpleNamespace(
+            loop=loop,
             rollouts=self.pool,
             pools=[self.pool],
             evaluation=None,
             heartbeat_s=5.0,
             outage_limit=OutageLimit(60.0, []),
-            call=lambda work, what: self.loop.wait(work, 5.0, what),
-        )
-        self.data = lrl.RolloutDataModule(
-            prompts=[{"prompt": "1+1=", "answer": "2"}],
-            rewards=[lrl.rewards.ExactMatch()],
-            max_lag=max_lag,
+            call=lambda work, what: loop.wait(work, 5.0, what),
+            stop=loop.close,
         )
         self.versions: list[int] = []
-        self.data._calls = SimpleNamespace(  # type: ignore[assignment]
+        self._calls: Any = SimpleNamespace(
             new_version=self.versions.append, state_dict=lambda step: {}
         )
-        self.data.prompts = SimpleNamespace(fingerprint="")  # type: ignore[assignment]
-        self.data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
-        self.sync = WeightSync(deadline_s=60.0)
-        self.trainer: Any = SimpleNamespace(
-            strategy=SimpleNamespace(
-                fleet=self.fleet, transport=transport, run_id="run", root_device=torch.device("cpu")
-            ),
-            datamodule=self.data,
-            callbacks=[self.sync],
-            global_step=0,
-            training=True,
-            lightning_module=SimpleNamespace(
-                sent_weights=weights,
-                prompt_logprobs=lambda tokens: [-1.0, -1.0],
-                compute_dtype="float32",
-                training_dtype="float32",
-            ),
-        )
-        self.data.trainer, self.data.weight_sync = self.trainer, self.sync
+        self._syncs = self.settings.make_syncs(self)
 
     @property
     def clients(self) -> list[Client]:
         return [generator.client for generator in self.pool.generators]  # type: ignore[misc]
 
     def step(self, version: int) -> None:
-        self.trainer.global_step = version
-        self.sync.sync(self.trainer, self.trainer.lightning_module)
-
-    def poll(self) -> None:
-        self.sync.poll(self.trainer)
+        self.trainer.global_step = version  # type: ignore[misc]
+        self.sync()
 
     def hold(self, holding: bool) -> None:
         for client in self.clients:
@@ -82,7 +87,7 @@ class ModelRun:
     def end(self) -> None:
         self.hold(False)
         self.stick("")
-        self.loop.close()
+        super().end()
 
 
 def proved(generators: list[Generator]) -> list[int]:

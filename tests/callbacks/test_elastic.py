@@ -87,7 +87,7 @@ class ModelRun:
             callbacks=[self.throughput],
             loggers=[],
             default_root_dir=str(folder),
-            datamodule=SimpleNamespace(fleet=self.fleet),
+            datamodule=SimpleNamespace(run=SimpleNamespace(fleet=self.fleet)),
         )
 
     def steps(self, elastic: Elastic, count: int) -> None:

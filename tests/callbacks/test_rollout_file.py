@@ -63,11 +63,14 @@ def trained(step: int, groups: Sequence[Group], packer: Packer | None = None) ->
 def run(folder: Path, callback: RolloutFile, steps: Sequence[Sequence[Group]]) -> RolloutIndex:
     """The index of the file of a run with these groups in its steps."""
     trainer: Any = SimpleNamespace(
-        loggers=[], default_root_dir=folder, datamodule=SimpleNamespace(), global_step=0
+        loggers=[],
+        default_root_dir=folder,
+        datamodule=SimpleNamespace(run=SimpleNamespace()),
+        global_step=0,
     )
     callback.on_train_start(trainer, None)  # type: ignore[arg-type]
     for step, groups in enumerate(steps):
-        trainer.datamodule.step_stream, policy = trained(step, groups)
+        trainer.datamodule.run.step_stream, policy = trained(step, groups)
         callback.on_train_batch_end(trainer, policy)
     index = RolloutIndex(callback.path(trainer))
     index.refresh()

@@ -101,7 +101,8 @@ class Steps(L.LightningDataModule):
         self.failures = failures
         self.length_predictor = None
         self.environment = None
-        self.controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
+        controller = SimpleNamespace(resumed=None, ledger=SimpleNamespace(skipped=[]))
+        self.run = SimpleNamespace(data=self, calls=SimpleNamespace(controller=controller))
         self.reward_pool = SimpleNamespace(counts=Counter(), remote=SimpleNamespace(ready=[]))
 
     def train_dataloader(self) -> list[int]:
@@ -115,7 +116,9 @@ class Steps(L.LightningDataModule):
         packer = SimpleNamespace(
             discarded_rollouts=self.failures[step], masked_tokens=0, padding=0.0, shared=0.0
         )
-        self.step_stream = SimpleNamespace(groups=[group], step=step, packer=packer, replayed=[])
+        self.run.step_stream = SimpleNamespace(
+            groups=[group], step=step, packer=packer, replayed=[]
+        )
 
 
 class Policy(L.LightningModule):

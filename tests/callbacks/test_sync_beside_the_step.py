@@ -42,13 +42,13 @@ def test_the_trainer_continues_and_prompts_are_admitted_only_when_the_generators
     )
     model_run.stick("")
     wait_for(lambda: model_run.versions == [0, 1] and proved(model_run.pool.generators) == [1, 1])
-    assert model_run.sync.version == 1 and model_run.sync.pause_seconds > 0
+    assert model_run.version == 1 and model_run.pause_seconds > 0
 
 
 def test_when_the_trainer_continues_no_response_begins_under_the_version_before(
     model_run: ModelRun,
 ) -> None:
-    sync, begins = model_run.sync._syncs[model_run.pool], threading.Event()
+    sync, begins = model_run.syncs.pools[model_run.pool], threading.Event()
     run: Any = sync._run_in_background
     sync._run_in_background = lambda *parts: begins.wait(60) and run(*parts)  # type: ignore[assignment]
     model_run.step(1)
@@ -79,7 +79,7 @@ def test_others_wait_until_the_sync_is_over_and_verified(model_run: ModelRun, wh
     act = {
         "another sync": lambda: model_run.step(2),
         "a checkpoint": model_run.data.state_dict,
-        "the end of training": lambda: model_run.sync.on_train_end(model_run.trainer, None),  # type: ignore[arg-type]
+        "the end of training": lambda: model_run.settings.on_train_end(model_run.trainer, None),  # type: ignore[arg-type]
     }[what]
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
@@ -168,7 +168,7 @@ def test_a_new_generator_that_cannot_connect_is_logged_and_connected_while_the_t
 
 
 def test_without_room_for_the_copy_the_temporary_folder_is_used(model_run: ModelRun) -> None:
-    transport: Any = model_run.sync._syncs[model_run.pool].transport
+    transport: Any = model_run.syncs.pools[model_run.pool].transport
     transport.full = True
     model_run.step(1)
     assert transport.staged[-1] is True and model_run.versions == [0, 1]
@@ -182,15 +182,14 @@ def test_a_run_that_ends_interrupts_the_sync_and_no_generator_writes_on_unverifi
     model_run.stick(UPDATE)
     model_run.step(1)
     wait_for(lambda: all(UPDATE in client.posted[-1] for client in model_run.clients))
-    sync: Any = model_run.sync._syncs[model_run.pool]
+    sync: Any = model_run.syncs.pools[model_run.pool]
     background = sync._background
     if trainer == "waits for it":
         sync.interrupted = signal
         with pytest.raises(KeyboardInterrupt):
             model_run.step(2)
-    model_run.sync.on_exception(
-        model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt()
-    )
+    model_run.trainer.interrupted = True
+    model_run.settle()
     assert isinstance(background.exception(timeout=0), RunEnded)
     model_run.stick("")
     time.sleep(0.05)
@@ -207,8 +206,8 @@ def test_an_error_beside_the_step_reaches_the_trainer(model_run: ModelRun) -> No
     def refuse(version: int) -> None:
         raise TimeoutError("admitting prompts")
 
-    model_run.data.controller_calls.new_version = refuse  # type: ignore[method-assign]
+    model_run.calls.new_version = refuse  # type: ignore[method-assign]
     model_run.step(1)
-    wait_for(lambda: model_run.sync._syncs[model_run.pool].has_stale)
+    wait_for(lambda: model_run.syncs.pools[model_run.pool].has_stale)
     with pytest.raises(TimeoutError, match="admitting prompts"):
         model_run.poll()

@@ -72,7 +72,13 @@ class Steps(L.LightningDataModule):
             url="", name="", log_path=Path("log"), token="", trust=None, stop=lambda: None
         )
         self.fleet = Fleet([server], capacity=8)
-        self.controller = SimpleNamespace(generated_tokens=0)
+        self.run = SimpleNamespace(
+            fleet=self.fleet,
+            stopwatch=self.stopwatch,
+            calls=SimpleNamespace(controller=SimpleNamespace(generated_tokens=0)),
+            syncs=SimpleNamespace(recomputed_tokens=0, fetched_bytes=0, sent_bytes=0),
+            pause_seconds=0.0,
+        )
         self.trained: list[Group] = []
 
     def train_dataloader(self) -> StepLoader:
@@ -83,7 +89,7 @@ class Steps(L.LightningDataModule):
         step = self.trainer.global_step
         groups = [make_group(2 * step + place, 4, [9, 5 + step]) for place in range(2)]
         arriving = Arriving(groups, self.trained)
-        self.step_stream = StepStream(
+        self.run.step_stream = StepStream(
             step,
             2,
             source=arriving,
@@ -92,7 +98,7 @@ class Steps(L.LightningDataModule):
             packer=Packer(self.micro_batch_tokens, GroupMean(), 1.0),
             stopwatch=self.stopwatch,
         )
-        return self.step_stream
+        return self.run.step_stream
 
 
 @pytest.fixture

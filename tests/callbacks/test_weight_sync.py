@@ -1,4 +1,7 @@
-"""Who waits for the proof of a sync, and what becomes of what was written before it."""
+"""Who waits for the proof of a sync, and what becomes of what was written before it.
+
+Covers lrl/weights/syncs.py.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +52,11 @@ def test_nothing_is_synced_and_nothing_is_saved_before_the_last_sync_is_verified
     act = {"a sync": lambda: model_run.step(2), "a checkpoint": model_run.data.state_dict}[what]
     thread = threading.Thread(target=lambda: done.append(act()))
     thread.start()
-    wait_for(lambda: model_run.data.stopwatch.state == "probe")
+    wait_for(lambda: model_run.stopwatch.state == "probe")
     assert not done and all(client.posted.count(PAUSE) == 2 for client in model_run.clients)
     model_run.hold(False)
     thread.join(60)
-    assert done and model_run.data.stopwatch.seconds("probe") > 0
+    assert done and model_run.stopwatch.seconds("probe") > 0
     wait_for(lambda: proved(model_run.pool.generators) == ([2, 2] if what == "a sync" else [1, 1]))
 
 
@@ -66,7 +69,7 @@ def test_a_checkpoint_has_every_token_that_was_written_when_it_began(model_run: 
 
     for number, client in enumerate(model_run.clients):
         client.flush = partial(flush, f"of generator {number}")  # type: ignore[method-assign]
-    calls: Any = model_run.data.controller_calls
+    calls: Any = model_run.calls
     calls.state_dict = lambda step: {"tokens": sorted(arrived)}
     assert model_run.data.state_dict()["ledger"]["tokens"] == ["of generator 0", "of generator 1"]
 
@@ -103,7 +106,7 @@ def test_a_run_whose_first_sync_no_generator_passes_ends_with_the_reason_and_rep
         match=r"generator 0 does not compute what the policy computes(.|\n)*generator 1",
     ):
         run.step(0)
-    run.loop.close()
+    run.end()
     assert not lost and run.versions == []
 
 
@@ -112,9 +115,8 @@ def test_a_run_that_ends_before_a_proof_drops_unverified_tokens_without_waiting(
 ) -> None:
     model_run.hold(True)
     model_run.step(1)
-    model_run.sync.on_exception(
-        model_run.trainer, model_run.trainer.lightning_module, KeyboardInterrupt()
-    )
+    model_run.trainer.interrupted = True
+    model_run.settle()
     assert all(generator.eviction for generator in model_run.pool.generators)
     assert not any(generator.unverified for generator in model_run.pool.generators)
     model_run.data.state_dict()  # does not wait: the probes are held still
@@ -131,14 +133,14 @@ def test_an_unknown_keys_and_values_is_refused_with_the_choices() -> None:
 def test_every_sync_of_a_run_treats_keys_and_values_by_the_setting(
     model_run: ModelRun, how: Any, clears: str
 ) -> None:
-    model_run.sync.keys_and_values = how
-    model_run.sync._syncs.clear()
+    model_run.settings.keys_and_values = how
+    model_run._syncs = model_run.settings.make_syncs(model_run)
     model_run.step(1)
     assert all(
         f"/pause?mode=keep&clear_cache={clears}" in client.posted[-10:]
         for client in model_run.clients
     )
-    assert model_run.sync.recomputed_tokens == 0  # nothing was being written
+    assert model_run.syncs.recomputed_tokens == 0  # nothing was being written
 
 
 def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
@@ -171,20 +173,18 @@ def test_a_generator_that_waits_for_its_proof_is_not_called_lost(
 def test_sampled_tokens_are_compared_only_where_nothing_but_rounding_can_differ(
     model_run: ModelRun, how: Any, begun: int, version: int, compares: bool
 ) -> None:
-    sync, policy = model_run.sync, model_run.trainer.lightning_module
-    model_run.trainer.global_step = begun
-    sync.keys_and_values = how
-    sync.on_train_start(model_run.trainer, policy)
+    model_run.settings.keys_and_values = how
+    model_run.first_version = begun
     model_run.trainer.global_step = version
-    assert (sync.sampled_tolerance(model_run.trainer, policy) is not None) == compares
+    assert (model_run.settings.sampled_tolerance(model_run) is not None) == compares
 
 
 def test_the_limit_of_sampled_tokens_knows_temperature_and_the_format_of_training(
     model_run: ModelRun,
 ) -> None:
-    sync, policy, trainer = model_run.sync, model_run.trainer.lightning_module, model_run.trainer
-    at_one = sync.sampled_tolerance(trainer, policy)
+    sync, policy = model_run.settings, model_run.policy
+    at_one = sync.sampled_tolerance(model_run)
     model_run.data.sampling = replace(model_run.data.sampling, temperature=0.5)
-    assert at_one is not None and sync.sampled_tolerance(trainer, policy) == 2 * at_one
+    assert at_one is not None and sync.sampled_tolerance(model_run) == 2 * at_one
     policy.training_dtype = "bfloat16"
-    assert (sync.sampled_tolerance(trainer, policy) or 0.0) > 100 * at_one
+    assert (sync.sampled_tolerance(model_run) or 0.0) > 100 * at_one

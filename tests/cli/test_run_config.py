@@ -19,6 +19,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from lrl.cli.main import main
 from lrl.cli.run_config import flat
+from lrl.run import Run
 from lrl.system.endpoint import LOOPBACK
 from tests.preflight import broken_inputs
 from tests.tiny_policies import tiny_llama
@@ -59,11 +60,11 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> L.Trainer:
     write_run(tmp_path)
     found: list[L.Trainer] = []
 
-    def start(strategy: Any, trainer: L.Trainer) -> None:
-        found.append(trainer)
+    def start(run: Run) -> None:
+        found.append(run.trainer)
         raise Reached
 
-    monkeypatch.setattr("lrl.strategies.generator_devices.GeneratorDevices.start_generators", start)
+    monkeypatch.setattr("lrl.run.Run.start", start)
     # A run that ends before it has a server leaves no folder.
     monkeypatch.setattr("lrl.checkpoints.run_folder.RunFolderLock.discard", lambda lock: None)
     monkeypatch.setattr("lrl.rewards.RewardPool.start", lambda pool, first=None: None)

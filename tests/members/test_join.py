@@ -216,8 +216,9 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
     let_requests_succeed(monkeypatch)
     strategy = ScriptedRun(Scripted, tmp_path, settings)
     data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
+    run = strategy.run_with(data)
     try:
-        strategy.start_generators(strategy.trainer(data))
+        run.start()
         client = find_run(str(tmp_path))
         spec = client.spec()
         assert (
@@ -235,7 +236,7 @@ def test_a_joining_generator_gets_the_settings_of_the_runs_own(
         assert told == (str(tmp_path), "shared_memory", strategy.run_id, True, 1, True)
         assert client.token == strategy.token
     finally:
-        strategy.stop_generators()
+        run.end()
     assert not (tmp_path / "fleet").exists()
 
 

@@ -28,6 +28,7 @@ from lrl.members.registry import Kind, Status
 from lrl.members.run_members import ATTEMPTS, RunMembers
 from lrl.members.service import RegistryServer
 from lrl.rewards import RewardPool
+from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from lrl.types import Prompt, Rollout
@@ -326,11 +327,20 @@ def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
         reward_pool=RewardPool([lrl.rewards.GSM8K()]),
         reward_launcher=ModelLauncher(1),
         environment=None,
+        max_model_tokens=64,
     )
     for verb, trains in (("validate", False), ("fit", True)):
-        trainer: Any = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn=verb), loggers=[])
-        trainer.default_root_dir = str(tmp_path)
-        members = lrl.AsyncSingleDevice()._make_members(trainer, None, ServerSettings())  # type: ignore[arg-type]
+        trainer = SimpleNamespace(
+            state=SimpleNamespace(fn=verb), loggers=[], default_root_dir=str(tmp_path)
+        )
+        run: Any = SimpleNamespace(
+            strategy=lrl.AsyncSingleDevice(),
+            policy=SimpleNamespace(dtype_name="float32"),
+            data=data,
+            trainer=trainer,
+            trains=trains,
+        )
+        members = make_members(run, None)  # type: ignore[arg-type]
         assert (Kind.SCORER in members.pools) == (Kind.SCORER in members.launchers) == trains
 
 
@@ -347,6 +357,8 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Slurm(1)
     data = SimpleNamespace(
         reward_pool=pool,
+        end_workers=pool.close,
+        max_model_tokens=64,
         reward_launcher=launcher,
         environment=None,
         resumes_from=None,
@@ -362,13 +374,13 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     }
     rollouts = [Rollout(text=text, **tokens) for text in ("#### 2", "#### 3")]
     pool.start(prompt)
+    run = strategy.run_with(data)
     try:
-        strategy.start_generators(strategy.trainer(data))
+        run.start()
         (scorer,) = pool.remote.ready
         asyncio.run(pool.score(prompt, rollouts))
     finally:
-        strategy.stop_generators()
-        pool.close()
+        run.end()
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
         scorer.name: 2
     }

@@ -180,8 +180,8 @@ def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
 ) -> None:
     trainers: list[Any] = []
     monkeypatch.setattr(
-        "lrl.strategies.generator_devices.GeneratorDevices.start_generators",
-        lambda self, trainer: trainers.append(trainer),
+        "lrl.run.Run.start",
+        lambda self: trainers.append(self.trainer),
     )
     with pytest.raises(RuntimeError, match="There are no generators"):
         run("fit", "--config", "{in}/bare.yaml", "--trainer.callbacks+", "lrl.callbacks.Timeline")

@@ -128,8 +128,9 @@ def fit(
     noted: list[Run] = []
 
     def note(trainer: L.Trainer, *args: Any) -> None:
-        stream = noted[0].data.step_stream
-        assert stream is not None
+        run = noted[0].data.run
+        assert run is not None
+        stream = run.step_stream
         noted[0].prompts.extend(group.prompt.text for group in stream.groups)
         noted[0].flags.append(
             (torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled())
@@ -331,10 +332,9 @@ def test_a_second_fit_of_one_trainer_is_refused_or_resumes_from_its_checkpoint(s
         second.trainer.fit(second.policy, second.data)
     second.trainer.fit(second.policy, second.data, ckpt_path="last")
     assert second.trainer.global_step == 7
-    stream = second.data.step_stream
-    assert stream is not None and not {group.prompt.text for group in stream.groups} & set(
-        second.prompts
-    )
+    assert second.data.run is not None
+    groups = second.data.run.step_stream.groups
+    assert not {group.prompt.text for group in groups} & set(second.prompts)
 
 
 @pytest.fixture

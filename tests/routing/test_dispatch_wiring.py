@@ -1,8 +1,9 @@
 """The data module's settings of dispatch, and the parts of a run that get them.
 
-Covers lrl/datamodule.py.
+Covers lrl/datamodule.py, lrl/strategies/generator_servers.py.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import lrl
 from lrl.routing.dispatch import LeastLoaded, LeastTokens, RoundRobin
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
+from lrl.strategies.generator_servers import make_fleet
 from tests.checkpoints.through_files import through_a_file
 from tests.routing.test_length_predictor import answered, make_prompt
 
@@ -26,7 +28,7 @@ def test_the_rollout_pool_gets_the_policies_of_the_data_module() -> None:
     data = data_module(dispatch=RoundRobin(), migration=Migration())
     strategy = lrl.AsyncSingleDevice()
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    fleet = strategy._make_fleet([], data)
+    fleet = make_fleet(SimpleNamespace(strategy=strategy, data=data), [])  # type: ignore[arg-type]
     try:
         requests = fleet.rollouts.requests
         assert requests.dispatch is data.dispatch and requests.migration is data.migration
@@ -48,7 +50,7 @@ def test_only_policies_that_need_lengths_get_a_length_predictor() -> None:
 
 def test_learned_lengths_are_in_the_checkpoint_and_may_be_absent() -> None:
     data, resumed = data_module(dispatch=LeastTokens()), data_module(dispatch=LeastTokens())
-    data._learners.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
+    data.learners.end_step(0, [answered(make_prompt(id, id), 10 * id) for id in range(1, 9)])
     state = through_a_file(data.state_dict())
     resumed.load_state_dict(state)
     assert resumed.length_predictor.expected(make_prompt(8, 8)) == pytest.approx(80) != 1

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-
 from lrl.cli.main import main as lrl
+from lrl.run import Run
 from lrl.strategies.generator_devices import GeneratorDevices
+from lrl.strategies.generator_servers import server_settings
 from lrl.system.endpoint import Location
 from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere
@@ -28,10 +28,9 @@ def main(hub: Path, url: str, token: str, words: Sequence[str]) -> None:
         words: Those after `lrl fit`.
     """
 
-    def borrow(strategy: Any, trainer: L.Trainer, *_: Any) -> list[Any]:
+    def borrow(strategy: Any, run: Run) -> list[Any]:
         end_half_sync(url, token)
-        settings = strategy._settings(trainer)
-        return [ServerElsewhere(0, Location(url), token, settings, Path())]
+        return [ServerElsewhere(0, Location(url), token, server_settings(run), Path())]
 
     GeneratorDevices.make_servers = borrow  # type: ignore[method-assign]
     os.chdir(hub)

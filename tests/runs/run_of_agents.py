@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 import lrl
 from lrl.callbacks import WeightSync
 from lrl.environments import Agent
+from lrl.run import Run
 from lrl.system.endpoint import Location
 from tests.lent_server import end_half_sync
 from tests.strategies.run_of_ranks import ServerElsewhere
@@ -34,7 +35,7 @@ class BorrowingElsewhere(lrl.AsyncSingleDevice):
         # A killed run leaves its file of weights: the server's supervisor removes it.
         self.run_id = where["run_id"]
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
+    def make_servers(self, run: Run) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
         end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=32, dtype="float32")
@@ -50,7 +51,7 @@ class Telling(L.Callback):
         self.file = file
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        groups = trainer.datamodule.step_stream.groups  # type: ignore[attr-defined]
+        groups = trainer.datamodule.run.step_stream.groups  # type: ignore[attr-defined]
         line = {
             "step": trainer.global_step,
             "prompts": [group.prompt.id for group in groups],

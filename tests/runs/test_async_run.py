@@ -69,7 +69,7 @@ class Witness(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(trainer, pl_module)
-        stream = trainer.datamodule.step_stream
+        stream = trainer.datamodule.run.step_stream
         self.groups += [(stream.step, group) for group in stream.groups]
         self.lrs.append(float(trainer.callback_metrics["policy/lr"]))
 
@@ -270,7 +270,7 @@ def test_sides_that_take_turns_are_never_both_at_work_and_others_are(
     original, write = lrl.PolicyModule.compute_loss, GeneratorClient.write
 
     def observed(policy: Any, micro: Any) -> Any:
-        generators = policy.trainer.datamodule.fleet.rollouts.generators
+        generators = policy.trainer.datamodule.run.fleet.rollouts.generators
         if policy.global_step == 1 and not takes_turns and not seen.is_set():
             wait_for(
                 lambda: any(g.in_flight for g in generators),

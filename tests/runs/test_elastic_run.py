@@ -48,12 +48,12 @@ class Guest(L.Callback):
         self.joining: subprocess.Popen[str] | None = None
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == JOINS_AT:
             words, environment = [*LRL, "join", str(self.run)], {**os.environ}
             if self.namespace:
-                run = trainer.strategy.members.server.elsewhere.url  # type: ignore[attr-defined]
+                run = trainer.strategy.run.members.server.elsewhere.url  # type: ignore[attr-defined]
                 words = [*LRL, "join", run, "--host", THERE, "--insecure"]
                 words = ["ip", "netns", "exec", self.namespace, *words]
                 environment["LRL_TOKEN"] = fleet.generators[0].server.token
@@ -136,9 +136,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
         if guest.joining is not None:
             guest.joining.kill()
     assert guest.joining.returncode == 0, message
-    assert strategy.transport is not None and strategy.transport.backend == (
-        "pull" if namespace else "shared_memory"
-    )
+    assert strategy.choose_transport().backend == ("pull" if namespace else "shared_memory")
     assert [path.name for path in guest.elsewhere.rglob("*.*")] == (
         ["generator-1.log"] if namespace else []
     )

@@ -25,7 +25,7 @@ class Replayed(L.Callback):
         self.metrics: dict[int, dict[str, float]] = {}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        stream = trainer.datamodule.step_stream
+        stream = trainer.datamodule.run.step_stream
         self.steps[stream.step] = [group.index for group in stream.replayed]
         self.oldest[stream.step] = min(
             (group.oldest_version for group in stream.replayed), default=stream.step

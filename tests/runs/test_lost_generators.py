@@ -39,7 +39,7 @@ class Faults(L.Callback):
         self.alive: list[int] = []
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        fleet = trainer.datamodule.fleet  # type: ignore[attr-defined]
+        fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
         self.alive.append(fleet.alive)
         if trainer.global_step == 2:
             (engine,) = processes(fleet.generators[1], "EngineCore")
@@ -53,7 +53,7 @@ class Faults(L.Callback):
     def _wait_for_both(self, trainer: L.Trainer) -> None:
         sync = find(trainer, WeightSync)
         end = time.monotonic() + 900
-        while trainer.datamodule.fleet.alive < 2:  # type: ignore[attr-defined]
+        while trainer.datamodule.run.fleet.alive < 2:  # type: ignore[attr-defined]
             assert sync is not None and time.monotonic() < end
             sync.poll(trainer)
             time.sleep(0.1)

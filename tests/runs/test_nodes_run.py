@@ -44,10 +44,10 @@ class LosesAGenerator(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         if trainer.global_step == LOST_AT:
             data: Any = trainer.datamodule  # type: ignore[attr-defined]
-            assert data.fleet.joined == 1
+            assert data.run.fleet.joined == 1
             (joined,) = (process for process in living(self.mark) if "join" in words(process))
             joined.kill()
-            wait_for(lambda: data.fleet.rollouts.pending, DEADLINE_S, "another one")
+            wait_for(lambda: data.run.fleet.rollouts.pending, DEADLINE_S, "another one")
 
 
 def fit(host: str, model: Path, mark: str) -> None:

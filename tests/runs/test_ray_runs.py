@@ -147,7 +147,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=reward_launcher
     )
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-    assert strategy.transport is not None and strategy.transport.backend == "pull"
+    assert strategy.choose_transport().backend == "pull"
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert trainer.callback_metrics["fleet/joined"] == 2
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)

@@ -26,7 +26,7 @@ class Seen(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         data = trainer.datamodule
-        stream = data.step_stream
+        stream = data.run.step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         cut = sum(
             len(rollout.token_ids) for rollout in rollouts if rollout.finish_reason == "length"
@@ -37,7 +37,7 @@ class Seen(L.Callback):
             len({rollout.reward for rollout in group.rollouts}) > 1 for group in stream.groups
         )
         self.trained[stream.step] = [group.index for group in stream.groups]
-        self.skipped = list(data.controller.ledger.skipped)
+        self.skipped = list(data.run.calls.controller.ledger.skipped)
         self.counted.append(float(trainer.callback_metrics.get("rollouts/skipped_groups", 0.0)))
 
 

@@ -76,7 +76,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     )
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
-    assert strategy.transport is not None and strategy.transport.backend == "pull"
+    assert strategy.choose_transport().backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
     assert {"scorer 0 on far", "scorer 1 on far"} <= data.reward_pool.scored_by.keys()
     assert data.reward_pool.scored_by.total() == data.reward_pool.counts["scored"]

@@ -23,6 +23,7 @@ import lrl
 from lrl.callbacks import Export, RolloutFile, RolloutLog, Summary, Throughput, WeightSync
 from lrl.callbacks.base import OnRankZero
 from lrl.members.admission import JoinedServer
+from lrl.run import Run
 from lrl.strategies.several_ranks import SeveralRanks
 from lrl.system.auth import bearer
 from lrl.system.endpoint import Location
@@ -58,7 +59,7 @@ class Borrowing(SeveralRanks):
 
     where: dict[str, str]
 
-    def make_servers(self, trainer: L.Trainer, placements: list[list[int]]) -> list[Any]:
+    def make_servers(self, run: Run) -> list[Any]:
         """See `GeneratorDevices.make_servers`."""
         end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
@@ -101,7 +102,8 @@ class Telling(L.Callback):
         self.folder = folder
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        stream = trainer.datamodule.step_stream  # type: ignore[attr-defined]
+        run = trainer.datamodule.run  # type: ignore[attr-defined]
+        stream = run.step_stream if run.leads else None
         groups = stream.groups if stream else []
         line = {
             "step": trainer.global_step,

@@ -20,6 +20,7 @@ import torch
 
 import lrl
 from lrl.generators.settings import ServerSettings
+from lrl.strategies.generator_servers import server_settings
 from lrl.system.cpu_affinity import cores_of_generators, share_cores
 from tests.generators.test_server import Scripted
 from tests.scripted_run import ScriptedRun, let_requests_succeed
@@ -102,11 +103,12 @@ def test_a_generator_that_takes_turns_with_the_trainer_has_all_cores_unless_the_
     if variable is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     strategy = lrl.AsyncSingleDevice(placement="shared", server=ServerSettings(threads=given))
-    trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(dtype_name="float32"),
-        datamodule=SimpleNamespace(max_model_tokens=64),
+    run: Any = SimpleNamespace(
+        strategy=strategy,
+        policy=SimpleNamespace(dtype_name="float32"),
+        data=SimpleNamespace(max_model_tokens=64),
     )
-    assert strategy._settings(trainer).threads == threads
+    assert server_settings(run).threads == threads
 
 
 @pytest.mark.skipif(CORES < 2, reason="there is nothing to share")
@@ -119,11 +121,11 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
     before = os.sched_getaffinity(0)
     data = lrl.RolloutDataModule([{"prompt": "1", "answer": "1"}], [lrl.rewards.GSM8K()])
     others = set(sorted(before)[CORES // 2 :])
+    run = strategy.run_with(data)
 
     def cores() -> list[set[int]]:
         """Returns the cores of the generator and of the loop."""
-        assert strategy.fleet is not None
-        (server,) = [one.server for one in strategy.fleet.generators]
+        (server,) = [one.server for one in run.fleet.generators]
         supervisor = psutil.Process(server._supervisor.pid)
         (generator,) = supervisor.children()
         (loop,) = [one for one in threading.enumerate() if one.name == "lrl-loop"]
@@ -136,12 +138,12 @@ def test_while_a_trainer_computes_generators_and_the_loop_leave_it_its_cores(
         return found
 
     try:
-        strategy.start_generators(strategy.trainer(data))
-        assert strategy.fleet is not None and cores() == [others, others]
-        assert strategy.fleet.call(look_after_a_while(), "a long wait") == [before, before]
+        run.start()
+        assert cores() == [others, others]
+        assert run.fleet.call(look_after_a_while(), "a long wait") == [before, before]
         assert cores() == [others, others] and os.sched_getaffinity(0) == before
     finally:
-        strategy.stop_generators()
+        run.end()
 
 
 def test_the_command_line_lets_waiting_threads_sleep_before_torch_is_imported() -> None:

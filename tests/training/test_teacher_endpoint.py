@@ -219,7 +219,7 @@ class Steps(L.Callback):
         self.groups: list[list[Group]] = []
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self.groups.append(trainer.datamodule.step_stream.groups)
+        self.groups.append(trainer.datamodule.run.step_stream.groups)
 
 
 def test_a_run_whose_teacher_dies_ends_and_names_it_and_trains_nothing_without_it(

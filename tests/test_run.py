@@ -1,0 +1,87 @@
+"""A run owns what it starts, and ends it; the order of its hooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+import lrl
+from lrl.run import Run
+from tests.callbacks.model_run import ModelRun
+
+HOOKS = ("check", "prepare", "start", "begin", "end")
+
+
+def test_a_run_ends_all_that_it_has_started_although_one_end_fails() -> None:
+    run, ended = ModelRun(), list[str]()
+    loop = run.fleet.loop
+
+    def fail() -> None:
+        raise OSError("a server cannot be stopped")
+
+    run._fleet.stop = fail
+    run.members = Members(ended)  # type: ignore[assignment]
+    run.data.end_workers = lambda: ended.append("workers")  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="cannot be stopped"):
+        run.end()
+    assert ended == ["members", "workers"] and run.strategy.run is None
+    run.end()  # it has ended
+    assert ended == ["members", "workers", "workers"]
+    loop.close()
+
+
+class Members:
+    def __init__(self, ended: list[str]) -> None:
+        self.ended = ended
+
+    def close(self) -> None:
+        self.ended.append("members")
+
+
+class Reached(Exception):  # noqa: N818 - no error, the end of the test
+    """The run would start its generators now."""
+
+
+def test_lightnings_hooks_call_the_run_in_its_order_and_nothing_is_read_before_its_check(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    for name in HOOKS:
+        body: Any = getattr(Run, name)
+
+        def note(run: Run, name: str = name, body: Any = body) -> None:
+            called.append(name)
+            if name == "start":
+                raise Reached
+            body(run)
+
+        monkeypatch.setattr(Run, name, note)
+    load = lrl.Prompts.load
+
+    def read(prompts: lrl.Prompts, *args: Any) -> None:
+        assert called, "configure_callbacks reads nothing"
+        load(prompts, *args)
+
+    monkeypatch.setattr(lrl.Prompts, "load", read)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=lrl.AsyncSingleDevice(),
+        max_steps=1,
+        logger=False,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+    )
+    data = lrl.RolloutDataModule(
+        [{"prompt": "1+1=", "answer": "2"}],
+        ["tests.odd_lengths:brevity"],
+        groups_per_step=1,
+        max_prompt_tokens=64,
+        max_response_tokens=32,
+    )
+    with pytest.raises(Reached):
+        trainer.fit(lrl.PolicyModule(str(policy_folder)), data)
+    assert called == ["check", "prepare", "start", "end"]

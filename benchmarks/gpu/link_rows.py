@@ -17,7 +17,7 @@ from benchmarks.gpu.links import LINKS, Link
 from benchmarks.gpu.row_processes import WAIT_S, Part
 from benchmarks.gpu.rows import first_lines
 from lrl.distributed.ranks import Ranks
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
 
 LIVING_S = 1.0
 """Seconds in which an all-reduce without the other member must not end."""

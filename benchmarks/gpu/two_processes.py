@@ -22,7 +22,7 @@ from benchmarks.gpu.link_rows import be_killed, come_again, receive, send, shard
 from benchmarks.gpu.links import UNWATCHED
 from benchmarks.gpu.row_processes import Part, Row, be_part, connect, run_row
 from benchmarks.records import append
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
 HOSTS = [UNWATCHED | {"NCCL_HOSTID": f"part-{number}", "NCCL_DEBUG": "WARN"} for number in range(3)]
 """NCCL refuses two processes on one GPU of one host, so it takes them for two hosts."""

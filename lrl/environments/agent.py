@@ -20,7 +20,7 @@ from lrl.environments.agent_server import AgentAddress, server_of_this_process
 from lrl.environments.base import Environment, Policy
 from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.errors import ConfigError
-from lrl.system import reaper
+from lrl.system import processes
 from lrl.system.import_by_name import function
 
 MOST_THREADS = 256
@@ -113,7 +113,7 @@ class Agent(Environment):
         finally:
             _playing.remove(began)
             # A process that began while another episode played may be that one's.
-            reaper.end_children(since=began, before=min(_playing, default=math.inf))
+            processes.end_children(since=began, before=min(_playing, default=math.inf))
 
     async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
         if self.command is not None:

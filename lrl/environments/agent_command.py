@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from lrl.environments.agent_server import AgentAddress
-from lrl.system import reaper
-from lrl.system.parent_death import die_with
+from lrl.system import processes
+from lrl.system.processes import die_with
 
 LONGEST_OUTPUT = 2**20
 """Bytes of the end of each output that are kept."""
@@ -34,7 +34,7 @@ async def run_command(
     """
     owner = os.getpid()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", reaper.__file__, *command),
+        *(sys.executable, "-I", "-S", processes.__file__, *command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

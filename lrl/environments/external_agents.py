@@ -23,7 +23,7 @@ from lrl.environments.base import Observation, Written
 from lrl.environments.external_server import EPISODES, ExternalServer
 from lrl.environments.play import Reply
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
-from lrl.errors import EnvironmentLost, EpisodeError, NoEnvironments
+from lrl.errors import EpisodeError, NoEnvironments, WorkerLost
 from lrl.system.auth import given_secret
 from lrl.system.best_effort import best_effort
 
@@ -139,7 +139,7 @@ class ExternalAgents:
     def _serve(self) -> None:
         if self._serving is None:
             if self._listener is None:
-                raise EnvironmentLost("the run has ended")
+                raise WorkerLost("the run has ended")
             serves = self.server.serve(self._listener, self._endpoint.identity())
             self._serving = asyncio.ensure_future(serves)
             self._listener = None  # the server closes it
@@ -195,7 +195,7 @@ class ExternalEpisode:
         await self._agents.wait_for_agent(self)
         if (reply := await self._next_reply()) is None:
             self._agents.counts["restarted"] += 1
-            raise EnvironmentLost(f"an agent took the episode and {self._silence}")
+            raise WorkerLost(f"an agent took the episode and {self._silence}")
         return reply
 
     async def reply(self, turn: Written) -> Reply:

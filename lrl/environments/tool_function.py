@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lrl.errors import ConfigError
-from lrl.system.foreign_code import message_of
 from lrl.system.import_by_name import function
 from lrl.system.writable_text import writable
+from lrl.workers.user_code import message_of
 
 Tool = Callable[..., Any]
 LONGEST_ERROR = 500

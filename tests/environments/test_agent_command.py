@@ -1,6 +1,6 @@
 """A program as an agent: its reward, its failure and its end.
 
-Covers lrl/system/reaper.py.
+Covers lrl/system/processes.py.
 """
 
 from __future__ import annotations

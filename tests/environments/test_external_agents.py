@@ -20,7 +20,6 @@ import aiohttp
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import lrl
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
@@ -526,19 +525,3 @@ def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LRL_AGENT_KEY", "1234")
     with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4 characters.*openssl rand"):
         ExternalAgents(Agent(port=0), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"environment_workers": 2}, "data.environment_workers is 2, and agents play that lrl"),
-        ({"environment_memory_gib": 8.0}, "data.environment_memory_gib is 8.0, and agents play"),
-        ({"turn_timeout_s": 0.0}, "data.turn_timeout_s is 0.0"),
-    ],
-)
-def test_settings_of_processes_are_refused_where_there_are_none(
-    settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        lrl.RolloutDataModule([{"prompt": "2+3="}], environment=Agent(port=0), **settings)
-    assert said in str(refused.value)

@@ -20,7 +20,7 @@ from lrl.environments.tool_function import schema_of
 from lrl.errors import ConfigError
 from lrl.types import Prompt
 from tests.environments import tool_functions as made
-from tests.environments.test_processes import ending
+from tests.environments.test_pool import ending
 
 ALL = Tools([made.add, made.slow, made.page, made.divide, made.odd], max_result_characters=60)
 
@@ -150,6 +150,7 @@ FAILURES = {
 def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={})
     processes = EnvironmentPool(ALL, workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+    processes.start()
 
     async def play() -> dict[str, str]:
         found = {}

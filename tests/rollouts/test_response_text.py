@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def text_of(
     policy: lrl.PolicyModule, written: str = WRITTEN, before: str = "", **settings: bool
 ) -> str:
     data = lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch(), **settings)
-    data.trainer = type("OfThisPolicy", (), {"lightning_module": policy})()  # type: ignore[assignment]
+    data.run = SimpleNamespace(policy=policy)  # type: ignore[assignment]
     tokens, opened = policy.tokenizer([written, before], add_special_tokens=False).input_ids
     return data.decode(tokens, opened)
 
@@ -181,17 +182,15 @@ def test_every_part_of_a_run_knows_the_same_ends(
         lrl.PolicyModule(str(folder)),
         lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch()),
     )
-    running: Any = type(
-        "Running", (), {"lightning_module": policy, "datamodule": data, "is_global_zero": False}
-    )()
-    data.trainer = running
+    data.run = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
     assert policy.stop_tokens == wanted
     assert policy.ends_of_text - wanted == {policy.tokenizer.pad_token_id}
     evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
     monkeypatch.setattr(
         data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()
     )
-    evaluation.setup(running, policy, "fit")
+    trainer: Any = SimpleNamespace(datamodule=data)
+    evaluation.setup(trainer, policy, "fit")
     for sampling in (data.requests, evaluation.sampling):
         asked = sampling.as_vllm(n=1, written=0)
         assert set(asked["stop_token_ids"]) == wanted and asked["ignore_eos"]

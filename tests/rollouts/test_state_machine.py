@@ -12,11 +12,8 @@ Covers lrl/rollouts/controller.py, ledger.py.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
-import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -296,16 +293,6 @@ class Schedule(RuleBasedStateMachine):
             )
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Tensors of a few numbers: more threads only wait for one another on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_no_schedule_loses_a_group_or_a_token_or_waits_for_ever() -> None:
     unhurried = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     run_state_machine_as_test(

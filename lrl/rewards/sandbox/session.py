@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Self
 from lrl.rewards.sandbox import calls, runner
 from lrl.rewards.sandbox.bubblewrap import ENVIRONMENT, bwrap_command, interpreter
 from lrl.rewards.sandbox.seccomp import seccomp_filter
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
 START_S = 30.0
 """Seconds for the start of a sandbox, and for each answer of its runner beyond the time limit."""

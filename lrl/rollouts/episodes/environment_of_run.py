@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Agent, Environment, Written
@@ -22,9 +22,9 @@ from lrl.rollouts.episodes.observations import (
 from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
-from lrl.system.foreign_code import START_TIMEOUT_S
-from lrl.system.remote_workers import RemotePool
 from lrl.types import Prompt
+from lrl.workers.pool import WorkerPool
+from lrl.workers.user_code import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
@@ -91,9 +91,9 @@ class EnvironmentOfRun:
         """The settings on which episodes depend."""
 
     @property
-    def remote(self) -> RemotePool[Any] | None:
-        """Where members that play episodes join; None if lrl does not start the agents."""
-        return None if isinstance(self.pool, ExternalAgents) else self.pool.remote
+    def workers(self) -> WorkerPool | None:
+        """What plays episodes; None if lrl does not start the agents."""
+        return None if isinstance(self.pool, ExternalAgents) else self.pool.workers
 
     @property
     def prompt_part(self) -> PromptPart:

@@ -10,14 +10,15 @@ Covers lrl/routing/rankers/finetuning.py.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from tests.tiny_policies import tiny_llama, tiny_qwen2
 
 DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine
 LR = 1e-3
-HERE = Path(__file__).parents[3]
 DRAW = np.random.default_rng(0)
 FOUND, NOISE = DRAW.normal(size=300), DRAW.normal(size=300)
 
@@ -122,7 +122,7 @@ def test_lengths_that_only_the_text_shows_are_learned_beside_the_run_and_again_a
     ranker, resumed = make(), make()
     start_on_a_thread(ranker, monkeypatch)
     assert correlation(ranker) == 0 and not ranker.metrics()
-    live(ranker, 0, steps=6)
+    live(ranker, 0, steps=4)
     assert correlation(ranker) > 0.9
     metrics = ranker.metrics()
     assert metrics["length_predictor/model_correlation"] > 0.5
@@ -163,7 +163,7 @@ def test_a_process_that_is_stopped_or_lost_blocks_nothing_and_the_n_grams_contin
             ranker.look_ahead(step(start + 40)[0])
     assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
     assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
-    assert processes_of(os.getpid()) <= before
+    wait_for(lambda: processes_of(os.getpid()) <= before, 60.0, "its end")
 
 
 def judged(first: np.ndarray, second: np.ndarray, count: int = 300) -> LanguageModelRanker:
@@ -204,38 +204,37 @@ def test_judgements_come_back_from_a_checkpoint_unless_they_are_of_another_model
     assert resumed.metrics() == pytest.approx(expected, abs=1e-5)
 
 
-def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(
-        "import time\n"
-        "from lrl.routing.rankers import LanguageModelRanker\n"
-        'if __name__ == "__main__":\n'
-        f"    ranker = LanguageModelRanker({model!r}, 'cpu')\n"
-        "    ranker.start()\n"
-        f"    ranker.wait({DEADLINE_S})\n"
-        "    print('started', flush=True)\n"
-        f"    time.sleep({DEADLINE_S})\n"
-    )
-    trainer = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(HERE)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert trainer.stdout is not None and trainer.stdout.readline() == "started\n"
-    processes = processes_of(trainer.pid)
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)  # one that is busy does not look for its trainer either
-    trainer.kill()
-    trainer.wait(DEADLINE_S)
+def hold_a_ranker(model: str, started: Event) -> None:
+    """Is a trainer with a ranker."""
+    ranker = LanguageModelRanker(model, "cpu")
+    ranker.start()
+    ranker.wait(DEADLINE_S)
+    started.set()
+    time.sleep(DEADLINE_S)
+
+
+def test_its_process_dies_with_a_trainer_that_is_killed(model: str) -> None:
+    fork = multiprocessing.get_context("fork")  # it has imported all that it needs
+    started = fork.Event()
+    trainer = fork.Process(target=hold_a_ranker, args=(model, started))
+    trainer.start()
+    processes: set[int] = set()
     try:
+        assert trainer.pid is not None and started.wait(DEADLINE_S)
+        processes = processes_of(trainer.pid)
+        for process in processes:
+            os.kill(
+                process, signal.SIGSTOP
+            )  # one that is busy does not look for its trainer either
+        trainer.kill()
+        trainer.join(DEADLINE_S)
         assert processes
         wait_for(lambda: not any(map(psutil.pid_exists, processes)), 60.0, "their end")
     finally:
+        trainer.kill()
         for process in filter(psutil.pid_exists, processes):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        trainer.stdout.close()
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])

@@ -10,7 +10,7 @@ from vllm.logprobs import FlatLogprobs, append_logprobs_for_next_position
 from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 
-from lrl.vllm_plugin import flat_logprobs
+from lrl.vllm_plugin import response_outputs
 
 
 def processor(flat: bool, columns: int) -> Any:
@@ -27,8 +27,7 @@ def message(first: int, count: int, columns: int) -> LogprobsLists:
 
 @pytest.mark.parametrize(("flat", "columns"), [(True, 1), (True, 3), (False, 1)])
 def test_every_request_has_what_vllm_gives_token_by_token(flat: bool, columns: int) -> None:
-    flat_logprobs.install()
-    flat_logprobs.install()
+    response_outputs._append_at_once()
     found, expected = processor(flat, columns), processor(flat, columns)
     for new in (message(7, 1, columns), message(20, 5, columns), message(50, 2, columns)):
         found._update_sample_logprobs(new)

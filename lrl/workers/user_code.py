@@ -17,7 +17,7 @@ from typing import Any
 
 from lrl.errors import ConfigError
 from lrl.system.endpoint import LOOPBACK
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
 OUT_OF_MEMORY = 112
 """Exit code of a process at its memory limit."""

@@ -1,6 +1,6 @@
 """Episodes in processes: what is broken costs the episode at fault, and no other.
 
-Covers lrl/environments/base.py, play.py, pool.py, worker.py, lrl/system/foreign_code.py.
+Covers lrl/environments/base.py, play.py, playing.py, lrl/workers/user_code.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -20,20 +19,21 @@ from typing import Any
 import psutil
 import pytest
 
-from lrl.environments import Agent, Environment, Written
+from lrl.environments import Agent, Environment
 from lrl.environments.play import Reply
-from lrl.environments.pool import EnvironmentPool
-from lrl.environments.worker import Progress, Worker, _line
-from lrl.errors import ConfigError, EnvironmentLost, EpisodeError
-from lrl.system import foreign_code
+from lrl.environments.playing import Player, Playing
+from lrl.environments.pool import EnvironmentPool, read_reply
+from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
 from lrl.types import Prompt
+from lrl.workers import user_code
+from lrl.workers.worker import RunningCode, line
 from tests.environments import broken
 from tests.environments.agents import adds, gives_up, notes_its_end, runs
 from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
 from tests.environments.worlds import Odd
-from tests.leftovers import lives, wait_for, wait_for_none
+from tests.leftovers import wait_for_none
+from tests.workers.jobs import PROMPT, say, workers_of
 
-PROMPT = Prompt(id=3, token_ids=[1], text="go", columns={"level": 2, "prompt": "not this one"})
 TIMEOUT_S = 2.0
 
 
@@ -41,13 +41,10 @@ def processes(seconds: float = 60.0) -> EnvironmentPool:
     return EnvironmentPool(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
 
 
-def say(text: str) -> Written:
-    return Written(text, [])
-
-
 def run(play: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
     """Runs `play` with the processes, and ends them."""
     made = processes()
+    made.start()
 
     async def played() -> Any:
         async with asyncio.timeout(60):
@@ -63,7 +60,7 @@ async def ending(work: Awaitable[Reply]) -> str:
     """What comes of a reply: its failure, or the reply."""
     try:
         return str(await work)
-    except EnvironmentLost as error:
+    except WorkerLost as error:
         return f"{'lost by another' if error.by_other else 'lost'}: {error}"
     except EpisodeError as error:
         return str(error)
@@ -75,7 +72,7 @@ def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
         assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
         await first.reply(say("a"))
         found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
-        assert first._player is second._player
+        assert len(workers_of(made.workers)) == 1
         return list(found)
 
     assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
@@ -106,6 +103,7 @@ DEADLY = {
 def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: bool) -> None:
     """Else rank 0 would wait, and end the process with the episodes of all others."""
     made = EnvironmentPool(Agent(gives_up), workers=1, turn_timeout_s=20.0, memory_gib=None)
+    made.start()
     prompt = Prompt(id=3, token_ids=[1], text="go", columns={"fails": fails})
 
     async def play() -> str:
@@ -162,22 +160,22 @@ def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_aga
 
 
 def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
-    running = Progress()
+    running = RunningCode()
     found = []
 
     async def play() -> None:
         sent = asyncio.Event()
 
         def send(message: dict[str, Any]) -> None:
-            found.append(running.episode)
+            found.append(running.job)
             sent.set()
 
-        worker = Worker(Odd(60.0), TIMEOUT_S, running, send)
+        worker = Player(Playing(Odd(60.0), TIMEOUT_S), running, send)
         packed = base64.b64encode(pickle.dumps((PROMPT.text, {"level": 2}))).decode()
-        worker.obey({"episode": 7, "prompt": packed})
+        worker.obey({"job": 7, "begin": packed})
         await asyncio.wait_for(sent.wait(), 60)
         sent.clear()
-        worker.obey({"episode": 7, **say("a")._asdict()})
+        worker.obey({"job": 7, "turn": say("a")._asdict()})
         await asyncio.wait_for(sent.wait(), 60)
 
     asyncio.run(play())
@@ -190,16 +188,16 @@ def answers(environment: Environment, turns: Sequence[str]) -> list[dict[str, An
 
     async def play() -> None:
         def send(message: dict[str, Any]) -> None:
-            said.append(json.loads(_line(message)))
+            said.append(json.loads(line(message)))
 
-        worker = Worker(environment, 60.0, Progress(), send)
+        worker = Player(Playing(environment, 60.0), RunningCode(), send)
         packed = base64.b64encode(pickle.dumps(("go", {}))).decode()
-        worker.obey({"episode": 7, "prompt": packed})
+        worker.obey({"job": 7, "begin": packed})
         for text in (*turns, ""):
             for _ in range(50):  # its tasks wait for nothing else
                 await asyncio.sleep(0)
             if text:
-                worker.obey({"episode": 7, **say(text)._asdict()})
+                worker.obey({"job": 7, "turn": say(text)._asdict()})
 
     asyncio.run(play())
     return said
@@ -209,17 +207,15 @@ def test_a_reply_that_is_too_long_to_send_fails_its_episode_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 0 could not read it, and the process was replaced with the episodes of all others."""
-    monkeypatch.setattr("lrl.environments.worker.LONGEST_LINE", 1000)
+    monkeypatch.setattr("lrl.workers.worker.LONGEST_LINE", 1000)
     _, last = answers(Odd(), ["x" * 2000])
-    assert (
-        last["failed"][0] == "environment_error" and "at most 1,000 are sent" in last["failed"][1]
-    )
+    assert last["failed"][0] == "exception" and "at most 1,000 are sent" in last["failed"][1]
 
 
 def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
     """The second turn was given to who had asked for the first one."""
     first, last = answers(broken.AsksTwice(), ["one", "two"])
-    assert first["observation"] == "1"
+    assert first["answer"]["observation"] == "1"
     assert "await one after the other" in last["failed"][1]
 
 
@@ -227,6 +223,7 @@ def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) 
     told = tmp_path / "told"
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"file": str(told)})
     made = EnvironmentPool(Agent(notes_its_end), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
 
     async def play() -> None:
         episode = made.open(prompt)
@@ -247,7 +244,7 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
     async def play(made: EnvironmentPool) -> str:
         one, other = made.open(PROMPT), made.open(PROMPT)
         await asyncio.gather(one.begin(), other.begin())
-        os.kill(one._player._progress.worker, signal.SIGKILL)
+        os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
         both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
         assert both[0] == both[1]
         return both[0]
@@ -255,37 +252,11 @@ def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
     assert run(play).startswith("lost: the worker was ended by SIGKILL")
 
 
-def test_its_processes_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(
-        "import asyncio\n"
-        "from tests.environments.test_processes import PROMPT, processes, say\n"
-        "async def play():\n"
-        "    one = processes().open(PROMPT)\n"
-        "    await one.begin()\n"
-        "    print(one._player._process.pid, flush=True)\n"
-        "    await one.reply(say('hang'))\n"
-        'if __name__ == "__main__":\n'
-        "    asyncio.run(play())\n"
-    )
-    trainer = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert trainer.stdout is not None
-    reaper = psutil.Process(int(trainer.stdout.readline()))
-    both = [reaper, *reaper.children()]
-    assert len(both) == 2
-    trainer.kill()
-    trainer.wait()
-    wait_for(lambda: not any(map(lives, both)), 20.0, "the end of the environment's process")
-
-
 @pytest.mark.parametrize("way", LEAVING)
 def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})
     made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
 
     async def play() -> int:
         waits = made.open(prompt)
@@ -297,7 +268,7 @@ def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
         asks.cancel()
         while left():
             await asyncio.sleep(0.02)
-        return waits._player._process.pid or 0
+        return workers_of(made.workers)[0].pid
 
     try:
         assert psutil.pid_exists(asyncio.run(asyncio.wait_for(play(), 60)))
@@ -309,6 +280,7 @@ def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
 def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves("a daemon")})
     made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
 
     async def play() -> None:
         one = made.open(prompt)
@@ -316,7 +288,7 @@ def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
         while not left():
             await asyncio.sleep(0.02)
         if ends == "kill":
-            os.kill(one._player._progress.worker, signal.SIGKILL)
+            os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
             assert "SIGKILL" in await asks
 
     try:
@@ -338,7 +310,7 @@ def test_what_ends_an_episode_and_long_words_arrive() -> None:
 
 
 IN_A_TRIAL: dict[type[Environment], str] = {
-    broken.Unloadable: "cannot be loaded in its process: RuntimeError: no screen",
+    broken.Unloadable: "cannot be loaded in a worker: RuntimeError: no screen",
     broken.AsksForLevel: "missing 1 required keyword-only argument: 'stage'",
     broken.TakesNoColumns: "unexpected keyword argument 'level'",
     broken.TakesNoTurn: "reply() takes 1 positional argument but 2 were given",
@@ -360,15 +332,6 @@ def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> N
         text = str(failed.value)
         assert named in text and text.startswith("data.environment "), text
         assert "\n" not in text and len(text) < 600
-
-
-def test_a_process_that_is_not_ready_in_time_is_named_with_the_setting() -> None:
-    made = EnvironmentPool(
-        Odd(), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0, start_timeout_s=0.001
-    )
-    with pytest.raises(TimeoutError, match=r"data\.worker_start_timeout_s=0\.001\. .*raise it"):
-        made.start(PROMPT, say("a"), lambda *replies: None)
-    made.close()
 
 
 def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
@@ -396,6 +359,7 @@ def test_an_agent_behind_a_proxy_reaches_its_policy(
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
     agent = Agent(adds) if kind == "function" else Agent(command=[sys.executable, "-c", PROGRAM])
     made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=4.0)
+    made.start()
 
     async def play() -> Reply:
         async with asyncio.timeout(60):
@@ -421,5 +385,21 @@ def test_what_no_proxy_names_stays(
 ) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, before.get(name, ""))
-    foreign_code.ask_this_machine_itself()
+    user_code.ask_this_machine_itself()
     assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"observation": "", "done": False, "reward": 0.0},
+        {"observation": 7, "done": False, "reward": 0.0, "tools": [], "after": None},
+        {"observation": "", "done": 1, "reward": 0.0, "tools": [], "after": None},
+        {"observation": "", "done": True, "reward": float("nan"), "tools": [], "after": None},
+        {"observation": "", "done": True, "reward": 0.0, "tools": [], "after": "0"},
+    ],
+)
+def test_what_is_no_reply_is_refused(answer: object) -> None:
+    with pytest.raises(BadAnswer):
+        read_reply(answer)

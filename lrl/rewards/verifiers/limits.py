@@ -1,8 +1,7 @@
-r"""A coarse upper bound on the size of the number that a LaTeX text denotes, found without
-computing the number.
+r"""The two limits at which `Math` gives up: the size of a number, seen from its text, and CPU time.
 
 `2^{2^{40}}` has a terabit. The limit on CPU time ends most such computations, but not those inside
-C code (a gcd), and not before they have taken gigabytes.
+C code (a gcd), and not before they have taken gigabytes. So a coarse upper bound comes first.
 
 A size is in bits. That of a product or a fraction is the sum of its parts' sizes, that of a sum
 about its largest term's, that of a power its base's times the exponent. A letter or a command has
@@ -11,6 +10,10 @@ none, since sympy does not expand `x^{1000000}`.
 
 import math
 import re
+import signal
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 MAX_BITS = 2**18
 """About 79,000 decimal digits; Python multiplies two such numbers in milliseconds."""
@@ -99,3 +102,50 @@ def _value(size: float) -> float:
 
 def _factorial(size: float) -> float:
     return _value(size) * size
+
+
+_REPEAT_S = 0.5
+"""Seconds after which the signal comes again, in case the code has swallowed its exception."""
+_Found = TypeVar("_Found")
+
+
+class OutOfTimeError(BaseException):
+    """Not an `Exception`: a library might catch that as one of its own."""
+
+
+def within(seconds: float, work: Callable[[], _Found]) -> _Found:
+    """Runs `work` within `seconds` of this process's CPU time, and returns its result.
+
+    A signal ends the work. Python handles it between two bytecode instructions and inside a
+    multiplication of large numbers, but not inside other C code. Python handles no signals outside
+    of the main thread, so there is no limit there.
+
+    Raises:
+        OutOfTimeError: `work` took longer, also if it swallowed the exception and returned.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    out_of_time = OutOfTimeError(f"takes more than {seconds:g} s of CPU time")
+    armed, late = True, False
+
+    def ring(*_: object) -> None:
+        nonlocal late
+        if armed:
+            late = True
+            raise out_of_time
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _REPEAT_S)
+            found = work()
+        finally:
+            armed = False
+    finally:  # the signal may come just before the line above, and its next one comes much later
+        armed = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        # Never the default, which would end the process if a signal is still pending.
+        signal.signal(signal.SIGVTALRM, before if callable(before) else signal.SIG_IGN)
+    if late:
+        raise out_of_time
+    return found

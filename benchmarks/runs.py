@@ -1,7 +1,7 @@
-"""A vLLM server that many runs use, one after another: this saves the start of a server, half a
-minute each.
+"""What the benchmarks' runs are made of: a silent trainer, and vLLM servers that many runs use, one
+after another, which saves half a minute each.
 
-Every run syncs its own weights at its start, so the earlier weights of the server do not matter, as
+Every run syncs its own weights at its start, so the earlier weights of a server do not matter, as
 long as all runs have policies of one architecture.
 """
 
@@ -14,9 +14,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+
 import lrl
 from lrl.generators.server import Server
 from lrl.run import Run
+
+
+def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
+    """Returns a trainer on the CPU, if nothing else is said, that writes and prints nothing itself."""
+    usual: dict[str, Any] = {
+        "accelerator": "cpu",
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
+    return L.Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        default_root_dir=folder,
+        enable_model_summary=False,
+        **(usual | more),
+    )
+
+
+class EveryStep(L.Callback):
+    """A callback that looks at each step when it and its sync are over; put it behind those."""
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        self.step_done(trainer)
+
+    def step_done(self, trainer: Any) -> None:
+        raise NotImplementedError
+
+
+class OnlyTakes(lrl.PolicyModule):
+    """A policy that takes a step's responses, packs them, and learns nothing from them."""
+
+    def training_step(self, step: Any, batch_idx: int) -> None:
+        for _ in step:
+            pass
+        optimizer: Any = self.optimizers()
+        optimizer.step()  # without gradients; Lightning counts steps by these calls
+        step.finish()
 
 
 class LentServer(Server):
@@ -34,14 +76,8 @@ class LentServer(Server):
 
 
 class Borrowing(lrl.AsyncSingleDevice):
-    """The strategy with lent servers instead of servers that it starts.
-
-    Args:
-        server: The server.
-        capacity: Rollouts it writes at once; its other places are for evaluations.
-        others: More servers like it (`lent_servers`), each a generator.
-        **how: Other settings of the strategy.
-    """
+    """The strategy with lent servers instead of servers that it starts. One writes `capacity`
+    rollouts at once; its other places are for evaluations."""
 
     def __init__(
         self, server: LentServer, capacity: int, others: Sequence[LentServer] = (), **how: Any
@@ -66,15 +102,7 @@ def lent_servers(
     devices: Sequence[int] = (),
 ) -> Iterator[list[LentServer]]:
     """Lends servers to one run at a time; they start with their first run and end with this
-    context.
-
-    Args:
-        count: How many.
-        model: A policy of the runs' architecture.
-        settings: As for a run of its own.
-        folder: Of their logs.
-        devices: CUDA indices of each; none is the CPU.
-    """
+    context. `model` is a policy of the runs' architecture; `devices` are CUDA indices of each."""
     run_id = secrets.token_hex(4)
     with ExitStack() as ends:
         servers = [

@@ -15,8 +15,8 @@ from torch import Tensor
 from lrl.callbacks.base import OnRankZero, run_of
 from lrl.callbacks.rollout_log import reference
 from lrl.checkpoints.run_folder import run_folder
+from lrl.rollouts.response_text import TokenTexts
 from lrl.rollouts.stream import StepStream
-from lrl.rollouts.token_texts import TokenTexts
 from lrl.system.best_effort import best_effort
 from lrl.system.config_errors import above, at_least
 from lrl.training.prefix_tree import TrainingSample

@@ -21,17 +21,16 @@ from lrl.members.launchers import Launcher
 from lrl.rewards import RewardPool, TurnRewards
 from lrl.rewards.function import OneReward, as_list
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.controller_calls import ControllerCalls
-from lrl.rollouts.episode_settings import EpisodeSettings
+from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.learners import Dependencies, Learners, settings_of
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.prompt_maker import PromptPart
 from lrl.rollouts.prompts import Prompts
+from lrl.rollouts.prompts.prompt_maker import PromptPart
 from lrl.rollouts.replay import Replay
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
-from lrl.rollouts.stream import StepLoader
+from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
@@ -43,8 +42,8 @@ from lrl.workers.user_code import START_TIMEOUT_S
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
     from lrl.policy_model import PolicyModel
-    from lrl.rollouts.environment_of_run import EnvironmentOfRun
-    from lrl.rollouts.episode import Episodes
+    from lrl.rollouts.episodes.environment_of_run import EnvironmentOfRun
+    from lrl.rollouts.episodes.episode import Episodes
     from lrl.run import Run
 
 lightning_warnings.silence()
@@ -543,11 +542,11 @@ def _environment_of_run(
     max_tokens: int,
     start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
-    """Returns the environment of a run; None without one, whose settings must not be set then."""
-    if environment is None:
-        settings.check_unused()
+    """Returns the environment of a run; None without one."""
     if not isinstance(environment, Environment):  # `instances` has noted another class
         return None
-    from lrl.rollouts.environment_of_run import EnvironmentOfRun  # here: most runs have none
+    from lrl.rollouts.episodes.environment_of_run import (
+        EnvironmentOfRun,  # here: most runs have none
+    )
 
     return EnvironmentOfRun(environment, settings, max_tokens, start_timeout_s)

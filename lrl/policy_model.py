@@ -22,8 +22,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
-from lrl.rollouts.response_text import ends_of_text
-from lrl.rollouts.stop_tokens import stop_tokens
+from lrl.rollouts.response_text import ends_of_text, stop_tokens
 from lrl.system.malloc_trim import trim_heap
 from lrl.training.critic import Critic
 from lrl.training.export import save_policy

@@ -44,9 +44,8 @@ from lrl.members.run_members import RunMembers
 from lrl.policy import PolicyModule
 from lrl.rewards import RewardPool
 from lrl.rollouts.controller import score
-from lrl.rollouts.controller_calls import ControllerCalls
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.stream import RankStream, StepStream
+from lrl.rollouts.stream import ControllerCalls, RankStream, StepStream
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.generator_servers import join_spec, make_fleet, make_members
 from lrl.system.stopwatch import Stopwatch

@@ -7,7 +7,7 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +41,9 @@ class Prompt:
     chat: Chat | None = None
     """The chat that the tokens render; None for plain text."""
 
+
+Decode = Callable[[Sequence[int], Sequence[int]], str]
+"""Returns the text of tokens of the policy; the second tokens stand before them."""
 
 ENVIRONMENT = -(2**31)
 """The version of a token that no policy wrote: it has no behaviour log-prob, no loss and no lag."""
@@ -99,7 +102,7 @@ class Rollout:
     which each token is recorded once, in the order of time, and `forks` says what follows what.
 
     The three lists are equally long. Without an environment they grow while the response is being
-    written; with one they grow by a whole turn and its observation (`lrl.rollouts.episode`).
+    written; with one they grow by a whole turn and its observation (`lrl.rollouts.episodes.episode`).
     """
 
     token_ids: list[int] = field(default_factory=list)

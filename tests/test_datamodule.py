@@ -10,7 +10,7 @@ from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.replay import Replay
 from lrl.types import Group, Rollout
 from tests.checkpoints.through_files import through_a_file
-from tests.rollouts.test_prompts import characters
+from tests.rollouts.prompts.test_data_set import characters
 
 BOTH = ("advantages", "replay")
 

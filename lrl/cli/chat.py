@@ -106,7 +106,7 @@ def open_policy(
             logging,
         )
 
-        from lrl.rollouts.stop_tokens import stop_tokens
+        from lrl.rollouts.response_text import stop_tokens
         from lrl.training.quantisation import check_whole
 
     logging.disable_progress_bar()

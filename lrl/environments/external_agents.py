@@ -176,8 +176,8 @@ class ExternalAgents:
 
 
 class ExternalEpisode:
-    """An episode that an agent elsewhere plays; see `lrl.rollouts.episode.Conversation`. It is also
-    the `Policy` of the agent's requests.
+    """An episode that an agent elsewhere plays; see `lrl.rollouts.episodes.episode.Conversation`.
+    It is also the `Policy` of the agent's requests.
 
     Args:
         agents: Where it waits.

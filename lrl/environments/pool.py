@@ -177,7 +177,7 @@ class EnvironmentPool:
 
 
 class EpisodeElsewhere:
-    """An episode that another process plays; see `lrl.rollouts.episode.Conversation`."""
+    """An episode that another process plays; see `lrl.rollouts.episodes.episode.Conversation`."""
 
     def __init__(self, pool: EnvironmentPool, prompt: Prompt) -> None:
         self._pool = pool

@@ -28,7 +28,7 @@ import numpy as np
 
 from lrl.environments import Written
 from lrl.environments.play import Reply
-from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.types import Prompt, Rollout, Sampling
 
 V = TypeVar("V", int, float)
@@ -207,7 +207,7 @@ class ReplayedEpisodes(EpisodeShapes):
 
 
 class ModelEnvironments:
-    """Plays the environment's side of all episodes (`lrl.rollouts.episode.Environments`); any
+    """Plays the environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
     number of answers are made at once."""
 
     deterministic = True
@@ -232,7 +232,7 @@ class ModelEnvironments:
 
 @dataclass
 class ModelConversation:
-    """One episode (`lrl.rollouts.episode.Conversation`)."""
+    """One episode (`lrl.rollouts.episodes.episode.Conversation`)."""
 
     answers: list[Answer]
     waits_ms: list[int]
@@ -252,7 +252,7 @@ class ModelConversation:
 
 
 class ModelObservations:
-    """The observations of one episode (`lrl.rollouts.episode.Observations`), tokens already."""
+    """The observations of one episode (`lrl.rollouts.episodes.episode.Observations`), tokens already."""
 
     tools: Sequence[dict[str, Any]] = ()
 
@@ -271,7 +271,9 @@ class ModelEpisodes(Episodes):
         lengths: LengthSampler,
     ) -> None:
         unlimited = 2**62
-        terms = EpisodeTerms(
+        super().__init__(
+            write=write,
+            environments=ModelEnvironments(shapes, lengths),
             max_turns=unlimited,
             max_turn_tokens=unlimited,
             timeout_s=1e12,  # not infinity, at which no loop can set a timer
@@ -279,7 +281,6 @@ class ModelEpisodes(Episodes):
             observations=lambda prompt: ModelObservations(),
             decode=lambda tokens, before: "",
         )
-        super().__init__(write, ModelEnvironments(shapes, lengths), terms)
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any

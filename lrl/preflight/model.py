@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from lrl.errors import ConfigError
 from lrl.preflight.data import check_prompts_per_step
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.stop_tokens import turn_stop_tokens
+from lrl.rollouts.response_text import turn_stop_tokens
 from lrl.system.config_errors import EXPECTED
 from lrl.training.lora import LoRA
 from lrl.training.model import open_meta_model, open_tokenizer, read_config

@@ -1,17 +1,15 @@
 """Tokens of a prompt: a chat through the tokenizer's chat template, or a plain text.
 
-A chat template is a program of the model's authors, and may leave out what it does not know: a
-system message, tools. Nothing of a prompt is lost silently, so a chat of which a part does not
-reach the text is refused.
+A chat template may leave out what its authors did not think of: a system message, tools. A chat of
+which a part does not reach the text is refused.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +36,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
     Raises:
         ConfigError: The tokenizer refuses the text.
     """
-    with named_errors(tokenizer, Chat([{"role": "user", "content": text}]), where):
+    with named_errors(where):
         return with_beginning(
             tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
         )
@@ -59,7 +57,7 @@ def encode_chat(
         ConfigError: The chat template refuses the chat, or the tokenizer its text.
     """
     text = render_chat(tokenizer, chat, where, header=header)
-    with named_errors(tokenizer, chat, where):
+    with named_errors(where):
         return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -138,61 +136,35 @@ def with_beginning(added: list[int], alone: list[int]) -> list[int]:
 
 def check_variables(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> None:
     """Raises a ConfigError if the chat template does not know one of the chat's variables."""
-    if not chat.variables:
-        return
-    template = tokenizer.get_chat_template(tools=list(chat.tools) or None)
-    ours = set(inspect.signature(tokenizer.apply_chat_template).parameters) - {"documents"}
+    template = tokenizer.get_chat_template(tools=list(chat.tools) or None) if chat.variables else ""
     for name in chat.variables:
-        if name in ours:
-            raise ConfigError(
-                f"{where}: lrl sets {name!r} of a chat template itself. Leave it out."
-            )
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise ConfigError(
                 f"{where}: the tokenizer's chat template has no variable {name!r}. Leave it out."
             )
 
 
-def check_whole(
-    tokenizer: PreTrainedTokenizerBase,
-    chat: Chat,
-    where: str,
-    *,
-    tools_of_environment: bool = False,
-) -> None:
-    """Raises a ConfigError if a part of the chat does not reach the text."""
+def check_whole(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str, tools: str) -> None:
+    """Raises a ConfigError if a part of the chat does not reach the text; `tools` says what its
+    tools are."""
     text = render_chat(tokenizer, chat, where)
-    for part, remedy, changed in _with_one_change(chat, tools_of_environment):
+    for part, changed in _with_one_change(chat, tools):
         if render_chat(tokenizer, changed, where) == text:
-            raise ConfigError(f"{where}: the tokenizer's chat template leaves out {part}. {remedy}")
+            raise ConfigError(
+                f"{where}: the tokenizer's chat template leaves out {part}. Put it into `template`, "
+                "or take a model whose chat template knows it."
+            )
 
 
-def _with_one_change(chat: Chat, tools_of_environment: bool) -> Iterator[tuple[str, str, Chat]]:
-    """Yields each part of the chat, the remedy if it is left out, and the chat with that part
-    changed."""
+def _with_one_change(chat: Chat, tools: str) -> Iterator[tuple[str, Chat]]:
+    """Yields each part of the chat, and the chat with that part changed."""
     for index, message in enumerate(chat.messages):
-        remedy = "Change the message, or the chat template of the tokenizer."
-        if message["role"] == "system":
-            remedy = "Leave out `system_prompt` or the message, and put its words into `template`."
         for key, changed in _with_one_part_changed(message):
             messages = [*chat.messages[:index], changed, *chat.messages[index + 1 :]]
-            yield (
-                f"the {key} of the {message['role']} message",
-                remedy,
-                chat._replace(messages=messages),
-            )
-    if chat.tools and tools_of_environment:
-        remedy = (
-            "Take a model whose chat template knows tools, or say in the prompt how to call them "
-            "and read the calls in an lrl.environments.Turns of your own."
-        )
-        yield "the tools of data.environment", remedy, chat._replace(tools=())
-    elif chat.tools:
-        remedy = (
-            "Name {tools} in `template`, set chat=false, or rename the column if only the rewards "
-            "read it."
-        )
-        yield "the column 'tools'", remedy, chat._replace(tools=())
+            part = f"the {key} of the {message['role']} message"
+            yield part, chat._replace(messages=messages)
+    if chat.tools:
+        yield tools, chat._replace(tools=())
 
 
 def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
@@ -206,34 +178,12 @@ def _with_one_part_changed(message: Message) -> Iterator[tuple[str, Message]]:
 
 
 @contextmanager
-def named_errors(tokenizer: PreTrainedTokenizerBase, chat: Chat, where: str) -> Iterator[None]:
+def named_errors(where: str) -> Iterator[None]:
     """Turns exceptions of the tokenizer into a ConfigError."""
     try:
         yield
     except Exception as error:  # the errors of `tokenizers` have no common class
         reason = f"{type(error).__name__}: {error}".rstrip(".")
-        described = _unwritable(tokenizer, chat.messages) or reason
-        raise ConfigError(
-            f"{where}: the tokenizer cannot encode it, {described}. Mend it, or take a model "
-            "whose tokenizer knows such text."
-        ) from error
-
-
-def _unwritable(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    """Describes the first character that the tokenizer refuses. None accepts half of a surrogate
-    pair (JSON's \\ud800); a small alphabet without an unknown token has few letters."""
-    for message in messages:
-        for index, letter in enumerate(message.get("content") or ""):
-            if _refuses(tokenizer, letter):
-                half = "\ud800" <= letter <= "\udfff"
-                why = "half of a surrogate pair" if half else "which it has no token for"
-                return f"character {index} of the {message['role']} message is {letter!a}, {why}"
-    return ""
-
-
-def _refuses(tokenizer: PreTrainedTokenizerBase, letter: str) -> bool:
-    try:
-        tokenizer.encode(letter, add_special_tokens=False)
-    except Exception:  # as above: the errors of `tokenizers` have no common class
-        return True
-    return False
+        if isinstance(error, TypeError):
+            reason = "half of a surrogate pair (such as JSON's \\ud800)"
+        raise ConfigError(f"{where}: the tokenizer cannot encode it, {reason}.") from error

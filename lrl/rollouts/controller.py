@@ -20,13 +20,13 @@ skipped as soon as it is scored, and a fresh prompt starts in its place: dynamic
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lrl.checkpoints.made_with import Settings, changes, fingerprint
 from lrl.rollouts.ledger import Ledger, PromptRow
-from lrl.rollouts.response_text import Decode
 from lrl.rollouts.serialisation import Resumed
-from lrl.types import Group, Prompt, Rollout, Sampling
+from lrl.types import Decode, Group, Prompt, Rollout, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Scorer(Protocol):
         """Sets the reward of each rollout, or the cause of its absence."""
 
 
+@dataclass(eq=False)
 class Controller:
     """Keeps the generators writing and hands finished groups to the trainer.
 
@@ -83,39 +84,25 @@ class Controller:
         ask_teacher: Asks a teacher on a server about each group that is scored; None without one.
     """
 
-    def __init__(
-        self,
-        prompts: PromptRow,
-        fleet: ResponseWriter,
-        rewards: Scorer,
-        ledger: Ledger,
-        sampling: Sampling,
-        decode: Decode,
-        deadline_s: float,
-        max_skipped: int = 0,
-        teaches_nothing: Callable[[Sequence[Rollout]], bool] = lambda rollouts: False,
-        look_ahead: Callable[[Sequence[Prompt]], None] | None = None,
-        environment: Settings | None = None,
-        judges_last_turn: bool = False,
-        ask_teacher: Callable[[Group], Awaitable[None]] | None = None,
-    ) -> None:
-        self.prompts = prompts
-        self.fleet = fleet
-        self.rewards = rewards
-        self.ledger = ledger
-        self.sampling = sampling
-        self.decode = decode
-        self.deadline_s = deadline_s
-        self.max_skipped = max_skipped
-        self.teaches_nothing = teaches_nothing
-        self.look_ahead = look_ahead
-        self.environment = environment or {}
-        self.judges_last_turn = judges_last_turn
-        self.ask_teacher = ask_teacher
-        self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
+    prompts: PromptRow
+    fleet: ResponseWriter
+    rewards: Scorer
+    ledger: Ledger
+    sampling: Sampling
+    decode: Decode
+    deadline_s: float
+    max_skipped: int = 0
+    teaches_nothing: Callable[[Sequence[Rollout]], bool] = lambda rollouts: False
+    look_ahead: Callable[[Sequence[Prompt]], None] | None = None
+    environment: Settings = field(default_factory=dict)
+    judges_last_turn: bool = False
+    ask_teacher: Callable[[Group], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
         self.generated_tokens = 0
         """Tokens written in this run, without tokens of the checkpoint."""
         self.resumed: Resumed | None = None
+        self._asking = asyncio.Semaphore(GROUPS_ASKED_AT_ONCE)
         self._version = 0  # of the generators
         self._skips_left = 0  # under that version
         self._warned = False

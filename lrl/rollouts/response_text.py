@@ -1,22 +1,49 @@
-"""The text of a response, as rewards, evaluations and logs see it."""
+"""The text of a policy's tokens, and where it ends: one rule for generators, rewards, evaluations,
+logs and `lrl chat`.
+
+A response ends where vLLM would end it when it serves the exported policy. A request names these
+tokens, and vLLM adds none of its own.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, GenerationConfig
+
+from lrl.errors import ConfigError
+from lrl.types import Decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lrl.environments import Environment
 
-Decode = Callable[[Sequence[int], Sequence[int]], str]
-"""Returns the text of tokens of the policy; the second tokens stand before them."""
 _OPENED = re.compile(r"([<◁]\|?(?!assistant|model|bot)\w[\w:-]*\|?[>▷])\s*\Z", re.IGNORECASE)
 _THINKS = re.compile("think|thought|reason", re.IGNORECASE)
 _LONGEST_TAG = 16
 """In tokens."""
+_NO_CHARACTER = "\ufffd"
+_LONGEST_CHARACTER = 8
+"""Tokens that may be parts of one character; with more of them, their bytes are no character."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyText:
+    """A policy's tokenizer, stop tokens and decoder.
+
+    Args:
+        tokenizer: Its tokenizer.
+        ends: The tokens at which its responses end.
+        decode: Returns the text of a turn.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    decode: Decode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +86,51 @@ class ResponseDecoder:
         return "" if skipped else tag[0]
 
 
+class TokenTexts:
+    """The text of each token of a sequence, for a reader of tokens (`lrl view`); together they are
+    the text of the sequence.
+
+    Of tokens that are parts of one character, the last one has it, and the others are empty.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+        # Behind another token: some tokenizers leave out the space at the beginning of a text.
+        self._before: list[int] = []
+        every = range(len(tokenizer))
+        words = ([token] for token in every if self._decode([token]).strip().isalnum())
+        self._before = next(words, [])
+        self._skipped = len(self._decode([]))
+
+    def __call__(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns a text for each token."""
+        found: list[str] = []
+        parts: list[int] = []
+        for token in token_ids:
+            text = self._text([*parts, token]) if parts else self._of_one(token)
+            parts.append(token)
+            if text.endswith(_NO_CHARACTER) and len(parts) < _LONGEST_CHARACTER:
+                found.append("")
+                continue
+            found.append(text)
+            parts = []
+        if parts:
+            found[-1] = self._text(parts)
+        return found
+
+    def _of_one(self, token: int) -> str:
+        if token not in self._known:
+            self._known[token] = self._text([token])
+        return self._known[token]
+
+    def _text(self, token_ids: list[int]) -> str:
+        return self._decode(token_ids)[self._skipped :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return decoded(self._tokenizer, [*self._before, *token_ids])
+
+
 def decoded(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
@@ -72,26 +144,61 @@ def decoded(
     return str(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder.
-
-    Args:
-        tokenizer: Its tokenizer.
-        ends: The tokens at which its responses end.
-        decode: Returns the text of a turn.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    ends: frozenset[int]
-    decode: Decode
-
-
-def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:
-    """Returns the tokens that begin, end or fill up a text, and belong to no response.
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
+    """Returns the tokens at which a policy's responses end: the tokenizer's end and the ends of
+    generation_config.json, or else of config.json.
 
     Args:
         tokenizer: The policy's tokenizer.
-        stop_tokens: The tokens at which its responses end (`lrl.rollouts.stop_tokens`).
+        folder: Folder or hub name of the policy.
+
+    Raises:
+        ConfigError: transformers does not open generation_config.json, and neither would a
+            generator.
     """
+    named: Any = _generation(folder).eos_token_id
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    return frozenset(ends - {None})
+
+
+def _generation(folder: str) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:  # there is none, or it is no JSON
+        return GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+    except (ValueError, TypeError, AttributeError) as error:
+        reason = f"{' '.join(str(error).split()):.300}"
+        raise ConfigError(
+            f"model={folder!r}: generation_config.json cannot be opened: {reason}"
+        ) from error
+
+
+def ends_of_text(tokenizer: PreTrainedTokenizerBase, stop_tokens: frozenset[int]) -> frozenset[int]:
+    """Returns the tokens that begin, end or fill up a text, and belong to no response."""
     return (stop_tokens | {tokenizer.bos_token_id, tokenizer.pad_token_id}) - {None}
+
+
+def turn_stop_tokens(
+    tokenizer: PreTrainedTokenizerBase, environment: Environment
+) -> tuple[int, ...]:
+    """Returns the tokens at which the turns of an environment end, besides those that end a
+    response.
+
+    Raises:
+        ConfigError: A text of `environment.stop` is not a single token of the policy, and no
+            generator would stop there.
+    """
+    stop: Any = environment.stop
+    where = f"data.environment: {type(environment).__name__}.stop"
+    if isinstance(stop, str):
+        raise ConfigError(f"{where} is the text {stop!r}; give a tuple of texts, as ({stop!r},).")
+    found = []
+    for text in stop:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"{where} has {text!r}, which is {len(ids)} tokens of the policy: a turn ends at "
+                "one token. Name one."
+            )
+        found += ids
+    return tuple(found)

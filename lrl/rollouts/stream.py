@@ -9,15 +9,21 @@ records its waits by their reason.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, Protocol
 
 from lrl.distributed.collective import Command, HasRanks
+from lrl.rollouts.controller import Controller
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer, Round
+from lrl.system.event_loop import LoopThread
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, MicroBatch, Step
 
 log = logging.getLogger(__name__)
+
+ANSWER_S = 60.0
+"""Seconds for a call of the controller that waits for no rollout."""
 
 
 class StepCounts(NamedTuple):
@@ -39,6 +45,56 @@ class GroupSource(ABC):
 
     def raise_if_stopped(self) -> None:  # noqa: B027 (a source that cannot be stopped ignores it)
         """Raises if the run was stopped."""
+
+
+@dataclass
+class ControllerCalls(GroupSource):
+    """The controller, for the trainer's thread: each call runs on the controller's loop, and has a
+    deadline.
+
+    Args:
+        controller: The run's controller.
+        loop: The loop of its tasks.
+        group_deadline_s: Seconds that a step waits for a group.
+        poll: Called a few times a second while a step waits for a group; raises to end the wait.
+    """
+
+    controller: Controller
+    loop: LoopThread
+    _: KW_ONLY
+    group_deadline_s: float
+    poll: Callable[[], None] | None = None
+
+    def new_version(self, version: int) -> None:
+        """Admits the prompts that may start now that the generators hold `version`."""
+        what = f"admitting prompts for version {version}"
+        self.loop.wait(self.controller.new_version(version), ANSWER_S, what)
+
+    def next_group(self, step: int) -> Group:
+        return self.loop.wait(
+            self.controller.next_group(step),
+            self.group_deadline_s,
+            f"waiting for a finished group for step {step}",
+            self.poll,
+        )
+
+    def give_up(self, group: Group) -> None:
+        self.controller.ledger.give_up(group)
+
+    def raise_if_stopped(self) -> None:
+        if self.loop.interrupted is not None:
+            self.loop.interrupted()
+
+    def state_dict(self, steps_done: int) -> dict[str, Any]:
+        """Returns `Controller.state_dict`, read where no task writes meanwhile: on the loop, or
+        here if that has ended."""
+        if self.loop.closed:
+            return self.controller.state_dict(steps_done)
+
+        async def read() -> dict[str, Any]:
+            return self.controller.state_dict(steps_done)
+
+        return self.loop.wait(read(), ANSWER_S, f"saving the ledger after step {steps_done}")
 
 
 class StepPolicy(HasRanks, Protocol):

@@ -19,13 +19,12 @@ import aiohttp
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import lrl
 from lrl.environments import Agent, external_agents
 from lrl.environments.external_agents import ExternalAgents
 from lrl.errors import ConfigError, NoEnvironments
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, NO_PARSER, Episodes, EpisodeTerms
-from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.episode import ATTEMPTS, NO_PARSER, Episodes
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.system.endpoint import Endpoint
 from lrl.types import ENVIRONMENT, Prompt, Rollout, Sampling
 from tests.certificates import self_signed
@@ -125,13 +124,11 @@ def played(
     episodes = Episodes(
         write,
         agents,
-        EpisodeTerms(
-            **limits | terms,
-            stop_tokens=(),
-            observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
-            decode=lambda tokens, before: tokenizer.decode(tokens),
-            each_alone=True,
-        ),
+        **limits | terms,
+        stop_tokens=(),
+        observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
+        decode=lambda tokens, before: tokenizer.decode(tokens),
+        each_alone=True,
     )
 
     async def run() -> None:
@@ -518,19 +515,3 @@ def test_two_runs_have_two_keys_unless_one_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("LRL_AGENT_KEY", "1234")
     with pytest.raises(ConfigError, match="LRL_AGENT_KEY has 4 characters.*openssl rand"):
         ExternalAgents(Agent(port=0), 1.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"environment_workers": 2}, "data.environment_workers is 2, and agents play that lrl"),
-        ({"environment_memory_gib": 8.0}, "data.environment_memory_gib is 8.0, and agents play"),
-        ({"turn_timeout_s": 0.0}, "data.turn_timeout_s is 0.0"),
-    ],
-)
-def test_settings_of_processes_are_refused_where_there_are_none(
-    settings: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        lrl.RolloutDataModule([{"prompt": "2+3="}], environment=Agent(port=0), **settings)
-    assert said in str(refused.value)

@@ -2,7 +2,7 @@
 A stand-in writes the turns at the pool's edge: every token that it has sampled is trained in one
 place, where it reads what the sampler read, or it belongs to an episode that is counted as failed.
 
-Covers lrl/environments/agent.py, lrl/rollouts/episode.py.
+Covers lrl/environments/agent.py, lrl/rollouts/episodes/episode.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from transformers import PreTrainedTokenizerFast
 from lrl.advantages import GroupMean
 from lrl.environments import Agent, Message, ParsedTurn, ToolCall
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import Episodes, EpisodeTerms
-from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.episode import Episodes
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.rollouts.packing import Packer
-from lrl.rollouts.response_text import Decode
-from lrl.types import Group, Prompt, Rollout, Sampling
+from lrl.types import Decode, Group, Prompt, Rollout, Sampling
 from tests.chat_templates import CHATML, merging_tokenizer
 from tests.environments.agents import ADD
 from tests.environments.here import Here
-from tests.rollouts.test_branches import trained_tokens
+from tests.rollouts.episodes.test_branches import trained_tokens
 from tests.rollouts.test_packing import pack
 
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object"}}}
@@ -175,17 +174,19 @@ def play(
     decode: Decode = lambda ids, before: tokenizer.decode(  # noqa: E731
         ids, skip_special_tokens=True
     )
-    terms = EpisodeTerms(
+    sampler = Sampler(tokenizer, seed)
+    host = Here(Agent(wander))
+    episodes = Episodes(
+        sampler.write,
+        host,
         max_turns=max_turns,
         max_turn_tokens=40,
         timeout_s=60.0,
         stop_tokens=(),
         observations=lambda prompt: Transcript(tokens, prompt, len(tokenizer)),
         decode=decode,
+        find_calls=sampler.find_calls,
     )
-    sampler = Sampler(tokenizer, seed)
-    host = Here(Agent(wander))
-    episodes = Episodes(sampler.write, host, terms, sampler.find_calls)
     prompt = Prompt(id=0, token_ids=[], text="go", columns={"plan": plan})
     group = Group(index=0, prompt=prompt, rollouts=[Rollout() for _ in range(3)])
     sampling = Sampling(n=3, max_tokens=max_tokens, stop_tokens=tuple(sorted(ends)))

@@ -219,10 +219,6 @@ MEMBERS: Cases = {
         "--data.reward_launcher Slurm --data.reward_launcher.jobs 1",
         *("data.reward_launcher is Slurm", "no srun on the path"),
     ),
-    "a launcher of no environment": (
-        "--data.environment_launcher Given --data.environment_launcher.jobs 1",
-        *("data.environment_launcher is Given", "there is no data.environment"),
-    ),
 }
 
 SERVERS: Cases = {

@@ -22,7 +22,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import VirtualClock
 from lrl.rollouts.controller import Controller
-from lrl.rollouts.episode import Episodes, EpisodeTerms
+from lrl.rollouts.episodes.episode import Episodes
 from lrl.rollouts.ledger import Ledger
 from lrl.rollouts.pacing import Pacing
 from lrl.rollouts.serialisation import flattened
@@ -207,7 +207,9 @@ class ModelledRun:
 
     def episodes(self) -> Episodes:
         """Returns the run's episodes."""
-        terms = EpisodeTerms(
+        return Episodes(
+            self.pool.generate,
+            self.environments,
             max_turns=MAX_TURNS,
             max_turn_tokens=MAX_TOKENS - 1,
             timeout_s=1e9,
@@ -215,7 +217,6 @@ class ModelledRun:
             observations=lambda prompt: TokenObservations(),
             decode=lambda tokens, before: str(tokens),
         )
-        return Episodes(self.pool.generate, self.environments, terms)
 
     def settle(self) -> None:
         """Runs the loop until all tasks wait."""
@@ -398,13 +399,12 @@ class ModelledRun:
 
     def written(self, index: int) -> list[Rollout]:
         """Returns a group's responses in the record."""
-        return self.record.written.setdefault(
-            index,
-            [
+        if index not in self.record.written:
+            self.record.written[index] = [
                 Rollout(open_turn=Rollout() if self.turns else None)
                 for _ in range(self.responses_each)
-            ],
-        )
+            ]
+        return self.record.written[index]
 
     def responses(self, generator: Generator) -> Iterator[tuple[ResponseKey, Asked, Rollout]]:
         """Yields the responses of a generator's open requests."""

@@ -1,17 +1,27 @@
-"""Rewards see a model's special tokens, but no end of a turn and no padding."""
+"""The text of a response, of its single tokens, and the tokens at which it ends: one rule for
+generators, rewards, `lrl chat` and the checks, and it is vLLM's."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 import lrl
+from lrl.callbacks import Evaluation
+from lrl.cli import chat
+from lrl.generators.settings import ServerSettings
 from lrl.rewards import ExactMatch, Format
-from lrl.rollouts.response_text import ResponseDecoder
-from tests.tiny_policies import END, PAD, START, tiny_llama
+from lrl.rollouts.response_text import ResponseDecoder, TokenTexts
+from lrl.training.model import open_tokenizer
+from tests.tiny_policies import END, PAD, START, byte_tokenizer, tiny_llama
 
 WRITTEN = f"<think>a\nb</think>\\boxed{{72}}<|im_end|>{END}{PAD}{PAD}"
 
@@ -35,7 +45,7 @@ def text_of(
     policy: lrl.PolicyModule, written: str = WRITTEN, before: str = "", **settings: bool
 ) -> str:
     data = lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch(), **settings)
-    data.trainer = type("OfThisPolicy", (), {"lightning_module": policy})()  # type: ignore[assignment]
+    data.run = SimpleNamespace(policy=policy)  # type: ignore[assignment]
     tokens, opened = policy.tokenizer([written, before], add_special_tokens=False).input_ids
     return data.decode(tokens, opened)
 
@@ -107,9 +117,109 @@ def test_special_tokens_may_be_left_out(policy: lrl.PolicyModule) -> None:
     assert text_of(policy, skip_special_tokens=True) == "a\nb\\boxed{72}"
 
 
-def test_a_policy_without_a_generation_config_has_the_ends_of_its_config_and_tokenizer(
-    policy: lrl.PolicyModule,
+TOKENIZER = byte_tokenizer()
+
+
+@given(st.binary(max_size=40))
+def test_the_texts_of_tokens_together_are_the_text(text: bytes) -> None:
+    """One token is one byte here, and many of these are no character, or a part of one."""
+    letters = TOKENIZER.backend_tokenizer.get_vocab()
+    alphabet = TOKENIZER.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+    token_ids = [letters[alphabet(chr(byte))[0][0][0]] for byte in text if byte < 128]
+    token_ids += TOKENIZER.encode(text.decode(errors="ignore"))
+    found = TokenTexts(TOKENIZER)(token_ids)
+    assert len(found) == len(token_ids)
+    assert "".join(found) == TOKENIZER.decode(token_ids, clean_up_tokenization_spaces=False)
+
+
+def test_bytes_that_are_no_character_keep_their_place() -> None:
+    broken = TOKENIZER.encode("日")[:2]
+    found = TokenTexts(TOKENIZER)([*broken, *TOKENIZER.encode("ab")])
+    assert len(found) == 4 and "".join(found).endswith("ab") and "\ufffd" in "".join(found)
+    assert TokenTexts(TOKENIZER)(broken)[-1] != ""
+
+
+END_ID = byte_tokenizer().eos_token_id
+FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, bool, set[int]]] = {
+    "all agree": ({"eos_token_id": END_ID}, {"eos_token_id": END_ID}, True, {END_ID}),
+    "several ends": ({"eos_token_id": END_ID}, {"eos_token_id": [7, 9]}, True, {END_ID, 7, 9}),
+    "none of generation": ({"eos_token_id": [END_ID, 11]}, None, True, {END_ID, 11}),
+    "generation without ends": ({"eos_token_id": 11}, {"temperature": 0.5}, True, {END_ID}),
+    "generation over the config": ({"eos_token_id": 11}, {"eos_token_id": 7}, True, {END_ID, 7}),
+    "no end of the tokenizer": ({"eos_token_id": 11}, {"eos_token_id": [7]}, False, {7}),
+    "no end of the tokenizer nor of generation": ({"eos_token_id": 11}, None, False, {11}),
+    "no end at all": ({"eos_token_id": None}, None, False, set()),
+}
+"""config.json, generation_config.json, whether the tokenizer has an end, and the stop tokens."""
+
+
+@pytest.fixture(params=FOLDERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(kind: str, tmp_path: Path) -> Path:
+    config, generation, tokenizer_ends, _ = FOLDERS[kind]
+    folder = tiny_llama(tmp_path / "policy")
+    of_model = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(of_model | config))
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    if not tokenizer_ends:
+        tokenizer = byte_tokenizer()
+        tokenizer.eos_token = None
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_every_part_of_a_run_knows_the_same_ends(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (Path(policy.policy_folder) / "generation_config.json").unlink()
-    ids = policy.tokenizer.convert_tokens_to_ids([END, PAD])
-    assert policy.ends_of_text == frozenset(ids)
+    wanted = FOLDERS[kind][-1]
+    policy, data = (
+        lrl.PolicyModule(str(folder)),
+        lrl.RolloutDataModule([{"prompt": "1"}], ExactMatch()),
+    )
+    data.run = SimpleNamespace(policy=policy, data=data)  # type: ignore[assignment]
+    assert policy.stop_tokens == wanted
+    assert policy.ends_of_text - wanted == {policy.tokenizer.pad_token_id}
+    evaluation = Evaluation([{"prompt": "1"}], rewards=ExactMatch())
+    monkeypatch.setattr(
+        data.reward_pool, "like", lambda *args, **kwargs: type("Pool", (), {"start": print})()
+    )
+    trainer: Any = SimpleNamespace(datamodule=data)
+    evaluation.setup(trainer, policy, "fit")
+    for sampling in (data.requests, evaluation.sampling):
+        asked = sampling.as_vllm(n=1, written=0)
+        assert set(asked["stop_token_ids"]) == wanted and asked["ignore_eos"]
+    ends = chat.open_policy(folder, 0.0, 4)[0].generation_config.eos_token_id
+    assert set(ends or ()) == wanted
+
+
+def test_the_rule_is_that_by_which_vllm_serves_the_folder(folder: Path, kind: str) -> None:
+    """Its own code is called, with what its API server gives it: the folder's settings and the
+    tokenizer's end."""
+    config = pytest.importorskip("vllm.transformers_utils.config")
+    from vllm.sampling_params import SamplingParams
+
+    found = config.try_get_generation_config(str(folder), trust_remote_code=False)
+    served, ours = (
+        SamplingParams(),
+        SamplingParams(stop_token_ids=sorted(FOLDERS[kind][-1]), ignore_eos=True),
+    )
+    for one in (served, ours):
+        one.update_from_generation_config(
+            found.to_diff_dict(), open_tokenizer(str(folder)).eos_token_id
+        )
+    assert {*served.stop_token_ids, served.eos_token_id} - {None} == FOLDERS[kind][-1]
+    assert {*ours.stop_token_ids, ours.eos_token_id} - {None} == FOLDERS[kind][-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["skip-tokenizer-init", "skip_tokenizer_init", "--no-skip-tokenizer-init", "skip-tok"]
+)
+def test_a_generator_without_a_tokenizer_is_refused(name: str) -> None:
+    with pytest.raises(lrl.ConfigError, match="is set by lrl"):
+        ServerSettings(extra_args={name: True})

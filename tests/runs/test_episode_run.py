@@ -1,6 +1,6 @@
 """Whole runs with an environment on a real vLLM server.
 
-Covers lrl/rollouts/environment_of_run.py.
+Covers lrl/rollouts/episodes/environment_of_run.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 responses (2504.15930, section 5), in its own process.
 
 No call waits for the model. It learns in the background, and it guesses prompts before they start.
-The n-grams (`NgramRanker`) guess the prompts that it has not guessed yet, and all prompts if its
-process is lost. Both guesses are weighed by their past errors (`Ensemble`), so a model that has
-learnt nothing yet does no harm.
+The n-grams (`NgramRanker`) guess the prompts that it has not guessed yet, all prompts while they
+rank the recent ones better, and all prompts if its process is lost.
 """
 
 import logging
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lrl.routing.rankers import finetuning
 from lrl.routing.rankers.base import Ranker
@@ -28,60 +26,14 @@ from lrl.routing.rankers.ngrams import NgramRanker
 from lrl.system.config_errors import above, at_least, fault
 from lrl.types import Prompt
 
-MAX_GUESSES = 512
-"""Numbers to which the weights of both guesses are fitted."""
-MIN_GUESSES = 64
-"""Numbers below which the second guess has no weight."""
+MAX_JUDGED = 512
+"""Newest numbers over which both guesses are compared."""
+MIN_JUDGED = 64
+"""Numbers below which the model's guesses are not used."""
 MAX_KEPT_GUESSES = 65_536
 """Prompts whose guesses are kept, the newest."""
 
 log = logging.getLogger(__name__)
-
-
-class Ensemble:
-    """Weighted sum of two guesses; the second one may be missing."""
-
-    def __init__(self) -> None:
-        # Both guesses and the true number.
-        self._judged = deque[tuple[float, float, float]](maxlen=MAX_GUESSES)
-        self._weights: NDArray[np.float64] | None = None  # of both guesses, and a constant
-
-    def __call__(self, first: float, second: float | None) -> float:
-        """Returns the weighted sum; the first guess if there is no second, or no weights yet."""
-        weights = self._weights  # one read: another thread may judge meanwhile
-        return first if second is None or weights is None else float(weights @ (first, second, 1.0))
-
-    def judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
-        """Fits the weights by least squares to the newest triples of both guesses and the true
-        number."""
-        self._judged.extend(judged)
-        if len(self._judged) >= MIN_GUESSES:
-            *guesses, found = np.array(self._judged).T
-            self._weights = np.linalg.lstsq(
-                np.stack([*guesses, np.ones(len(found))], axis=1), found
-            )[0]
-
-    def correlations(self) -> tuple[float, float] | None:
-        """Returns Pearson's correlation of each guess with the true numbers; None while there are
-        no weights."""
-        if self._weights is None:
-            return None
-        first, second, found = np.array(self._judged).T
-        return correlation(first, found), correlation(second, found)
-
-    def state_dict(self) -> Tensor:
-        """Returns the triples: float32 [judged, 3]."""
-        return torch.tensor(self._judged, dtype=torch.float32).reshape(-1, 3)
-
-    def load_state_dict(self, state: Tensor) -> None:
-        """Restores the triples and fits the weights."""
-        self._judged.clear()
-        self.judge(list(map(tuple, state.tolist())))
-
-
-def correlation(guesses: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    """Returns Pearson's correlation; 0 if all guesses are the same."""
-    return float(np.corrcoef(guesses, found)[0, 1]) if np.ptp(guesses) and np.ptp(found) else 0.0
 
 
 class LanguageModelRanker(Ranker):
@@ -114,8 +66,10 @@ class LanguageModelRanker(Ranker):
         self.device = find_device(device)
         self._settings = (model, str(self.device), lr, passes, fitted_prompts)
         self._ngrams = NgramRanker(fitted_prompts)
-        self._ensemble = Ensemble()
         self._guesses: dict[int, float] = {}  # prompt id -> guess of the language model
+        # The n-grams' guess, the model's, and the true number.
+        self._judged = deque[tuple[float, float, float]](maxlen=MAX_JUDGED)
+        self._correlations: tuple[float, float] | None = None  # of both guesses with the number
         self._learnt = deque[Row](maxlen=fitted_prompts)
         self._to_learn = deque[Row](maxlen=fitted_prompts)
         self._pool: ProcessPoolExecutor | None = None  # of one process
@@ -123,15 +77,19 @@ class LanguageModelRanker(Ranker):
         self._guessing: Future[list[float]] | None = None
 
     def guess(self, prompt: Prompt) -> float:
-        """Returns the weighted sum of both guesses; the guess of the n-grams if there is no
-        other."""
-        return self._ensemble(self._ngrams.guess(prompt), self._guesses.get(prompt.id))
+        """Returns the guess of the model, if there is one and it ranks better; else that of the
+        n-grams."""
+        guess = self._guesses.get(prompt.id)
+        found = self._correlations  # one read: another thread may judge meanwhile
+        if guess is None or found is None or found[1] <= found[0]:
+            return self._ngrams.guess(prompt)
+        return guess
 
     def learn(self, prompts: Sequence[Prompt], numbers: Sequence[float]) -> None:
         """Judges both guesses by `numbers` and trains both models; the language model as soon as it
         is free."""
         found = list(zip(prompts, numbers, strict=True))
-        self._ensemble.judge(
+        self._judge(
             [
                 (self._ngrams.guess(prompt), self._guesses[prompt.id], number)
                 for prompt, number in found
@@ -140,6 +98,12 @@ class LanguageModelRanker(Ranker):
         )
         self._ngrams.learn(prompts, numbers)
         self._add([(prompt.text, number) for prompt, number in found])
+
+    def _judge(self, judged: Sequence[tuple[float, float, float]]) -> None:
+        self._judged.extend(judged)
+        if len(self._judged) >= MIN_JUDGED:
+            first, second, found = np.array(self._judged).T
+            self._correlations = correlation(first, found), correlation(second, found)
 
     def _add(self, rows: Sequence[Row]) -> None:
         self._learnt.extend(rows)
@@ -157,20 +121,19 @@ class LanguageModelRanker(Ranker):
         """Has the process guess `prompts`, unless it still guesses the ones before."""
         if self._guessing is None or self._guessing.done():
             ids = [prompt.id for prompt in prompts]
-            texts = [prompt.text for prompt in prompts]
-            self._guessing = self._submit(finetuning.guess, texts)
+            self._guessing = self._submit(finetuning.guess, [prompt.text for prompt in prompts])
             if self._guessing is not None:
                 self._guessing.add_done_callback(lambda guessing: self._keep(ids, guessing))
 
     def _submit(self, job: Callable[..., Any], rows: Sequence[Any]) -> Future[Any] | None:
         """Gives the process a job, which waits for earlier jobs; returns None without a process."""
-        pool = self._pool
+        if (pool := self._pool) is None:
+            return None
         try:
-            future = None if pool is None else pool.submit(job, rows)
+            future = pool.submit(job, rows)
         except RuntimeError:  # it has just ended; `_report` or `close` does the rest
             return None
-        if future is not None:
-            future.add_done_callback(self._report)
+        future.add_done_callback(self._report)
         return future
 
     def _keep(self, ids: list[int], guessing: Future[list[float]]) -> None:
@@ -196,16 +159,17 @@ class LanguageModelRanker(Ranker):
     def metrics(self) -> dict[str, float]:
         """Returns the correlation of both guesses with the true numbers, over the last prompts with
         both."""
-        if (found := self._ensemble.correlations()) is None:
+        if self._correlations is None:
             return {}
+        ngrams, model = self._correlations
         return {
-            "length_predictor/ngrams_correlation": found[0],
-            "length_predictor/model_correlation": found[1],
+            "length_predictor/ngrams_correlation": ngrams,
+            "length_predictor/model_correlation": model,
         }
 
     def start(self) -> None:
         """Starts the process, which opens the model while the generators start."""
-        # As for reward workers: a fork would inherit open pipes.
+        # A fork would inherit open pipes.
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(
             1, context, initializer=finetuning.begin, initargs=(os.getpid(), self._settings)
@@ -241,18 +205,25 @@ class LanguageModelRanker(Ranker):
             "texts": [text for text, _ in self._learnt],
             "numbers": torch.tensor([number for _, number in self._learnt], dtype=torch.float32),
             "model": self.model,
-            "judged": self._ensemble.state_dict(),
+            "judged": torch.tensor(self._judged, dtype=torch.float32).reshape(-1, 3),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Trains the original model on the texts of the state; how well another model has guessed
         is not restored."""
         self._ngrams.load_state_dict(state["ngrams"])
+        self._judged.clear()
+        self._correlations = None
         if state.get("model") == self.model:
-            self._ensemble.load_state_dict(state["judged"])
+            self._judge(list(map(tuple, state["judged"].tolist())))
         self._learnt.clear()
         self._to_learn.clear()
         self._add(list(zip(state["texts"], state["numbers"].tolist(), strict=True)))
+
+
+def correlation(guesses: NDArray[np.float64], found: NDArray[np.float64]) -> float:
+    """Returns Pearson's correlation; 0 if all guesses are the same."""
+    return float(np.corrcoef(guesses, found)[0, 1]) if np.ptp(guesses) and np.ptp(found) else 0.0
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:

@@ -1,8 +1,8 @@
-"""The language model ranker: what it learns beside the trainer, and what happens without its
-process.
+"""The language model ranker: what it learns beside the trainer, which of its two guesses it gives,
+and what happens without its process.
 
 The n-grams learn nothing here: they read a prompt's tokens, and all prompts have the same ones. The
-model reads text.
+model reads text. Where no process matters, the model learns on a thread of the test.
 
 Covers lrl/routing/rankers/finetuning.py.
 """
@@ -10,21 +10,25 @@ Covers lrl/routing/rankers/finetuning.py.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from lrl.routing.rankers import LanguageModelRanker
+from lrl.routing.rankers import LanguageModelRanker, finetuning
 from lrl.routing.rankers.finetuning import FineTuned
+from lrl.routing.rankers.language_model import MIN_JUDGED
 from lrl.types import Prompt
 from tests.checkpoints.through_files import through_a_file
 from tests.leftovers import lives, wait_for, words
@@ -32,7 +36,8 @@ from tests.tiny_policies import tiny_llama, tiny_qwen2
 
 DEADLINE_S = 900.0  # the process is at nice 19, and may get a hundredth of a busy machine
 LR = 1e-3
-HERE = Path(__file__).parents[3]
+DRAW = np.random.default_rng(0)
+FOUND, NOISE = DRAW.normal(size=300), DRAW.normal(size=300)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def rankers(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
+def make(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
+    """Makes rankers, whose processes end with the test."""
     made: list[LanguageModelRanker] = []
 
     def make() -> LanguageModelRanker:
@@ -51,6 +57,22 @@ def rankers(model: str) -> Iterator[Callable[[], LanguageModelRanker]]:
     yield make
     for ranker in made:
         ranker.close()
+
+
+class OnAThread(ThreadPoolExecutor):
+    """What a ranker's process does, on a thread of the test."""
+
+    _processes = None
+
+
+def start_on_a_thread(ranker: LanguageModelRanker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts the ranker with a fresh model in this process."""
+    monkeypatch.setattr(finetuning, "_model", FineTuned(*ranker._settings), raising=False)
+    pool: Any = OnAThread(1)
+    monkeypatch.setattr(
+        "lrl.routing.rankers.language_model.ProcessPoolExecutor", lambda *args, **how: pool
+    )
+    ranker.start()
 
 
 def told(id: int) -> tuple[Prompt, float]:
@@ -95,100 +117,124 @@ def correlation(ranker: LanguageModelRanker, first: int = 10_000) -> float:
 
 
 def test_lengths_that_only_the_text_shows_are_learned_beside_the_run_and_again_after_a_resume(
-    rankers: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
+    make: Callable[[], LanguageModelRanker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the process may suffer is in the same run: a start takes a core ten seconds."""
-    ranker, resumed = rankers(), rankers()
-    before = processes_of(os.getpid())
-    ranker.start()
+    ranker, resumed = make(), make()
+    start_on_a_thread(ranker, monkeypatch)
     assert correlation(ranker) == 0 and not ranker.metrics()
-    live(ranker, 0, steps=6)
+    live(ranker, 0, steps=4)
     assert correlation(ranker) > 0.9
-    assert (
-        ranker.metrics()["length_predictor/model_correlation"]
-        > 0.5
-        > ranker.metrics()["length_predictor/ngrams_correlation"]
-    )
+    metrics = ranker.metrics()
+    assert metrics["length_predictor/model_correlation"] > 0.5
+    assert metrics["length_predictor/ngrams_correlation"] < 0.5
     state = through_a_file(ranker.state_dict())
-    (process,) = processes_of(os.getpid()) - before
-    a_stopped_process_blocks_nothing(ranker, process)
-    ranker.close()
-    assert processes_of(os.getpid()) <= before, "it ends with the run"
 
-    resumed.start()
-    resumed.load_state_dict(state)
-    resumed.wait(DEADLINE_S)
-    assert correlation(resumed) > 0.9
-    resumed.close()
+    for again in (ranker, resumed):  # another run of the same data module, and a resumed one
+        again.close()
+        start_on_a_thread(again, monkeypatch)
+        if again is resumed:
+            again.load_state_dict(state)
+        again.wait(DEADLINE_S)
+        assert correlation(again, 20_000) > 0.9
 
-    ranker.start()  # another run of the same data module
+
+def test_a_process_that_is_stopped_or_lost_blocks_nothing_and_the_n_grams_continue(
+    make: Callable[[], LanguageModelRanker], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = processes_of(os.getpid())
+    ranker = make()
+    ranker.start()
     ranker.wait(DEADLINE_S)
-    assert correlation(ranker, 20_000) > 0.9
     (process,) = processes_of(os.getpid()) - before
-    without_its_process_the_n_grams_continue_and_one_warning_is_logged(ranker, process, caplog)
-    assert processes_of(os.getpid()) <= before
-
-
-def a_stopped_process_blocks_nothing(ranker: LanguageModelRanker, process: int) -> None:
     os.kill(process, signal.SIGSTOP)
-    guesses = dict(ranker._guesses)
-    for start in range(240, 360, 40):
+    for start in range(0, 120, 40):
         ranker.learn(*step(start))
         ranker.look_ahead(step(start + 40)[0])
-    assert ranker._guesses == guesses
+    assert not ranker._guesses
+    assert len(ranker._to_learn) == 80, "all but what it was given first"
     fresh = told(390)[0]
     assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
-    assert len(ranker._to_learn) == 80  # all but what it was given first
 
-
-def without_its_process_the_n_grams_continue_and_one_warning_is_logged(
-    ranker: LanguageModelRanker, process: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.clear()
     with caplog.at_level(logging.WARNING, "lrl"):
-        ranker.learn(*step(400))
         os.kill(process, signal.SIGKILL)
         ranker.wait(DEADLINE_S)
         for start in range(440, 560, 40):
             ranker.learn(*step(start))
             ranker.look_ahead(step(start + 40)[0])
     assert [ranker.model in record.getMessage() for record in caplog.records] == [True]
-    fresh = told(900)[0]
     assert ranker.guess(fresh) == ranker._ngrams.guess(fresh)
+    wait_for(lambda: processes_of(os.getpid()) <= before, 60.0, "its end")
 
 
-def test_its_process_dies_with_a_trainer_that_is_killed(model: str, tmp_path: Path) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(
-        "import time\n"
-        "from lrl.routing.rankers import LanguageModelRanker\n"
-        'if __name__ == "__main__":\n'
-        f"    ranker = LanguageModelRanker({model!r}, 'cpu')\n"
-        "    ranker.start()\n"
-        f"    ranker.wait({DEADLINE_S})\n"
-        "    print('started', flush=True)\n"
-        f"    time.sleep({DEADLINE_S})\n"
-    )
-    trainer = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(HERE)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert trainer.stdout is not None and trainer.stdout.readline() == "started\n"
-    processes = processes_of(trainer.pid)
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)  # one that is busy does not look for its trainer either
-    trainer.kill()
-    trainer.wait(DEADLINE_S)
+def judged(first: np.ndarray, second: np.ndarray, count: int = 300) -> LanguageModelRanker:
+    """A ranker with these guesses of the n-grams and of the model, which guesses 7 for prompt 1."""
+    ranker = LanguageModelRanker("a/model", device="cpu")
+    triples = list(zip(first.tolist(), second.tolist(), FOUND.tolist(), strict=True))
+    ranker._judge(triples[:count])
+    ranker._guesses[1] = 7.0
+    return ranker
+
+
+@pytest.mark.parametrize(
+    ("ngrams", "model", "count", "used"),
+    [
+        (NOISE, FOUND, 300, True),
+        (FOUND, NOISE, 300, False),
+        (NOISE, np.zeros(300), 300, False),
+        (NOISE, FOUND, MIN_JUDGED - 1, False),
+    ],
+)
+def test_the_models_guess_is_used_once_it_ranks_better(
+    ngrams: np.ndarray, model: np.ndarray, count: int, used: bool
+) -> None:
+    ranker = judged(ngrams, model, count)
+    assert ranker.guess(Prompt(id=1, token_ids=[1], text="")) == (7.0 if used else 0.0)
+    assert ranker.guess(Prompt(id=2, token_ids=[1], text="")) == 0.0, "the model has not guessed it"
+    assert bool(ranker.metrics()) == (count >= MIN_JUDGED)
+
+
+@pytest.mark.parametrize("model", ["a/model", "another/model"])
+def test_judgements_come_back_from_a_checkpoint_unless_they_are_of_another_model(
+    model: str,
+) -> None:
+    before = judged(NOISE, FOUND)
+    resumed = LanguageModelRanker(model, device="cpu")
+    resumed.load_state_dict(through_a_file(before.state_dict()))
+    expected = before.metrics() if model == "a/model" else {}
+    assert resumed.metrics() == pytest.approx(expected, abs=1e-5)
+
+
+def hold_a_ranker(model: str, started: Event) -> None:
+    """Is a trainer with a ranker."""
+    ranker = LanguageModelRanker(model, "cpu")
+    ranker.start()
+    ranker.wait(DEADLINE_S)
+    started.set()
+    time.sleep(DEADLINE_S)
+
+
+def test_its_process_dies_with_a_trainer_that_is_killed(model: str) -> None:
+    fork = multiprocessing.get_context("fork")  # it has imported all that it needs
+    started = fork.Event()
+    trainer = fork.Process(target=hold_a_ranker, args=(model, started))
+    trainer.start()
+    processes: set[int] = set()
     try:
+        assert trainer.pid is not None and started.wait(DEADLINE_S)
+        processes = processes_of(trainer.pid)
+        for process in processes:
+            os.kill(
+                process, signal.SIGSTOP
+            )  # one that is busy does not look for its trainer either
+        trainer.kill()
+        trainer.join(DEADLINE_S)
         assert processes
         wait_for(lambda: not any(map(psutil.pid_exists, processes)), 60.0, "their end")
     finally:
+        trainer.kill()
         for process in filter(psutil.pid_exists, processes):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        trainer.stdout.close()
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen2])

@@ -1,6 +1,6 @@
 """The loop of an episode, between a scripted pool and an environment on a virtual clock.
 
-Covers lrl/environments/turns.py, lrl/rollouts/episode_settings.py.
+Covers lrl/environments/turns.py, lrl/rollouts/episodes/settings.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from lrl.environments.play import finite
 from lrl.environments.turns import Answer
 from lrl.planning.clock import run
 from lrl.rollouts.controller import score
-from lrl.rollouts.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes, EpisodeTerms
-from lrl.rollouts.observations import ObservationTokens, Transcript
+from lrl.rollouts.episodes.episode import ATTEMPTS, ATTEMPTS_OF_OTHERS, Episodes
+from lrl.rollouts.episodes.observations import ObservationTokens, Transcript
 from lrl.rollouts.serialisation import Resumed, load_group, save_group
 from lrl.types import ENVIRONMENT, Chat, Group, Prompt, Rollout, Sampling, Turn
 from tests.chat_templates import MISTRAL, merging_tokenizer
@@ -106,7 +106,7 @@ class Letters:
         return [ord(letter) for letter in text]
 
 
-def terms(vocabulary: int = 1000, **changed: Any) -> EpisodeTerms:
+def terms(vocabulary: int = 1000, **changed: Any) -> dict[str, Any]:
     tokens: Any = ObservationTokens(tokenizer=Letters(), ends=frozenset({2}))  # type: ignore[arg-type]
     settings: dict[str, Any] = {
         "max_turns": 8,
@@ -116,14 +116,14 @@ def terms(vocabulary: int = 1000, **changed: Any) -> EpisodeTerms:
         "observations": lambda prompt: Transcript(tokens, prompt, vocabulary),
         "decode": lambda tokens, before: str(tokens),
     }
-    return EpisodeTerms(**settings | changed)
+    return settings | changed
 
 
 def play(
     host: Here, pool: Script, rollouts: list[Rollout], max_tokens: int = 40, **changed: Any
 ) -> None:
     """Plays rollouts to their ends."""
-    episodes = Episodes(pool.generate, host, terms(**changed))
+    episodes = Episodes(pool.generate, host, **terms(**changed))
     sampling = Sampling(n=len(rollouts), max_tokens=max_tokens, stop_tokens=(2,))
     run(episodes.generate(PROMPT, rollouts, sampling, priority=3))
     assert host.open_now == 0
@@ -278,7 +278,7 @@ def test_an_episode_that_is_saved_at_any_moment_ends_as_if_nothing_had_happened(
     rollout, pool = Rollout(), Script(script)
 
     async def interrupted() -> None:
-        episodes = Episodes(pool.generate, Here(Adds("a", seconds=2.5)), terms())
+        episodes = Episodes(pool.generate, Here(Adds("a", seconds=2.5)), **terms())
         sampling = Sampling(n=1, max_tokens=40, stop_tokens=(2,))
         work = asyncio.ensure_future(episodes.generate(PROMPT, [rollout], sampling, priority=3))
         await asyncio.sleep(seconds - 0.25)
@@ -348,7 +348,7 @@ def test_an_episode_of_messages_and_calls_goes_on_from_its_recorded_turns(second
 
     def played(rollout: Rollout, script: list[list[int]], seconds: float) -> Here:
         host, pool = Here(Asks()), Script(script)
-        episodes = Episodes(pool.generate, host, terms(**settings), find_calls)
+        episodes = Episodes(pool.generate, host, find_calls=find_calls, **terms(**settings))
         sampling = Sampling(n=1, max_tokens=400, stop_tokens=(2,))
 
         async def work() -> None:
@@ -455,7 +455,7 @@ def test_an_error_of_the_pool_is_the_errors_of_all_and_ends_their_episodes() -> 
         raise ConnectionError("gone")
 
     host = Here(Adds())
-    episodes: Callable[..., Awaitable[None]] = Episodes(fails, host, terms()).generate
+    episodes: Callable[..., Awaitable[None]] = Episodes(fails, host, **terms()).generate
     with pytest.raises(ConnectionError):
         run(episodes(PROMPT, [Rollout(), Rollout()], Sampling(n=2), priority=3))
     assert host.open_now == 0

@@ -14,7 +14,7 @@ import pytest
 
 from lrl.errors import ConfigError
 from lrl.rollouts.prompts import Prompts
-from lrl.rollouts.sources import read_rows, short_name
+from lrl.rollouts.prompts.sources import read_rows, short_name
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "When\u2028was it?", "answer": "2024-01-01"},
@@ -103,7 +103,7 @@ def test_rows_come_from_a_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (tmp_path / "made_up_rows.py").write_text("def rows():\n    yield {'prompt': '1+1?'}\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(read_rows("made_up_rows:rows", None, "train")) == [{"prompt": "1+1?"}]
-    with pytest.raises(ValueError, match=r"made_up_rows \(.*\) has no .missing."):
+    with pytest.raises(ValueError, match="made_up_rows.* has no .missing."):
         list(read_rows("made_up_rows:missing", None, "train"))
 
 

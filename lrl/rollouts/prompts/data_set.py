@@ -20,8 +20,8 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lrl.errors import ConfigError
-from lrl.rollouts.prompt_maker import PromptMaker, PromptPart, messages_of, template_fields
-from lrl.rollouts.sources import Row, known_source, read_rows, short_name
+from lrl.rollouts.prompts.prompt_maker import PromptMaker, PromptPart, messages_of, template_fields
+from lrl.rollouts.prompts.sources import Row, known_source, read_rows, short_name
 from lrl.system.config_errors import at_least, one_of
 from lrl.types import Prompt
 

@@ -1,22 +1,20 @@
 """The loop of an episode: a turn of the policy, the environment's reply, the next turn.
 
-It stands between the controller and a pool. A turn is one request of the pool, so a slot of a
-generator is free while the environment thinks. The pool returns a turn when it is whole and the
-weights that wrote it are verified: an environment never sees a token that a failed probe takes
-back. Each turn is a rollout of its own, which the loop joins to the episode's together with its
-reply; so the first turns of a group are one request, and what keeps books of a response in a
-generator knows no turns.
+It stands between the controller and a pool. A turn is one request, so a slot of a generator is free
+while the environment thinks. The pool returns a turn when it is whole and verified: an environment
+never sees a token that is taken back. Each turn is a rollout of its own until it is joined to the
+episode's, together with its reply; so the first turns of a group are one request.
 
-A checkpoint may come at any wait, and `Rollout.open_turn` tells the two kinds apart: a turn that is
-being written continues, and one that is whole waits for its reply. What the environment knew is lost
-with its process. It begins again, and gets the recorded turns if it is deterministic; if it is not,
-or does not give the recorded replies again, the episode begins anew.
+A checkpoint may come at any wait. `Rollout.open_turn` is then being written and continues, or is
+whole and waits for its reply. What the environment knew is lost with its process: it begins again,
+and gets the recorded turns if it is deterministic. If it is not, or replies otherwise this time, the
+episode begins anew.
 """
 
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,17 +22,14 @@ from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
 from lrl.errors import EpisodeError, WorkerLost
-from lrl.rollouts.response_text import Decode
 from lrl.routing.dispatch import Home
-from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
+from lrl.types import ENVIRONMENT, Decode, Fork, Prompt, Rollout, Sampling
 
 ATTEMPTS = 5
 """Times that an episode may lose its environment without getting further, through no fault of
 another episode."""
 ATTEMPTS_OF_OTHERS = 50
-"""Times that it may do so through the fault of other episodes. Each time one of them fails; but the
-share of failures is taken of whole groups, and of hundreds of episodes at once most would have to
-end a process of their own before the first group is whole."""
+"""Times that it may do so through the fault of other episodes, one of which fails each time."""
 
 Write = Callable[..., Awaitable[None]]
 """Writes rollouts to their ends: `GeneratorPool.generate`."""
@@ -74,42 +69,13 @@ class Environments(Protocol):
 
 
 class Observations(Protocol):
-    """Makes tokens of the observations of one episode (`lrl.rollouts.observations.Transcript`)."""
+    """Makes tokens of the observations of one episode: a `Transcript`, or a model of one."""
 
     tools: Sequence[dict[str, Any]]
     """JSON schemas of what the policy may call; known after the opening observation."""
 
     def ids(self, reply: Reply, turn: Written | None) -> list[int]:
-        """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it.
-
-        Args:
-            reply: The environment's.
-            turn: The turn to which it replies; None at the beginning.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeTerms:
-    """The limits of episodes, and their text.
-
-    Args:
-        max_turns: Turns after which an episode is cut.
-        max_turn_tokens: Most tokens of a turn.
-        timeout_s: Most seconds from the end of the first turn to the end of the episode.
-        stop_tokens: Tokens that end a turn, besides those that end a response.
-        observations: Begins to make tokens of an episode's observations, after a prompt.
-        decode: Returns the text of a turn.
-        each_alone: Whether each episode of a group begins and ends by itself; else all begin before
-            the first turn, which is then one request.
-    """
-
-    max_turns: int
-    max_turn_tokens: int
-    timeout_s: float
-    stop_tokens: tuple[int, ...]
-    observations: Callable[[Prompt], Observations]
-    decode: Decode
-    each_alone: bool = False
+        """See `Transcript.ids`."""
 
 
 @dataclass
@@ -119,36 +85,42 @@ class Episodes:
     Args:
         write: Writes turns.
         environments: Play the episodes.
-        terms: Their limits.
+        max_turns: Turns after which an episode is cut.
+        max_turn_tokens: Most tokens of a turn.
+        timeout_s: Most seconds from the end of the first turn to the end of the episode.
+        stop_tokens: Tokens that end a turn, besides those that end a response.
+        observations: Begins to make tokens of an episode's observations, after a prompt.
+        decode: Returns the text of a turn.
         find_calls: Finds calls of tools in a turn; None for an environment without tools.
+        each_alone: Whether each episode of a group begins and ends by itself; else all begin before
+            the first turn, which is then one request.
     """
 
     write: Write
     environments: Environments
-    terms: EpisodeTerms
+    _: KW_ONLY
+    max_turns: int
+    max_turn_tokens: int
+    timeout_s: float
+    stop_tokens: tuple[int, ...]
+    observations: Callable[[Prompt], Observations]
+    decode: Decode
     find_calls: FindCalls | None = None
+    each_alone: bool = False
 
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
         """Plays every unfinished rollout to its end; see `ResponseWriter`."""
-        stops = {*sampling.stop_tokens, *self.terms.stop_tokens}
+        stops = {*sampling.stop_tokens, *self.stop_tokens}
         sampling = replace(sampling, stop_tokens=tuple(sorted(stops)))
         write = partial(self.write, **how)
         episodes = [
-            Episode(
-                prompt,
-                rollout,
-                sampling=sampling,
-                write=write,
-                environments=self.environments,
-                terms=self.terms,
-                find_calls=self.find_calls,
-            )
+            Episode(self, prompt, rollout, sampling=sampling, write=write)
             for rollout in rollouts
             if not rollout.finished
         ]
-        if self.terms.each_alone:
+        if self.each_alone:
             await _together(map(_play_alone, episodes))
             return
         try:
@@ -166,34 +138,29 @@ class Episode:
     """One rollout, at play.
 
     Args:
+        terms: The episodes to which it belongs: their limits, and who plays them.
         prompt: Its prompt.
         rollout: It grows in place, and may have turns of an earlier run.
         sampling: Of a turn; `max_tokens` is of the whole episode.
         write: Writes turns.
-        environments: Play the environment's side.
-        terms: The limits.
-        find_calls: See `Episodes`.
     """
 
     def __init__(
         self,
+        terms: Episodes,
         prompt: Prompt,
         rollout: Rollout,
+        *,
         sampling: Sampling,
         write: Write,
-        environments: Environments,
-        terms: EpisodeTerms,
-        find_calls: FindCalls | None = None,
     ) -> None:
+        self.terms = terms
         self.prompt = prompt
         self.rollout = rollout
         self.sampling = sampling
         self.write = write
-        self.terms = terms
-        self._environments = environments
-        self._find_calls = find_calls
-        self._observations = terms.observations(prompt)
         self.home = Home()
+        self._observations = terms.observations(prompt)
         self._conversation: Conversation | None = None
         self._losses = self._losses_by_others = 0
         self._furthest = 0
@@ -263,10 +230,10 @@ class Episode:
     async def _opened(self) -> bool:
         """Opens the environment's side; returns whether it now stands where the rollout stands."""
         self.close()
-        if self.rollout.turn_ends and not self._environments.deterministic:
+        if self.rollout.turn_ends and not self.terms.environments.deterministic:
             self._begin_anew()
         try:
-            self._conversation = self._environments.open(self.prompt)
+            self._conversation = self.terms.environments.open(self.prompt)
             self._observations = self.terms.observations(self.prompt)
             opening = await self._conversation.begin()
             check_opening(opening)
@@ -274,7 +241,7 @@ class Episode:
                 self._observe(self._ids(opening, None))
                 return True
             if await self._replayed(self._conversation, opening):
-                self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
+                self.terms.environments.counts["replayed"] += bool(self.rollout.turn_ends)
                 return True
         except WorkerLost as error:
             self._count_loss(error)
@@ -305,7 +272,7 @@ class Episode:
         return self._ids(reply, written) == rollout.token_ids[end_of_turn:]
 
     def _begin_anew(self) -> None:
-        self._environments.counts["restarted"] += 1
+        self.terms.environments.counts["restarted"] += 1
         rollout = self.rollout
         rollout.token_ids = []
         rollout.logprobs = []
@@ -372,7 +339,7 @@ class Episode:
         """Returns the tokens of an observation; raises EpisodeError if the policy cannot read it, or
         not call the tools that it brings."""
         found = self._observations.ids(reply, turn)
-        if self._observations.tools and self._find_calls is None:
+        if self._observations.tools and self.terms.find_calls is None:
             raise EpisodeError("environment_error", NO_PARSER)
         return found
 
@@ -382,8 +349,8 @@ class Episode:
         text = self.terms.decode(token_ids, before)
         if not (tools := self._observations.tools):
             return Written(text, token_ids, content=text)
-        assert self._find_calls is not None, "no observation brings tools then"
-        content, calls = await self._find_calls(token_ids, number, tools)
+        assert self.terms.find_calls is not None, "no observation brings tools then"
+        content, calls = await self.terms.find_calls(token_ids, number, tools)
         return Written(text, token_ids, calls, self.terms.decode([], before) + content)
 
 

@@ -1,6 +1,6 @@
 """Episodes whose observations follow other turns than the last: one response, a tree of tokens.
 
-Covers lrl/types.py, lrl/rollouts/episode.py, lrl/training/collate.py.
+Covers lrl/types.py, lrl/rollouts/episodes/episode.py, lrl/training/collate.py.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from lrl.environments.base import BEGINNING
 from lrl.objectives.base import Tokens
 from lrl.objectives.normalisation import token_weights
 from lrl.planning.clock import run
-from lrl.rollouts.episode import Episodes, shared_with
+from lrl.rollouts.episodes.episode import Episodes, shared_with
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.collate import each_rollout
 from lrl.types import Branch, Fork, Group, MicroBatch, Prompt, Rollout, Sampling
 from tests.environments.here import Here
-from tests.rollouts.test_episode import PROMPT, STOP, terms
+from tests.rollouts.episodes.test_episode import PROMPT, STOP, terms
 from tests.rollouts.test_packing import make_group, pack
 
 LETTERS = 3
@@ -90,7 +90,7 @@ class Sampler:
 def played(plan: Plan, max_tokens: int = 1000, count: int = 1) -> tuple[Group, Sampler]:
     """Plays episodes with a plan."""
     sampler = Sampler()
-    episodes = Episodes(sampler.write, Here(Wanders(plan)), terms())
+    episodes = Episodes(sampler.write, Here(Wanders(plan)), **terms())
     group = Group(index=3, prompt=PROMPT, rollouts=[Rollout() for _ in range(count)])
     sampling = Sampling(n=count, max_tokens=max_tokens, stop_tokens=(2, STOP))
     run(episodes.generate(PROMPT, group.rollouts, sampling, priority=0))
@@ -228,7 +228,7 @@ class TooFar(Wanders):
 def test_a_branch_that_cannot_be_is_an_error_of_the_environment(
     environment: Environment, why: str
 ) -> None:
-    episodes = Episodes(Sampler().write, Here(environment), terms())
+    episodes = Episodes(Sampler().write, Here(environment), **terms())
     rollout = Rollout()
     run(episodes.generate(PROMPT, [rollout], Sampling(max_tokens=50), priority=0))
     assert why in rollout.failure

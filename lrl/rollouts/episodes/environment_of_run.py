@@ -12,16 +12,15 @@ from lrl.environments.play import Reply
 from lrl.environments.pool import EnvironmentPool
 from lrl.errors import ConfigError, EpisodeError
 from lrl.rewards.reference import trial_response
-from lrl.rollouts.episode import NO_PARSER, Episodes, EpisodeTerms, FindCalls, Write
-from lrl.rollouts.episode_settings import EpisodeSettings
-from lrl.rollouts.observations import (
+from lrl.rollouts.episodes.episode import NO_PARSER, Episodes, FindCalls, Write
+from lrl.rollouts.episodes.observations import (
     ObservationTokens,
     Transcript,
     call_tokens,
     shows_one_call,
 )
-from lrl.rollouts.response_text import PolicyText
-from lrl.rollouts.stop_tokens import turn_stop_tokens
+from lrl.rollouts.episodes.settings import EpisodeSettings
+from lrl.rollouts.response_text import PolicyText, turn_stop_tokens
 from lrl.system.config_errors import fault
 from lrl.types import Prompt
 from lrl.workers.pool import WorkerPool
@@ -29,7 +28,7 @@ from lrl.workers.user_code import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
-    from lrl.rollouts.prompt_maker import PromptPart
+    from lrl.rollouts.prompts.prompt_maker import PromptPart
 
 
 TOOL_ON_TRIAL = {
@@ -58,30 +57,26 @@ class EnvironmentOfRun:
         max_tokens: int,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self.environment = environment
-        self.timeout_s = settings.episode_timeout_s
-        """Most seconds of an episode after its first turn."""
-        self._max_turns = settings.max_turns
         if (longest := settings.max_turn_tokens or max_tokens) > max_tokens:
             fault(
                 f"data.max_turn_tokens is {longest}, more than data.max_response_tokens, "
                 f"{max_tokens}, which the whole episode has: lower it, or leave it out."
             )
-        self._max_turn_tokens = longest
+        self.environment = environment
+        self.timeout_s = settings.episode_timeout_s
+        """Most seconds of an episode after its first turn."""
         self.launcher = settings.environment_launcher
         """What starts members that play episodes; None for nothing."""
+        self._max_turns = settings.max_turns
+        self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents
         """Plays the episodes."""
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
-        self._processes: EnvironmentPool | None = None
-        """The pool, if it has processes."""
         if isinstance(environment, Agent) and environment.port is not None:
-            settings.check_external()
             self.pool = self.external = ExternalAgents(environment, settings.turn_timeout_s)
         else:
-            settings.check()
-            self.pool = self._processes = EnvironmentPool(
+            self.pool = EnvironmentPool(
                 environment,
                 settings.environment_workers,
                 turn_timeout_s=settings.turn_timeout_s,
@@ -98,7 +93,7 @@ class EnvironmentOfRun:
     @property
     def workers(self) -> WorkerPool | None:
         """What plays episodes; None if lrl does not start the agents."""
-        return None if self._processes is None else self._processes.workers
+        return None if isinstance(self.pool, ExternalAgents) else self.pool.workers
 
     @property
     def prompt_part(self) -> PromptPart:
@@ -108,20 +103,20 @@ class EnvironmentOfRun:
         return "without header" if self.environment.opens else "whole"
 
     def start(self, policy: PolicyText, first: Prompt | None, parses: bool) -> None:
-        """Tries the environment, with the reference answer of the `first` prompt as a turn; see
-        `EnvironmentPool.start`. No agent that lrl does not start is tried.
+        """Starts the processes, and tries the environment with the reference answer of the `first`
+        prompt as a turn (`EnvironmentPool.start`). Agents that lrl does not start are not tried.
 
         Args:
             policy: Reads what the environment writes.
             first: The first prompt.
             parses: Whether the generators find calls of tools.
         """
-        if self._processes is None:
+        if isinstance(self.pool, ExternalAgents):
             return
-        terms = self._terms(policy)
+        tokens = self._observation_tokens(policy)
         text = "" if first is None else trial_response(first.columns)
         try:
-            ids = self._observation_tokens(policy).text(text)
+            ids = tokens.text(text)
         except EpisodeError:  # the answer need not be in the policy's tokens
             text = ""
             ids = []
@@ -129,13 +124,14 @@ class EnvironmentOfRun:
 
         def check(opening: Reply, reply: Reply) -> None:
             assert first is not None, "without a prompt no episode is tried"
-            transcript = terms.observations(first)
+            transcript = Transcript(tokens, first, len(policy.tokenizer))
             transcript.ids(opening, None)
             if transcript.tools and not parses:
                 raise EpisodeError("environment_error", NO_PARSER)
             transcript.ids(reply, turn)
 
-        self._processes.start(first, turn, check)
+        turn_stop_tokens(policy.tokenizer, self.environment)
+        self.pool.start(first, turn, check)
 
     def close(self) -> None:
         """Ends its processes. May be called twice."""
@@ -146,26 +142,26 @@ class EnvironmentOfRun:
     ) -> Episodes:
         """Returns what plays episodes with turns that `write` writes; `find_calls` is needed with
         tools."""
-        return Episodes(write, self.pool, self._terms(policy), find_calls)
-
-    async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
-        """Warns if the parser finds no call of a tool where the chat template writes one."""
-        if tools := self.environment.tools:
-            call = call_tokens(self._observation_tokens(policy), tools)
-            await parser.try_out(call, policy.decode(call, ()), tools)
-
-    def _terms(self, policy: PolicyText) -> EpisodeTerms:
         tokens = self._observation_tokens(policy)
         vocabulary = len(policy.tokenizer)
-        return EpisodeTerms(
+        return Episodes(
+            write=write,
+            environments=self.pool,
             max_turns=self._max_turns,
             max_turn_tokens=self._max_turn_tokens,
             timeout_s=self.timeout_s,
             stop_tokens=turn_stop_tokens(policy.tokenizer, self.environment),
             observations=lambda prompt: Transcript(tokens, prompt, vocabulary),
             decode=policy.decode,
+            find_calls=find_calls,
             each_alone=self.external is not None,
         )
+
+    async def try_parser(self, parser: ToolCallParser, policy: PolicyText) -> None:
+        """Warns if the parser finds no call of a tool where the chat template writes one."""
+        if tools := self.environment.tools:
+            call = call_tokens(self._observation_tokens(policy), tools)
+            await parser.try_out(call, policy.decode(call, ()), tools)
 
     def _observation_tokens(self, policy: PolicyText) -> ObservationTokens:
         """Returns what makes tokens of observations.

@@ -17,13 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lrl.environments.base import Message
 from lrl.errors import ConfigError
-from lrl.rollouts.chat_template import (
-    check_variables,
-    check_whole,
-    encode_chat,
-    encode_text,
-)
-from lrl.rollouts.sources import Row
+from lrl.rollouts.chat_template import check_variables, check_whole, encode_chat, encode_text
+from lrl.rollouts.prompts.sources import Row
 from lrl.types import Chat, Prompt
 
 if TYPE_CHECKING:
@@ -118,15 +113,15 @@ class PromptMaker:
 
     def _refuse_lost(self, row: Row, messages: list[Message], where: str) -> None:
         """Raises a ConfigError if only a chat template would render a part of the row."""
-        column = ""
+        lost = []
         if messages != [{"role": "user", "content": row[self.prompt_column]}]:
-            column = self.prompt_column
+            lost = [self.prompt_column]
         elif self.chat is not False:  # else the columns are the rewards'
-            lost = (name for name in (TOOLS, VARIABLES) if row.get(name))
-            column = next((name for name in lost if name not in self._fields), "")
-        if column:
+            columns = (name for name in (TOOLS, VARIABLES) if row.get(name))
+            lost = [name for name in columns if name not in self._fields]
+        if lost:
             raise ConfigError(
-                f"{where}, column {column!r}: only a chat template renders it, and the prompts "
+                f"{where}, column {lost[0]!r}: only a chat template renders it, and the prompts "
                 f"are plain text (`chat={self.chat}`). Take a tokenizer with a chat template, or "
                 "set `chat=false` if only the rewards read it."
             )
@@ -144,14 +139,14 @@ class PromptMaker:
         if tools and self.tools:
             raise ConfigError(
                 f"{where}, column {TOOLS!r}: data.environment has tools of its own, and would not "
-                "run those of the row. Leave the column out, or rename it if only the rewards read "
-                "it."
+                "run those of the row. Leave the column out."
             )
         chat = Chat(messages, self.tools or tools, _without_nulls(row.get(VARIABLES) or {}))
         form = (*((one["role"], *one) for one in messages), bool(tools), *chat.variables)
         if form not in self._whole_forms:
+            whose = "the tools of data.environment" if self.tools else f"the column {TOOLS!r}"
             check_variables(self.tokenizer, chat, f"{where}, column {VARIABLES!r}")
-            check_whole(self.tokenizer, chat, where, tools_of_environment=bool(self.tools))
+            check_whole(self.tokenizer, chat, where, whose)
             self._whole_forms.add(form)
         return chat
 
@@ -243,14 +238,12 @@ def _tools_of(row: Row, where: str) -> list[dict[str, Any]]:
         tools = json.loads(value) if isinstance(value, str) and value.strip() else value
     except json.JSONDecodeError:
         tools = value
-    if not tools:
-        return []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise ConfigError(
             f"{where}, column {TOOLS!r}: {value!r:.100} is no list of JSON schemas, which a chat "
-            "template renders. Mend it, or rename the column if only the rewards read it."
+            "template renders. Rename the column if only the rewards read it."
         )
-    return _without_nulls(tools)
+    return _without_nulls(tools) if tools else []
 
 
 def _without_nulls(value: Any) -> Any:

@@ -6,7 +6,8 @@ before them, once a turn (`lrl.environments.chat_splice`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,30 +33,12 @@ NO_CHAT = (
     "the observation is chat messages, and the prompt is plain text. Take a policy whose tokenizer "
     "has a chat template, and leave data.prompts.chat out; or reply with text"
 )
-NOT_OPEN = (
-    "the observation before the first turn is chat messages, and the prompt ends with the header of "
-    "the policy's message: set `opens = True` in the class of the environment"
-)
-OPEN = (
-    "`opens` is true, so the prompt ends before the header of the policy's message: give the "
-    "observation before the first turn as chat messages"
-)
-NO_TOOLS_HERE = (
-    "`Policy.turn` has tools, which go with the first observation of an environment that "
-    "`writes_prompt`; another one has the property `tools`"
-)
-TOOLS_LEFT_OUT = (
-    "the policy's chat template leaves the tools out. Take a model whose chat template knows tools"
-)
-CHANGES_PROMPT = (
-    "the chat template renders the prompt otherwise with messages behind it: give those in the "
-    "prompt"
-)
+WHERE = "the observation"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationTokens:
-    """Makes tokens of observations.
+    """Makes tokens of observations; an error is an EpisodeError.
 
     Args:
         tokenizer: The policy's.
@@ -79,26 +62,23 @@ class ObservationTokens:
         """Returns the tokens of a text, without special tokens of its own."""
         if not text:  # as most openings are; the tokenizer takes 100 us to say so
             return []
-        written = Chat([{"role": "environment", "content": text}])
-        try:
-            with named_errors(self.tokenizer, written, "the observation"):
-                return self.tokenizer.encode(text, add_special_tokens=False)
-        except ConfigError as error:
-            raise EpisodeError("environment_error", str(error)) from error
+        with _unreadable(), named_errors(WHERE):
+            return self.tokenizer.encode(text, add_special_tokens=False)
 
     def chat(self, chat: Chat) -> list[int]:
         """Returns the tokens of a chat, up to the beginning of the policy's message."""
-        try:
-            return encode_chat(self.tokenizer, chat, "the observation")
-        except ConfigError as error:
-            raise EpisodeError("environment_error", str(error)) from error
+        with _unreadable():
+            return encode_chat(self.tokenizer, chat, WHERE)
 
     def check_tools(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Raises EpisodeError if the chat template leaves tools out of these messages."""
         form = ("tools", *(message["role"] for message in messages))
         if tools and form not in self.shown:
             if self.chat(Chat(messages, tools)) == self.chat(Chat(messages)):
-                raise EpisodeError("environment_error", TOOLS_LEFT_OUT)
+                raise _error(
+                    "the policy's chat template leaves the tools out. Take a model whose chat "
+                    "template knows tools"
+                )
             self.shown.add(form)
 
     def behind(self, chat: Chat, messages: list[Message], word: str) -> Behind:
@@ -114,21 +94,18 @@ class ObservationTokens:
         special = self.tokenizer.all_special_ids
         if (found := behind_stand_in(alone, behind, self.ends, special)) is None:
             ends = sorted(decoded(self.tokenizer, [end]) for end in self.ends)
-            raise EpisodeError(
-                "environment_error",
+            raise _error(
                 "the chat template puts no token that ends a response "
                 f"({', '.join(map(repr, ends)) or 'there is none'}) behind the policy's message: "
-                "correct eos_token_id in generation_config.json, or the template",
+                "correct eos_token_id in generation_config.json, or the template"
             )
         return found
 
     def _behind_word(self, chat: Chat, word: str, header: bool = True) -> list[int]:
         """Returns the tokens behind the last place of a word in the rendering of a chat; none if
         it has no such word."""
-        try:
-            text = render_chat(self.tokenizer, chat, "the observation", header=header)
-        except ConfigError as error:
-            raise EpisodeError("environment_error", str(error)) from error
+        with _unreadable():
+            text = render_chat(self.tokenizer, chat, WHERE, header=header)
         return self.text(text.rpartition(word)[2]) if word in text else []
 
 
@@ -173,9 +150,8 @@ class Transcript:
                 self.tools = self._chat.tools
         ids = self._ids(reply.observation, turn, reply.tools)
         if unknown := [token for token in ids if not 0 <= token < self._vocabulary]:
-            raise EpisodeError(
-                "environment_error",
-                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}",
+            raise _error(
+                f"the observation has the token {unknown[0]}, and the policy has {self._vocabulary}"
             )
         return ids
 
@@ -186,12 +162,18 @@ class Transcript:
         tools: Sequence[dict[str, Any]],
     ) -> list[int]:
         if tools and not (turn is None and self._tokens.writes_prompt):
-            raise EpisodeError("environment_error", NO_TOOLS_HERE)
+            raise _error(
+                "`Policy.turn` has tools, which go with the first observation of an environment "
+                "that `writes_prompt`; another one has the property `tools`"
+            )
         if isinstance(observation, list) and observation and isinstance(observation[0], dict):
             messages: Any = observation
             return self._opening(messages, tools) if turn is None else self._after(turn, messages)
         if turn is None and self._tokens.opens:
-            raise EpisodeError("environment_error", OPEN)
+            raise _error(
+                "`opens` is true, so the prompt ends before the header of the policy's message: "
+                "give the observation before the first turn as chat messages"
+            )
         if isinstance(observation, str):
             return self._tokens.text(observation)
         token_ids: Any = observation
@@ -200,7 +182,12 @@ class Transcript:
     def _opening(self, messages: list[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         begun = self._prompt.token_ids
         if not self._tokens.opens:
-            raise EpisodeError("environment_error", NOT_OPEN if self._prompt.chat else NO_CHAT)
+            if not self._prompt.chat:
+                raise _error(NO_CHAT)
+            raise _error(
+                "the observation before the first turn is chat messages, and the prompt ends with "
+                "the header of the policy's message: set `opens = True` in the environment's class"
+            )
         if self._tokens.writes_prompt:
             variables = {} if self._prompt.chat is None else self._prompt.chat.variables
             self._chat = Chat([], tools, variables)
@@ -210,7 +197,10 @@ class Transcript:
         def after_prompt(chat: Chat, behind: list[Message]) -> list[int]:
             rendered = self._tokens.chat(_grown(chat, behind))
             if rendered[: len(begun)] != begun:
-                raise EpisodeError("environment_error", CHANGES_PROMPT)
+                raise _error(
+                    "the chat template renders the prompt otherwise with messages behind it: give "
+                    "those in the prompt"
+                )
             return rendered[len(begun) :]
 
         return self._add([], messages, after_prompt)
@@ -235,7 +225,7 @@ class Transcript:
         """Adds a turn's stand-in, if there is one, and messages to the chat; returns the messages'
         tokens."""
         if self._chat is None:
-            raise EpisodeError("environment_error", NO_CHAT)
+            raise _error(NO_CHAT)
         self._chat = _grown(self._chat, turn)
         form = (*(tuple(one) for one in turn), *(one["role"] for one in messages))
         if form not in self._tokens.shown:
@@ -245,10 +235,9 @@ class Transcript:
             # Some templates show no content of a message with calls.
             shown = [one for one in words if not one.get("tool_calls")]
             if lacking := [one["role"] for one in shown if one["content"] not in text]:
-                raise EpisodeError(
-                    "environment_error",
+                raise _error(
                     f"the chat template leaves out the content of the {lacking[0]} message, or puts "
-                    "it before the end of the policy's. Take a model with another template",
+                    "it before the end of the policy's. Take a model with another template"
                 )
             self._tokens.shown.add(form)
         ids = tokens_of(self._chat, messages)
@@ -321,3 +310,16 @@ def _joined(messages: list[Message]) -> list[Message]:
     content = "\n".join(message["content"] for message in results)
     others = [message for message in messages if message["role"] != "tool"]
     return [results[0] | {"content": content}, *others]
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """Makes a ConfigError the error of an episode."""
+    try:
+        yield
+    except ConfigError as error:
+        raise _error(str(error)) from error
+
+
+def _error(text: str) -> EpisodeError:
+    return EpisodeError("environment_error", text)

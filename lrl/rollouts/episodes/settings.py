@@ -1,0 +1,40 @@
+"""The settings of episodes. A run without an environment imports no more of episodes than these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lrl.system.config_errors import above, at_least, fault
+
+if TYPE_CHECKING:
+    from lrl.members.launchers import Launcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeSettings:
+    """The settings of `RolloutDataModule` that have a meaning with an environment alone."""
+
+    max_turns: int = 16
+    max_turn_tokens: int | None = None
+    turn_timeout_s: float = 60.0
+    episode_timeout_s: float = 1800.0
+    environment_workers: int = 1
+    environment_launcher: Launcher | None = None
+    environment_memory_gib: float | None = 4.0
+
+    def __post_init__(self) -> None:
+        at_least(1, "data", max_turns=self.max_turns, max_turn_tokens=self.max_turn_tokens)
+        at_least(0, "data", environment_workers=self.environment_workers)
+        above(
+            0,
+            "data",
+            turn_timeout_s=self.turn_timeout_s,
+            episode_timeout_s=self.episode_timeout_s,
+            environment_memory_gib=self.environment_memory_gib,
+        )
+        if not self.environment_workers and self.environment_launcher is None:
+            fault(
+                "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
+                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
+            )

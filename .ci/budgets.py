@@ -46,9 +46,7 @@ def main() -> int:
         if room in over or "--all" in sys.argv:
             print(f"{room:20} {lines:6,} lines, budget {allowed.get(room, 0):6,}")
     if over:
-        print(
-            "Over budget. Remove a concept, or raise the number in CONTRIBUTING.md in a commit of its own that says why."
-        )
+        print("Remove a concept, or raise the number in CONTRIBUTING.md by a commit that says why.")
     return bool(over)
 
 

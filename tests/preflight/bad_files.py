@@ -145,7 +145,7 @@ MODELS: dict[str, Case] = {
     "a file that is cut": model("cut-weights", "model.safetensors cannot be read"),
     "a shard that is missing": model("no-shard", "model-00002-of-00002.safetensors"),
     "an index that is none": model("broken-index", "model.safetensors.index.json"),
-    "no tokenizer": model("no-tokenizer", "It has no tokenizer.json: copy"),
+    "no tokenizer": model("no-tokenizer", "AutoTokenizer cannot open it"),
     "a tokenizer that is no JSON": model("broken-tokenizer", "AutoTokenizer"),
     "a tokenizer with more tokens than the model": model("larger-tokenizer", "309", "259 rows"),
     "no language model": model("not-a-language-model", "AutoModelForCausalLM"),

@@ -10,7 +10,7 @@ help:
 	@echo "make setup        install lrl and all it needs into $(VENV) (another Python: make setup PYTHON=python3.12)"
 	@echo "make quickstart   train a small policy from nothing to better answers, on any machine"
 	@echo "make test         run the tests"
-	@echo "make lint         ruff and mypy"
+	@echo "make lint         ruff, mypy and the budgets of lines"
 	@echo "make docs         build the site into build/site, without the network once its tools are installed"
 
 setup: $(STAMP)
@@ -26,6 +26,7 @@ lint: setup
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/python .ci/budgets.py
 
 docs: $(VENV)/docs
 	$(VENV)/bin/python -m sphinx -q --fail-on-warning --keep-going --conf-dir docs/site . build/site

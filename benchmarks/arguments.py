@@ -1,4 +1,4 @@
-"""Arguments that several benchmarks take, and the command line as a record keeps it."""
+"""The command line that the benchmarks share: settings, places of files, and measure-then-print."""
 
 from __future__ import annotations
 
@@ -6,52 +6,14 @@ import argparse
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import records
 
-
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(words)
-    args.command = " ".join([parser.prog, shlex.join(words)]).rstrip()
-    return args
-
-
-def measure_and_print(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
-    measure: Callable[[argparse.Namespace], None],
-    runs_of: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
-    table: Callable[[list[dict[str, Any]]], str],
-) -> int:
-    args = parse(parser, argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if not args.print_only:
-        measure(args)
-    print(table(records.all_found(args.out, runs_of(args))))
-    return 0
-
-
-def add_out(parser: argparse.ArgumentParser, name: str) -> None:
-    out = Path(f"benchmarks/results/{name}.jsonl")
-    parser.add_argument("--out", type=Path, default=out, help="(%(default)s)")
-
-
-def add_places(parser: argparse.ArgumentParser, name: str) -> None:
-    folder = Path("runs") / name
-    parser.add_argument("--folder", type=Path, default=folder, help="of all files (%(default)s)")
-    add_out(parser, name)
-
-
-def add_print_only(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument(
-        "--print-only", action="store_true", help="print what is there; run nothing"
-    )
-    add_places(parser, name)
+Row = dict[str, Any]
+"""A record, or the settings of one."""
 
 
 def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
@@ -60,8 +22,78 @@ def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     )
 
 
+def add(parser: argparse.ArgumentParser, **settings: Any) -> None:
+    """Adds settings, each as `name=(default, what it is)`, its choices behind that if it has any. A
+    list takes several words, and False is a switch."""
+    for name, (default, about, *choices) in settings.items():
+        how: dict[str, Any] = {"default": default, "help": f"{about} (%(default)s)"}
+        if default is False:
+            how["action"] = "store_true"
+        elif isinstance(default, list):
+            how |= {"nargs": "+", "type": type(default[0])}
+        elif default is not None:
+            how["type"] = type(default)
+        if choices:
+            how["choices"] = list(choices[0])
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
+
+
 def add_training(parser: argparse.ArgumentParser, lr: float, steps: int) -> None:
-    parser.add_argument("--lr", type=float, default=lr, help="peak learning rate (%(default)s)")
-    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps (%(default)s)")
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--responses", type=int, default=16, help="responses to each (%(default)s)")
+    add(
+        parser,
+        lr=(lr, "peak learning rate"),
+        steps=(steps, "optimizer steps"),
+        groups=(8, "problems a step"),
+        responses=(16, "responses to each"),
+    )
+
+
+def add_places(parser: argparse.ArgumentParser, name: str) -> None:
+    add(
+        parser,
+        print_only=(False, "print what is there; run nothing"),
+        folder=(Path("runs") / name, "of all files"),
+        out=(Path(f"benchmarks/results/{name}.jsonl"), "of the records"),
+    )
+
+
+def chosen(args: argparse.Namespace, *names: str) -> Row:
+    return {name: getattr(args, name) for name in names}
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Returns the arguments; `command` is the command line as a record keeps it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
+    args.command = " ".join([parser.prog, shlex.join(words)]).rstrip()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    runs: Callable[[argparse.Namespace], Iterable[Row]],
+    measure: Callable[[argparse.Namespace, list[Row]], Iterator[Row]],
+    table: Callable[[list[Row]], str],
+) -> int:
+    """Measures what the results lack, then prints a table of all.
+
+    Args:
+        parser: The settings, `add_places` included.
+        argv: Words of the command line; None for the process's own.
+        runs: Returns the settings of every run that is wanted.
+        measure: Yields a record, settings included, whenever one of the given runs has ended.
+        table: Makes a table of the records.
+    """
+    args = parse(parser, argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    wanted = list(runs(args))
+    if not args.print_only:
+        made = records.read(args.out)
+        missing = [one for one in wanted if records.find(made, one) is None]
+        for found in measure(args, missing) if missing else ():
+            records.append(args.out, found | {"command": args.command})
+            logging.info("%s", found)
+    print(table(records.all_found(args.out, wanted)))
+    return 0

@@ -30,21 +30,12 @@ def equal(tokens: int = 64) -> LengthSampler:
 
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
     """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the
-    longest has about 460.
-
-    Args:
-        seed: Of the draw.
-        prompt_share: See `lrl.planning.responses.LengthSampler`.
-    """
+    longest has about 460."""
     return Lognormal(40, 1.0, 512, prompt_share, seed)
 
 
 class Before(LengthSampler):
-    """Other responses to the same prompts, as an earlier epoch might have drawn them.
-
-    Args:
-        drawn: The run's own lengths.
-    """
+    """Other responses to the same prompts, as an earlier epoch might have drawn them."""
 
     def __init__(self, drawn: LengthSampler) -> None:
         super().__init__(drawn.prompt_share, drawn.seed)
@@ -59,12 +50,8 @@ class Before(LengthSampler):
 
 @contextmanager
 def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
-    """Forces these lengths on the responses of a run; enter it before the run starts.
-
-    Args:
-        lengths: By prompt and group.
-        prompts: Rows of the data set: group i answers prompt i % prompts.
-    """
+    """Forces these lengths on the responses of a run; enter it before the run starts. Group i
+    answers prompt i % prompts."""
     drawn: dict[int, int] = {}  # id(rollout) -> tokens; a half-written one comes back alone
 
     class Client(GeneratorClient):
@@ -73,22 +60,17 @@ def forced(lengths: LengthSampler, prompts: int) -> Iterator[None]:
         ) -> None:
             if not rollouts[0].token_ids:
                 group = how["priority"]
-                drawn.update(
-                    zip(
-                        map(id, rollouts),
-                        lengths.of(group % prompts, group, len(rollouts)),
-                        strict=True,
-                    )
-                )
+                tokens = lengths.of(group % prompts, group, len(rollouts))
+                drawn.update(zip(map(id, rollouts), tokens, strict=True))
             alike: dict[int, list[Rollout]] = {}
             for rollout in rollouts:
                 alike.setdefault(drawn[id(rollout)], []).append(rollout)
-            one, temperature = super().write, sampling.temperature
-            exact = [
-                (part, Sampling(max_tokens=tokens, temperature=temperature))
-                for tokens, part in alike.items()
-            ]
-            await asyncio.gather(*(one(ids, part, its, **how) for part, its in exact))
+            write, temperature = super().write, sampling.temperature
+            exact = {
+                tokens: Sampling(max_tokens=tokens, temperature=temperature) for tokens in alike
+            }
+            parts = (write(ids, part, exact[tokens], **how) for tokens, part in alike.items())
+            await asyncio.gather(*parts)
             for rollout in rollouts:
                 if rollout.finished and drawn[id(rollout)] < sampling.max_tokens:
                     rollout.finish_reason = "stop"

@@ -11,21 +11,18 @@ a run whose line is there is not repeated: the sweep can be stopped at any time 
 from __future__ import annotations
 
 import argparse
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import lightning as L
+from typing import Any, get_args
 
 import lrl
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.intervals import accuracy_interval, half_width
-from benchmarks.lent_server import LentServer, lent_server
 from benchmarks.quickstart_run import (
     RunSettings,
     held_out,
@@ -35,9 +32,11 @@ from benchmarks.quickstart_run import (
     policy_of,
     server_settings,
 )
+from benchmarks.runs import EveryStep, LentServer, lent_server
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import Throughput
 from lrl.callbacks.weight_sync import WeightSync
+from lrl.training.schedule import Schedule
 
 OBJECTIVES: dict[str, dict[str, float]] = {
     "AIPO": {"rho": 4.0},
@@ -46,24 +45,15 @@ OBJECTIVES: dict[str, dict[str, float]] = {
     "DecoupledPPO": {"epsilon_low": 0.2, "epsilon_high": 0.2, "max_weight": 5.0},
 }
 """Arguments of each objective in `lrl.objectives`."""
-SERIES = (
-    "reward",
-    "tokens",
-    "lag_mean",
-    "lag_max",
-    "ess",
-    "clip_fraction",
-    "kl_behaviour",
-    "ratio_max",
-)
+SERIES = ("reward", "tokens", "lag_mean", "lag_max", "ess", "clip_fraction", "kl_behaviour")
+SERIES += ("ratio_max",)
 BY_LAG = ("share", "contribution", "ess", "clip_fraction", "kl_behaviour")
-Row = dict[str, Any]
 GOAL = 0.8
 DIVERGED = "the gradient norm is"
 """Part of the policy's error when a step's gradient is not finite."""
 
 
-class History(L.Callback):
+class History(EveryStep):
     """Keeps every step's reward, lag and distance from the policies that wrote its tokens."""
 
     def __init__(self) -> None:
@@ -73,11 +63,13 @@ class History(L.Callback):
         self.wait_s = 0.0
         """Seconds that the trainer waited for rollouts."""
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
+    def step_done(self, trainer: Any) -> None:
+        stream = trainer.datamodule.run.step_stream
         rewards = [rollout.reward for group in stream.groups for rollout in group.scored]
         facts = {"reward": fmean(rewards)} if rewards else {}
-        self.steps.append(facts | {"tokens": stream.num_tokens} | pl_module.diagnostics.result())
+        self.steps.append(
+            facts | {"tokens": stream.num_tokens} | trainer.lightning_module.diagnostics.result()
+        )
         throughput = find(trainer, Throughput)
         self.wait_s += throughput.times.wait if throughput else 0.0
         sync = find(trainer, WeightSync)
@@ -96,36 +88,28 @@ class History(L.Callback):
         return found
 
 
-def wanted(args: argparse.Namespace) -> list[tuple[str, RunSettings]]:
-    names = ("lr", "schedule", "steps", "groups", "responses")
-    how = {name: getattr(args, name) for name in names}
-    return [
-        (objective, RunSettings(seed=seed, max_lag=lag, **how))
-        for seed, lag, objective in product(args.seeds, args.lags, args.objectives)
-    ]
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    how = arguments.chosen(args, "lr", "schedule", "steps", "groups", "responses")
+    for seed, lag, objective in product(args.seeds, args.lags, args.objectives):
+        settings = RunSettings(seed=seed, max_lag=lag, **how)
+        yield {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
 
 
-def described(objective: str, settings: RunSettings) -> dict[str, Any]:
-    return {"objective": objective, "arguments": OBJECTIVES[objective], **asdict(settings)}
-
-
-def measure(
-    server: LentServer, objective: str, settings: RunSettings, folder: Path, every: int
-) -> dict[str, Any]:
-    history = History()
-    evaluation = held_out(every)
-    run_folder = folder / f"{objective}-lag{settings.max_lag}-seed{settings.seed}"
-    trainer = make_trainer(server, settings, [evaluation, history], run_folder)
-    policy = make_module(settings, getattr(lrl.objectives, objective)(**OBJECTIVES[objective]))
+def train(server: LentServer, run: Row, folder: Path, every: int) -> Row:
+    settings = RunSettings(**{one.name: run[one.name] for one in fields(RunSettings)})
+    history, evaluation = History(), held_out(every)
+    name = f"{run['objective']}-lag{settings.max_lag}-seed{settings.seed}"
+    trainer = make_trainer(server, settings, [evaluation, history], folder / name)
+    objective = getattr(lrl.objectives, run["objective"])(**run["arguments"])
     started, diverged = time.monotonic(), None
     try:
-        trainer.fit(policy, make_data(settings))
+        trainer.fit(make_module(settings, objective), make_data(settings))
     except RuntimeError as error:
         if DIVERGED not in str(error):
             raise
         diverged = trainer.global_step
     return {
-        **described(objective, settings),
+        **run,
         "seconds": round(time.monotonic() - started, 1),
         "wait_seconds": round(history.wait_s, 1),
         "evaluation_seconds": round(evaluation.seconds, 1),
@@ -145,19 +129,12 @@ def measure(
     }
 
 
-def sweep(args: argparse.Namespace) -> None:
-    found = records.read(args.out)
-    missing = [run for run in wanted(args) if records.find(found, described(*run)) is None]
-    logging.info("%d runs are missing", len(missing))
-    if not missing:
-        return
-    for seed in sorted({settings.seed for _, settings in missing}):
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    for seed in sorted({run["seed"] for run in missing}):
         policy_of(seed)
-    with lent_server(policy_of(missing[0][1].seed), server_settings(), args.folder) as server:
-        for objective, settings in missing:
-            record = measure(server, objective, settings, args.folder, args.evaluate_every)
-            records.append(args.out, record | {"command": args.command})
-            logging.info("%s %s: %s", objective, settings, record["evaluations"][-1])
+    with lent_server(policy_of(missing[0]["seed"]), server_settings(), args.folder) as server:
+        for run in missing:
+            yield train(server, run, args.folder, args.evaluate_every)
 
 
 def steps_to(row: Row, goal: float = GOAL) -> int | None:
@@ -262,25 +239,19 @@ def series_cell(cell: Sequence[Row], name: str, worst: Callable[[list[float]], f
     return f"{fmean(values):.3f} ({worst(values):.3f})"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("lag_sweep", __doc__)
-    parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
-    parser.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8], help="of max_lag")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant")
-    arguments.add_training(parser, lr=2e-4, steps=40)
-    parser.add_argument(
-        "--evaluate-every", type=int, default=10, help="steps between evaluations (%(default)s)"
-    )
-    arguments.add_print_only(parser, "lag_sweep")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-        return [described(*run) for run in wanted(args)]
-
-    return arguments.measure_and_print(make_parser(), argv, sweep, runs_of, tables)
+    parser = arguments.make_parser("lag_sweep", __doc__)
+    arguments.add(
+        parser,
+        objectives=(list(OBJECTIVES), "of lrl.objectives", OBJECTIVES),
+        lags=([0, 1, 2, 4, 8], "of max_lag"),
+        seeds=([0, 1, 2], "of warm-up, order and torch"),
+        schedule=("constant", "of the learning rate", get_args(Schedule)),
+        evaluate_every=(10, "steps between evaluations"),
+    )
+    arguments.add_training(parser, lr=2e-4, steps=40)
+    arguments.add_places(parser, "lag_sweep")
+    return arguments.run(parser, argv, runs, measure, tables)
 
 
 if __name__ == "__main__":

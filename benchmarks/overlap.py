@@ -35,18 +35,26 @@ are more than alone, a core that is slower.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
+import lrl
 from benchmarks import arguments, records, timed_run
-from benchmarks.lent_server import LentServer
-from benchmarks.ready_responses import train_alone
+from benchmarks.arguments import Row
+from benchmarks.random_policy import llama
+from benchmarks.ready_responses import ReadyResponses
+from benchmarks.runs import LentServer, quiet_trainer
 from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
-from lrl.training.model import Dtype
+from lrl.planning.responses import LengthSampler
+from lrl.training.model import Dtype, open_tokenizer
 
 ALONE = ("writing", "training")
+NAMES = ["asynchronous", *ALONE, "synchronous"]
 MAX_LAG = {"equal": 2, "long-tailed": 6}
 """Of the asynchronous run, by the lengths of its responses: wide enough for the longest one."""
 WARM_UP = 8
@@ -60,60 +68,70 @@ HEADS += ("on a core (s)",)
 def systems(
     lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16"
 ) -> dict[str, System]:
-    max_lag = MAX_LAG[lengths]
     cores = len(os.sched_getaffinity(0))
     half = max(1, cores // 2)
     both: dict[str, Any] = {"micro_batch_tokens": micro_batch_tokens, "dtype": dtype}
-    halves = {"server_threads": half, "trainer_threads": half} | both
-    whole = {"server_threads": cores, "trainer_threads": cores} | both
+    halves = {"server_threads": half, "trainer_threads": half, "max_lag": MAX_LAG[lengths]} | both
+    whole = {"server_threads": cores, "trainer_threads": cores, "max_lag": 0} | both
     return {
-        "asynchronous": System(title="asynchronous", max_lag=max_lag, **halves),
-        "writing": System(title="writing alone", max_lag=max_lag, trains=False, **halves),
-        "training": System(title="training alone", max_lag=max_lag, **halves),
-        "synchronous": System(
-            title="synchronous, all cores", max_lag=0, placement="shared", **whole
-        ),
+        "asynchronous": System(title="asynchronous", **halves),
+        "writing": System(title="writing alone", trains=False, **halves),
+        "training": System(title="training alone", **halves),
+        "synchronous": System(title="synchronous, all cores", placement="shared", **whole),
     }
 
 
-def measure(
-    args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
+def train_alone(
+    system: System, policy: Path, lengths: LengthSampler, steps: int, folder: Path
 ) -> dict[str, float]:
-    system, draws = systems(lengths, args.micro_batch_tokens, args.dtype)[name], LENGTHS[lengths]
+    """Trains on responses that are there already; returns mean seconds."""
+    prompts = lrl.Prompts(timed_run.TASK, shuffle=False)
+    prompts.load(open_tokenizer(str(policy)), timed_run.PROMPT_TOKENS)
+    data = ReadyResponses(
+        prompts,
+        llama("5m").vocab_size,
+        lengths,
+        groups=timed_run.GROUPS,
+        responses=timed_run.RESPONSES,
+        micro_batch_tokens=system.micro_batch_tokens,
+    )
+    torch.set_num_threads(system.trainer_threads)
+    module = lrl.PolicyModule(str(policy), lr=timed_run.LR, dtype="float32")
+    quiet_trainer(WARM_UP + steps, folder, callbacks=[data.supervisor]).fit(module, data)
+    mean = timed_run.means(data.supervisor.times[WARM_UP:])
+    return mean | {"step": mean["train"], "wait": 0.0}
+
+
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     policy = timed_run.policy_5m(args.folder)
-    if name == "training":
-        times = train_alone(system, policy, draws, WARM_UP + args.steps, args.folder)
-        mean = timed_run.means(times[WARM_UP:])
-        return mean | {"step": mean["train"], "wait": 0.0}
-    times = timed_run.run(system, servers[system], policy, draws, args.steps, args.folder, WARM_UP)
-    return timed_run.means(times)
-
-
-def sweep(args: argparse.Namespace) -> None:
-    found: dict[tuple[str, str], list[dict[str, float]]] = {
-        (lengths, name): [] for lengths in args.lengths for name in args.systems
+    of = {
+        (row["lengths"], row["system"]): systems(
+            row["lengths"], args.micro_batch_tokens, args.dtype
+        )[row["system"]]
+        for row in missing
     }
-    policy = timed_run.policy_5m(args.folder)
-    chosen = [
-        systems(lengths, args.micro_batch_tokens, args.dtype)[name] for lengths, name in found
-    ]
-    with timed_run.servers_for(chosen, policy, args.folder) as servers:
-        for repeat in range(args.repeats):
-            for (lengths, name), runs in found.items():
-                runs.append(measure(args, servers, name, lengths))
-                logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, runs[-1])
-    for key, runs in found.items():
-        parts = {part: records.spread([run[part] for run in runs]) for part in runs[0]}
-        records.append(args.out, described(args, *key) | parts | {"command": args.command})
+
+    def once(servers: dict[System, LentServer], key: tuple[str, str]) -> dict[str, float]:
+        lengths, system = LENGTHS[key[0]], of[key]
+        if key[1] == "training":
+            return train_alone(system, policy, lengths, args.steps, args.folder)
+        how = {"counted": args.steps, "folder": args.folder, "warm_up": WARM_UP}
+        return timed_run.means(timed_run.run(system, servers[system], policy, lengths, **how))
+
+    with timed_run.servers_for(list(of.values()), policy, args.folder) as servers:
+        found = records.in_turns(of, args.repeats, partial(once, servers))
+    for row in missing:
+        yield row | found[row["lengths"], row["system"]]
 
 
-def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    names = ("steps", "repeats", "micro_batch_tokens", "dtype")
-    shared = {name: getattr(args, name) for name in names} | {"warm_up": WARM_UP}
-    return {"system": name, "lengths": lengths, "max_lag": MAX_LAG[lengths], **shared}
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    shared = arguments.chosen(args, "steps", "repeats", "micro_batch_tokens", "dtype")
+    for lengths in args.lengths:
+        own = {"lengths": lengths, "max_lag": MAX_LAG[lengths], "warm_up": WARM_UP}
+        yield from ({"system": name} | own | shared for name in args.systems)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     lines, ratios = [], []
     for row in rows:
         least, middle, most = row["step"]
@@ -133,28 +151,21 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([records.markdown(HEADS, lines), *ratios])
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("overlap", __doc__)
-    parser.add_argument("--repeats", type=int, default=2, help="of every system (%(default)s)")
-    parser.add_argument("--steps", type=int, default=16, help="of a run that count (%(default)s)")
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument("--micro_batch_tokens", type=int, default=MICRO_BATCH_TOKENS)
-    parser.add_argument(
-        "--dtype", choices=get_args(Dtype), default="bfloat16", help="of generators (%(default)s)"
-    )
-    names = list(systems("equal"))
-    parser.add_argument("--systems", nargs="+", choices=names, default=names)
-    arguments.add_print_only(parser, "overlap")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-        return [described(args, lengths, n) for lengths in args.lengths for n in args.systems]
-
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS would overrule each system's threads: unset it.")
-    return arguments.measure_and_print(make_parser(), argv, sweep, runs_of, table)
+    parser = arguments.make_parser("overlap", __doc__)
+    arguments.add(
+        parser,
+        repeats=(2, "of every system"),
+        steps=(16, "of a run that count"),
+        lengths=(list(LENGTHS), "of responses", LENGTHS),
+        micro_batch_tokens=(MICRO_BATCH_TOKENS, "of one forward pass"),
+        dtype=("bfloat16", "of generators", get_args(Dtype)),
+        systems=(NAMES, "in turn", NAMES),
+    )
+    arguments.add_places(parser, "overlap")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

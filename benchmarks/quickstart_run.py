@@ -16,7 +16,7 @@ from typing import Any
 import lightning as L
 
 import lrl
-from benchmarks.lent_server import Borrowing, LentServer
+from benchmarks.runs import Borrowing, LentServer, quiet_trainer
 from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.objectives import Objective
 from lrl.quickstart.task import correct
@@ -34,21 +34,13 @@ more than 1e-3."""
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The settings of a run, except its objective.
-
-    Args:
-        seed: Of warm-up, order of the problems, and torch.
-        max_lag: See `lrl.RolloutDataModule`.
-        lr: Peak learning rate.
-        schedule: Learning rate after ten steps of rise.
-        steps: Optimizer steps.
-        groups: Problems a step.
-        responses: Responses to each.
-    """
+    """The settings of a run, except its objective."""
 
     seed: int
+    """Of warm-up, order of the problems, and torch."""
     max_lag: int
     lr: float
+    """Peak; the schedule follows ten steps of rise."""
     schedule: Schedule
     steps: int
     groups: int
@@ -74,35 +66,23 @@ def make_trainer(
     server: LentServer, settings: RunSettings, callbacks: Sequence[L.Callback], folder: Path
 ) -> L.Trainer:
     sync = WeightSync(probe_tolerance=PROBE_TOLERANCE[server.settings.dtype])
-    return L.Trainer(
-        accelerator="cpu",
+    return quiet_trainer(
+        settings.steps,
+        folder,
         devices=2,
         strategy=Borrowing(server, CAPACITY),
         callbacks=[sync, Throughput(), *callbacks],
-        max_steps=settings.steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
     )
 
 
-def make_module(
-    settings: RunSettings,
-    objective: Objective,
-    kind: type[lrl.PolicyModule] = lrl.PolicyModule,
-    **more: Any,
-) -> lrl.PolicyModule:
+def make_module(settings: RunSettings, objective: Objective) -> lrl.PolicyModule:
     L.seed_everything(settings.seed, verbose=False)
-    return kind(
+    return lrl.PolicyModule(
         str(policy_of(settings.seed)),
         objective=objective,
         lr=settings.lr,
         warmup_steps=10,
         schedule=settings.schedule,
-        **more,
     )
 
 

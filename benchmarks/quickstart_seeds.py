@@ -1,7 +1,7 @@
 """The quickstart with several seeds, one after the other: accuracy before and after, minutes,
-memory. Prints a table.
+memory. Prints a table, longer by a row after each.
 
-    python -m benchmarks.quickstart_seeds [--seeds 0 1 2] [--strategy lrl.AsyncFSDP --ranks 2] [--out FILE] [-- WORDS]
+    python -m benchmarks.quickstart_seeds [--seeds 0 1 2] [--strategy lrl.AsyncFSDP --ranks 2] [-- WORDS]
 
 WORDS are further settings of `lrl fit`, such as `--model.lora.rank 16`.
 
@@ -11,7 +11,6 @@ up is made again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import records
+from benchmarks import arguments, records
 
 HEADS = ("seed", "before", "after", "95 % interval", "minutes", "memory (GB)")
 
@@ -77,20 +76,19 @@ def scores_of(folder: Path) -> list[tuple[float, float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--strategy", default="lrl.AsyncSingleDevice", help="(%(default)s)")
-    parser.add_argument("--ranks", type=int, default=1, help="trainer ranks (%(default)s)")
-    parser.add_argument("--out", type=Path, help="append the rows to this file as they come")
+    parser = arguments.make_parser("quickstart_seeds", __doc__)
+    arguments.add(
+        parser,
+        seeds=([0, 1, 2, 3, 4], "one run each"),
+        strategy=("lrl.AsyncSingleDevice", "of the trainer"),
+        ranks=(1, "trainer ranks"),
+    )
     parser.add_argument("words", nargs="*", help="further settings of `lrl fit`, behind --")
-    settings = parser.parse_args()
+    args = parser.parse_args()
     rows = []
-    for seed in settings.seeds:
-        rows.append(run(seed, settings.strategy, settings.ranks, settings.words))
-        if settings.out:
-            with settings.out.open("a") as file:
-                file.write(f"| {' | '.join(rows[-1])} |\n")
-    print(records.markdown(HEADS, rows))
+    for seed in args.seeds:
+        rows.append(run(seed, args.strategy, args.ranks, args.words))
+        print(records.markdown(HEADS, rows), flush=True)
 
 
 if __name__ == "__main__":

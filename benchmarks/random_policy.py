@@ -8,6 +8,7 @@ there is nothing to learn.
 from __future__ import annotations
 
 import json
+import math
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+
+from lrl.types import Group, Prompt, Rollout
 
 EOS = "<eos>"
 
@@ -110,6 +113,34 @@ def make_policy(config: LlamaConfig, texts: Sequence[str], folder: Path, device:
     model.save_pretrained(unfinished)
     make_tokenizer(texts, config.vocab_size).save_pretrained(unfinished)
     unfinished.rename(folder)
+
+
+def random_tokens(draw: random.Random, count: int, vocabulary: int) -> list[int]:
+    return [draw.randrange(vocabulary) for _ in range(count)]
+
+
+def random_group(
+    draw: random.Random,
+    index: int,
+    prompt: Prompt,
+    *,
+    lengths: Sequence[int],
+    vocabulary: int,
+    version: int = 0,
+) -> Group:
+    """Returns a group of responses of these lengths, with the log-probs of a policy that draws any
+    token, and with random rewards."""
+    rollouts = [
+        Rollout(
+            token_ids=random_tokens(draw, tokens, vocabulary),
+            logprobs=[-math.log(vocabulary)] * tokens,
+            versions=[version] * tokens,
+            finish_reason="length",
+            reward=draw.random(),
+        )
+        for tokens in lengths
+    ]
+    return Group(index=index, prompt=prompt, rollouts=rollouts)
 
 
 def hashed(prompt: str, response: str, **columns: Any) -> float:

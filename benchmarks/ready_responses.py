@@ -1,63 +1,24 @@
-"""Training alone: the steps of a timed run with responses that are there already, without waits and
-syncs."""
+"""Training alone: steps on responses that are there already, without waits and syncs."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 
 import lrl
-from benchmarks.random_policy import llama
-from benchmarks.timed_run import (
-    GROUPS,
-    PROMPT_TOKENS,
-    RESPONSES,
-    OnCore,
-    System,
-    Timed,
-    make_module,
-    quiet_trainer,
-)
+from benchmarks.random_policy import random_group
+from benchmarks.runs import EveryStep
+from benchmarks.timed_run import OnCore, Timed
 from lrl.advantages import GroupMean
 from lrl.planning.responses import LengthSampler
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import GroupSource, StepLoader, StepStream
 from lrl.system.stopwatch import Stopwatch
-from lrl.training.model import open_tokenizer
-from lrl.types import Group, Rollout
-
-
-def train_alone(
-    system: System,
-    policy: Path,
-    lengths: LengthSampler,
-    steps: int,
-    folder: Path,
-    *also: L.Callback,
-) -> list[Timed]:
-    data = timed_steps(policy, lengths, system.micro_batch_tokens)
-    torch.set_num_threads(system.trainer_threads)
-    quiet_trainer(steps, folder, callbacks=[data.supervisor, *also]).fit(make_module(policy), data)
-    return data.supervisor.times
-
-
-def timed_steps(policy: Path, lengths: LengthSampler, micro_batch_tokens: int) -> ReadyResponses:
-    prompts = lrl.Prompts("lrl.quickstart.task:problems", shuffle=False)
-    prompts.load(open_tokenizer(str(policy)), PROMPT_TOKENS)
-    return ReadyResponses(
-        prompts,
-        llama("5m").vocab_size,
-        lengths,
-        groups=GROUPS,
-        responses=RESPONSES,
-        micro_batch_tokens=micro_batch_tokens,
-    )
+from lrl.types import Group
 
 
 class Ready(GroupSource):
@@ -71,17 +32,8 @@ class Ready(GroupSource):
 
 
 class ReadyResponses(L.LightningDataModule):
-    """Steps of made-up responses: real prompts, drawn lengths, random tokens, random rewards.
-
-    Args:
-        prompts: The prompts, loaded.
-        vocabulary: Number of tokens to draw from.
-        lengths: Of the responses.
-        groups: Prompts of a step.
-        responses: Responses to each.
-        micro_batch_tokens: See `lrl.RolloutDataModule`.
-        share_prefixes: See `lrl.RolloutDataModule`.
-    """
+    """Steps of made-up responses: real prompts, which are loaded, drawn lengths, random tokens,
+    random rewards."""
 
     def __init__(
         self,
@@ -133,20 +85,17 @@ class ReadyResponses(L.LightningDataModule):
         draw = random.Random(step)
         for index in range(step * self.groups, (step + 1) * self.groups):
             lengths = self.lengths.of(index % len(self.prompts), index, self.responses)
-            rollouts = [
-                Rollout(
-                    token_ids=[draw.randrange(self.vocabulary) for _ in range(tokens)],
-                    logprobs=[-6.0] * tokens,
-                    versions=[step] * tokens,
-                    finish_reason="length",
-                    reward=draw.random(),
-                )
-                for tokens in lengths
-            ]
-            yield Group(index=index, prompt=self.prompts[index], rollouts=rollouts)
+            yield random_group(
+                draw,
+                index,
+                self.prompts[index],
+                lengths=lengths,
+                vocabulary=self.vocabulary,
+                version=step,
+            )
 
 
-class Laps(L.Callback):
+class Laps(EveryStep):
     """Keeps each step's times from its stopwatch alone."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
@@ -154,7 +103,5 @@ class Laps(L.Callback):
         self.times: list[Timed] = []
         self._core = OnCore()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def step_done(self, trainer: Any) -> None:
         self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))

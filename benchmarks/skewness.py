@@ -19,20 +19,20 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
-import lightning as L
 import numpy as np
 
 import lrl
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.forced_lengths import Before, equal, forced, long_tailed
-from benchmarks.lent_server import Borrowing, LentServer, lent_servers
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
+from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_servers, quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
-from lrl.planning.responses import LengthSampler as Drawn
+from lrl.planning.responses import LengthSampler
 from lrl.routing.dispatch import (
     DispatchPolicy,
     LeastLoaded,
@@ -63,23 +63,14 @@ CASES += [
     f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")
 ]
 """The rule, and what it knows of lengths; ratios are to the first."""
-
-
-Row = dict[str, Any]
 KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
 
 
 class Oracle:
     """The drawn lengths of a first epoch, in which prompt and group have the same number
-    (`ExpectedLengths`).
+    (`ExpectedLengths`)."""
 
-    Args:
-        lengths: Distribution of the responses.
-        prompts: Rows of the data set.
-        responses: Responses to each.
-    """
-
-    def __init__(self, lengths: Drawn, prompts: int, responses: int) -> None:
+    def __init__(self, lengths: LengthSampler, prompts: int, responses: int) -> None:
         drawn = np.array([lengths.of(prompt, prompt, responses) for prompt in range(prompts)])
         self._found = drawn.mean(axis=1)
         self._all = np.sort(drawn.ravel())
@@ -93,17 +84,7 @@ class Oracle:
         return float(np.quantile(self._all, share, method="inverted_cdf"))
 
 
-class TakesResponses(lrl.PolicyModule):
-    """A policy whose step takes every micro-batch and computes nothing; its version grows."""
-
-    def training_step(self, step: Any, batch_idx: int) -> None:
-        for _ in step:
-            pass
-        self.optimizers().step()  # Lightning counts versions by these calls
-        step.finish()
-
-
-class Waits(L.Callback):
+class Waits(EveryStep):
     """Keeps the seconds that the trainer waited for each step's groups; put it after
     `Throughput`."""
 
@@ -111,48 +92,31 @@ class Waits(L.Callback):
         self.throughput = throughput
         self.seconds: list[float] = []
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def step_done(self, trainer: Any) -> None:
         self.seconds.append(self.throughput.times.wait)
 
 
 def generate(
     servers: Sequence[LentServer],
     args: argparse.Namespace,
-    drawn: Drawn,
+    drawn: LengthSampler,
+    *,
     groups: int,
     responses: int,
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:
     """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each
-    step's generation.
-
-    Args:
-        servers: Its generators.
-        args: The benchmark's.
-        drawn: Lengths of its responses.
-        groups: Prompts of a step.
-        responses: To each.
-        data: More settings of the data module.
-        oracle: What the rule is told of lengths in the place of `data.length_predictor`.
-    """
+    step's generation. The rule asks the `oracle` for lengths, if there is one."""
     throughput = Throughput()
     waits = Waits(throughput)
     placement = "split" if args.max_lag else "shared"
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        args.steps,
+        args.folder,
         devices=1 + len(servers),
         strategy=Borrowing(servers[0], args.places, servers[1:], placement=placement),
         callbacks=[WeightSync(), throughput, waits],
-        max_steps=args.steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=args.folder,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
     )
     rows = list(made_up_rows(args.steps * args.groups))
     module = lrl.RolloutDataModule(
@@ -170,84 +134,86 @@ def generate(
         predictor.expected = oracle.expected
         predictor.quantile = oracle.quantile
     with forced(drawn, prompts=len(rows)):
-        trainer.fit(TakesResponses(str(args.folder / "policy")), module)
+        trainer.fit(OnlyTakes(str(args.folder / "policy")), module)
     return waits.seconds
 
 
-def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
-    """Fits a line through the milliseconds of a token with so many responses on each generator, in
-    the fastest step."""
-    batches = [batch for batch in BATCHES if batch <= args.places]
-    per_token = []
-    for batch in batches:
-        groups = batch * len(servers) // 2
-        seconds = generate(
-            servers, args, equal(EQUAL_TOKENS), groups, 2, {"dispatch": RoundRobin()}
-        )
-        per_token.append(1e3 * min(seconds) / EQUAL_TOKENS)
-        log.info("%d responses on each generator: %.2f ms a token", batch, per_token[-1])
-    response_ms, step_ms = np.polyfit(batches, per_token, 1)
-    return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
-
-
-def alone_ms(servers: Sequence[LentServer], args: argparse.Namespace) -> float:
+def token_ms(
+    servers: Sequence[LentServer], args: argparse.Namespace, groups: int, responses: int
+) -> float:
+    """Returns the milliseconds of a token in the fastest step."""
+    data = {"dispatch": RoundRobin()}
     seconds = generate(
-        servers, args, equal(EQUAL_TOKENS), 1, args.responses, {"dispatch": RoundRobin()}
+        servers, args, equal(EQUAL_TOKENS), groups=groups, responses=responses, data=data
     )
     return 1e3 * min(seconds) / EQUAL_TOKENS
 
 
-def measure(servers: Sequence[LentServer], args: argparse.Namespace) -> None:
+def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
+    """Fits a line through the milliseconds of a token with so many responses on each generator."""
+    batches = [batch for batch in BATCHES if batch <= args.places]
+    per_token = [
+        token_ms(servers, args, groups=batch * len(servers) // 2, responses=2) for batch in batches
+    ]
+    log.info("%s responses on each generator: %s ms a token", batches, per_token)
+    response_ms, step_ms = np.polyfit(batches, per_token, 1)
+    return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
+
+
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    texts = [row["question"] for row in made_up_rows(args.steps * args.groups)]
+    policy = args.folder / "policy"
+    make_policy(llama("5m"), texts, policy, "cpu")
+    server = lrl.ServerSettings(
+        max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
+        max_num_seqs=args.places,
+        dtype="float32",
+        kv_cache_gib=0.5,
+        threads=1,
+    )
+    with lent_servers(GENERATORS, policy, server, args.folder) as servers:
+        yield from measure_on(servers, args, missing)
+
+
+def measure_on(
+    servers: Sequence[LentServer], args: argparse.Namespace, missing: list[Row]
+) -> Iterator[Row]:
     # With lag, steps are written ahead of their waits.
     on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))
     decode_latency = calibrate(servers, on_policy)
-    alone = alone_ms(servers, on_policy)
+    alone = token_ms(servers, on_policy, groups=1, responses=args.responses)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
-    generate(
-        servers, args, Before(drawn), args.groups, args.responses, {"length_predictor": before}
-    )
+    size = {"groups": args.groups, "responses": args.responses}
+    generate(servers, args, Before(drawn), **size, data={"length_predictor": before})
     oracle = Oracle(drawn, args.steps * args.groups, args.responses)
+    for row in missing:
+        rule, knows = row["case"].split(":")
+        predictor = LengthPredictor()
+        predictor.load_state_dict(before.state_dict())
+        data = {"dispatch": RULES[rule](decode_latency), "length_predictor": predictor}
+        told = oracle if knows == "oracle" else None
+        seconds = generate(servers, args, drawn, **size, data=data, oracle=told)
+        yield row | {
+            "step_ms": records.rounded(decode_latency.step_ms),
+            "response_ms": records.rounded(decode_latency.response_ms),
+            "alone_ms": records.rounded(alone),
+            "longest": longest(drawn, args),
+            "seconds": [records.rounded(step) for step in seconds],
+        }
+
+
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
+    settings = arguments.chosen(args, *names)
     for repeat in range(args.repeats):
         for case in args.cases:
-            rule, knows = case.split(":")
-            data: dict[str, Any] = {
-                "dispatch": RULES[rule](decode_latency),
-                "length_predictor": LengthPredictor(),
-            }
-            data["length_predictor"].load_state_dict(before.state_dict())
-            told = oracle if knows == "oracle" else None
-            seconds = generate(servers, args, drawn, args.groups, args.responses, data, told)
-            log.info(
-                "%s, repeat %d: %s s", case, repeat, ", ".join(f"{step:.2f}" for step in seconds)
-            )
-            record = {
-                "settings": settings_of(args),
-                "case": case,
-                "repeat": repeat,
-                "step_ms": records.rounded(decode_latency.step_ms),
-                "response_ms": records.rounded(decode_latency.response_ms),
-                "alone_ms": records.rounded(alone),
-                "longest": longest(drawn, args),
-                "seconds": [records.rounded(step) for step in seconds],
-            }
-            records.append(args.out, record | {"command": args.command})
+            yield {"settings": settings, "case": case, "repeat": repeat}
 
 
-def longest(drawn: Drawn, args: argparse.Namespace) -> list[int]:
+def longest(drawn: LengthSampler, args: argparse.Namespace) -> list[int]:
     steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
     return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
-
-
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
-    return {name: getattr(args, name) for name in names}
-
-
-def newest(rows: Iterable[Row]) -> list[Row]:
-    """Returns the last record of each repeat of each case: a later measurement replaces an earlier
-    one."""
-    return list({(row["case"], row["repeat"]): row for row in rows}.values())
 
 
 def cases_of(rows: Sequence[Row]) -> list[str]:
@@ -292,50 +258,22 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("skewness", __doc__)
-    knows = "rule:what it knows of lengths (%(default)s)"
-    parser.add_argument(
-        "--cases", nargs="+", choices=CASES, default=CASES, metavar="CASE", help=knows
-    )
-    for name, default, about in (
-        ("steps", 4, "of a run; its prompts are trained once"),
-        ("repeats", 3, "runs of each case, in turn"),
-        ("groups", 32, "prompts of a step"),
-        ("responses", 4, "to each"),
-        ("places", 32, "responses a generator writes at once"),
-        ("max_lag", 0, "see lrl.RolloutDataModule"),
-        ("prompt_share", 1.0, "1: a prompt's responses are alike"),
-        ("seed", 0, "of the lengths"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=type(default), default=default, help=f"{about} (%(default)s)"
-        )
-    arguments.add_print_only(parser, "skewness")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    args = arguments.parse(make_parser(), argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    if not args.print_only:
-        texts = [row["question"] for row in made_up_rows(args.steps * args.groups)]
-        make_policy(llama("5m"), texts, args.folder / "policy", "cpu")
-        server = lrl.ServerSettings(
-            max_model_len=PROMPT_TOKENS + RESPONSE_TOKENS,
-            max_num_seqs=args.places,
-            dtype="float32",
-            kv_cache_gib=0.5,
-            threads=1,
-        )
-        with lent_servers(GENERATORS, args.folder / "policy", server, args.folder) as servers:
-            measure(servers, args)
-    found = (row for row in records.read(args.out) if row["settings"] == settings_of(args))
-    rows = newest(row for row in found if row["case"] in args.cases)
-    if not rows:
-        raise SystemExit(f"{args.out} has no run with these settings.")
-    print(table(rows))
-    return 0
+    parser = arguments.make_parser("skewness", __doc__)
+    arguments.add(
+        parser,
+        cases=(CASES, "the rule, and what it knows of lengths", CASES),
+        steps=(4, "of a run; its prompts are trained once"),
+        repeats=(3, "runs of each case, in turn"),
+        groups=(32, "prompts of a step"),
+        responses=(4, "to each"),
+        places=(32, "responses a generator writes at once"),
+        max_lag=(0, "see lrl.RolloutDataModule"),
+        prompt_share=(1.0, "1: a prompt's responses are alike"),
+        seed=(0, "of the lengths"),
+    )
+    arguments.add_places(parser, "skewness")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

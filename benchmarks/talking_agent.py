@@ -19,17 +19,9 @@ async def talk(
     settings: dict[str, Any] | None = None,
     **columns: Any,
 ) -> int:
-    """Has a conversation; returns how many answers were to a prompt that does not begin with the
-    tokens of the one before and its answer, if the endpoint tells tokens.
-
-    Args:
-        base_url: Of the endpoint, with `/v1`.
-        api_key: Its key.
-        turns: Requests.
-        changes: Whether every third request says something else of the past.
-        settings: More fields of each request.
-        columns: The row's others.
-    """
+    """Has a conversation, in which every third request says something else of the past if it
+    `changes`; returns how many answers were to a prompt that does not begin with the tokens of the
+    one before and its answer, if the endpoint tells tokens."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess my number."}]
     before: list[int] = []
     changed = 0

@@ -1,7 +1,7 @@
 """A short run for timing: a policy of 5 million random weights, and responses of forced lengths.
 
 The common part of the benchmarks of time: the policy and its prompts, a run on a lent server, and
-the seconds of every step. `benchmarks.ready_responses` is the same training without a server.
+the seconds of every step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 
 import lrl
 from benchmarks.forced_lengths import equal, forced, long_tailed
-from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import hashed, llama, make_policy
+from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_server, quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.callbacks.throughput import StepTimes
@@ -46,18 +46,7 @@ state."""
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """One way to divide the machine.
-
-    Args:
-        title: In tables.
-        server_threads: CPU threads of the generator.
-        trainer_threads: CPU threads of the trainer.
-        max_lag: See `lrl.RolloutDataModule`.
-        placement: See `lrl.strategies.generator_devices.GeneratorDevices`.
-        micro_batch_tokens: See `lrl.RolloutDataModule`.
-        trains: Whether the policy is trained and synced; otherwise responses are only taken.
-        dtype: Of the generator; training is in float32.
-    """
+    """One way to divide the machine; see `lrl.RolloutDataModule` and the strategy."""
 
     title: str
     server_threads: int
@@ -66,7 +55,9 @@ class System:
     placement: Literal["split", "shared"] = "split"
     micro_batch_tokens: int = MICRO_BATCH_TOKENS
     trains: bool = True
+    """Whether the policy is trained and synced; otherwise responses are only taken."""
     dtype: Dtype = "float32"
+    """Of the generator; training is in float32."""
 
 
 @dataclass(slots=True)
@@ -76,17 +67,6 @@ class Timed(StepTimes):
     on_core: float = 0.0
     """CPU seconds of the trainer's own thread; with one thread the time in which it trains and does
     not wait for a core."""
-
-
-class OnlyTakes(lrl.PolicyModule):
-    """A policy that takes a step's responses, packs them, and learns nothing from them."""
-
-    def training_step(self, step: Any, batch_idx: int) -> None:
-        for _ in step:
-            pass
-        optimizer: Any = self.optimizers()
-        optimizer.step()  # without gradients; Lightning counts steps by these calls
-        step.finish()
 
 
 class OnlyAtTheStart(WeightSync):
@@ -101,13 +81,8 @@ class OnlyAtTheStart(WeightSync):
         run.calls.new_version(trainer.global_step)
 
 
-class Steps(L.Callback):
-    """Sets the trainer's threads and keeps each step's times. Put it last.
-
-    Args:
-        threads: Of the trainer; the strategy's own choice is overruled.
-        throughput: What measures the steps.
-    """
+class Steps(EveryStep):
+    """Sets the trainer's threads, over the strategy's own choice, and keeps each step's times."""
 
     def __init__(self, threads: int, throughput: Throughput) -> None:
         self.threads = threads
@@ -119,9 +94,7 @@ class Steps(L.Callback):
         torch.set_num_threads(self.threads)
         self._core.lap()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def step_done(self, trainer: Any) -> None:
         times = self.throughput.times
         self.times.append(
             Timed(times.trainer, times.generators, times.sync_pause, self._core.lap())
@@ -143,10 +116,6 @@ def policy_5m(folder: Path) -> Path:
     path = folder / "policy-5m"
     make_policy(llama("5m"), [row["prompt"] for row in problems()], path, "cpu")
     return path
-
-
-def make_module(policy: Path, kind: type[lrl.PolicyModule] = lrl.PolicyModule) -> lrl.PolicyModule:
-    return kind(str(policy), lr=LR, dtype="float32")
 
 
 @contextmanager
@@ -177,7 +146,6 @@ def run(
     counted: int,
     folder: Path,
     warm_up: int = WARM_UP,
-    first: Sequence[L.Callback] = (),
     prompts: str = TASK,
     prompt_tokens: int = PROMPT_TOKENS,
 ) -> list[Timed]:
@@ -188,7 +156,7 @@ def run(
         folder,
         strategy=Borrowing(server, CAPACITY, placement=system.placement),
         devices=2,
-        callbacks=[*first, WeightSync() if system.trains else OnlyAtTheStart(), throughput, kept],
+        callbacks=[WeightSync() if system.trains else OnlyAtTheStart(), throughput, kept],
     )
     data = lrl.RolloutDataModule(
         prompts=lrl.Prompts(prompts, shuffle=False),
@@ -201,27 +169,14 @@ def run(
         micro_batch_tokens=system.micro_batch_tokens,
     )
     with forced(lengths, prompts=len(problems())):
-        trainer.fit(make_module(policy, lrl.PolicyModule if system.trains else OnlyTakes), data)
+        kind = lrl.PolicyModule if system.trains else OnlyTakes
+        trainer.fit(kind(str(policy), lr=LR, dtype="float32"), data)
     times = kept.times[warm_up:][:counted]
     if len(times) < counted:
         raise RuntimeError(
             f"The run was ended after {len(kept.times)} steps, so it is not counted. Run it again."
         )
     return times
-
-
-def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu",
-        max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        **more,
-    )
 
 
 def means(times: Sequence[Timed]) -> dict[str, float]:

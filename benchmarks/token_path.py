@@ -21,20 +21,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import secrets
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import Any
 
 import aiohttp
 import psutil
 
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.random_policy import llama, made_up_rows, make_policy
+from benchmarks.runs import lent_server
 from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
@@ -44,16 +42,13 @@ from lrl.types import Rollout, Sampling
 PROMPT_TOKENS = 64
 DEADLINE_S = 600.0
 WAYS = ("vllm-16", "vllm-64", "vllm-256", "vllm-whole", "lrl")
+WARM_UP_TOKENS = 16
 PROCESSES = ("api_server", "engine", "client")
 
 
 class StockClient:
-    """Reads vLLM's own generate route.
-
-    Args:
-        server: The server.
-        chunk: Tokens of a response in a chunk; None asks for whole responses.
-    """
+    """Reads vLLM's own generate route, in chunks of so many tokens of a response; None asks for
+    whole responses."""
 
     def __init__(self, server: Server, chunk: int | None) -> None:
         self.url = server.url + GENERATE
@@ -102,35 +97,35 @@ def processor_seconds(processes: Sequence[psutil.Process]) -> list[float]:
     return [sum(process.cpu_times()[:2]) for process in processes] + [time.process_time()]
 
 
-async def write_all(client: Any, requests: int, responses: int, tokens: int) -> None:
+async def microseconds(
+    client: Any, processes: Sequence[psutil.Process], requests: int, responses: int, tokens: int
+) -> dict[str, float]:
+    """Writes all responses at once; returns the processor time of a token in each process."""
     sampling = Sampling(n=responses, max_tokens=tokens)
     groups = [[Rollout() for _ in range(responses)] for _ in range(requests)]
     how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": DEADLINE_S}
+    before = processor_seconds(processes)
     async with asyncio.timeout(DEADLINE_S):
-        prompts = [[1 + number % 500] * PROMPT_TOKENS for number in range(requests)]
         works: list[Awaitable[None]] = [
-            client.write(prompt, group, sampling, **how)
-            for prompt, group in zip(prompts, groups, strict=True)
+            client.write([1 + number % 500] * PROMPT_TOKENS, group, sampling, **how)
+            for number, group in enumerate(groups)
         ]
         await asyncio.gather(*works)
     await client.close()
-    assert all(
-        len(one.token_ids) == len(one.logprobs) == tokens for group in groups for one in group
+    after = processor_seconds(processes)
+    written = [one for group in groups for one in group]
+    assert all(len(one.token_ids) == len(one.logprobs) == tokens for one in written)
+    each = (
+        1e6 * (end - start) / (len(written) * tokens)
+        for start, end in zip(before, after, strict=True)
     )
+    return dict(zip(PROCESSES, each, strict=True))
 
 
-def measure(
-    make: Callable[[], Any], processes: Sequence[psutil.Process], *sizes: int
-) -> list[float]:
-    async def round_of() -> list[float]:
-        client, before = make(), processor_seconds(processes)
-        await write_all(client, *sizes)
-        after = processor_seconds(processes)
-        return [
-            1e6 * (end - start) / math.prod(sizes) for start, end in zip(before, after, strict=True)
-        ]
-
-    return asyncio.run(round_of())
+async def of_way(
+    way: str, server: Server, processes: Sequence[psutil.Process], *sizes: int
+) -> dict[str, float]:
+    return await microseconds(client_of(way, server), processes, *sizes)
 
 
 async def set_version(server: Server) -> None:
@@ -149,24 +144,40 @@ def processes_of(server: Server) -> list[psutil.Process]:
     return [engine.parent() or everything[0], engine]
 
 
-def rounds(server: Server, args: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """Returns the figures of every round of each way, the ways in turn; a short round before warms
-    up."""
-    processes = processes_of(server)
-    figures = {way: list[list[float]]() for way in args.ways}
-    asyncio.run(set_version(server))
-    for repeat in range(-1, args.repeats):
-        for way in args.ways:
-            tokens = args.tokens if repeat >= 0 else 16
-            found = measure(
-                partial(client_of, way, server), processes, args.requests, args.responses, tokens
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    policy = args.folder / "policy"
+    make_policy(llama("tiny"), [row["question"] for row in made_up_rows()], policy, "cpu")
+    settings = ServerSettings(
+        max_model_len=PROMPT_TOKENS + args.tokens,
+        max_num_seqs=args.requests * args.responses,
+        dtype="float32",
+        kv_cache_gib=2.0,
+    )
+    rows = {row["way"]: row for row in missing}
+    with lent_server(policy, settings, args.folder) as server:
+        server.start()
+        server.wait_ready()
+        asyncio.run(set_version(server))
+        processes = processes_of(server)
+
+        def once(way: str, tokens: int = args.tokens) -> dict[str, float]:
+            return asyncio.run(
+                of_way(way, server, processes, args.requests, args.responses, tokens)
             )
-            if repeat >= 0:
-                figures[way].append(found)
-    return figures
+
+        for way in rows:  # warms up
+            once(way, WARM_UP_TOKENS)
+        found = records.in_turns(rows, args.repeats, once)
+    for way, row in rows.items():
+        yield row | {f"{process}_us": spread for process, spread in found[way].items()}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    sizes = arguments.chosen(args, "requests", "responses", "tokens", "repeats")
+    yield from ({"way": way} | sizes for way in args.ways)
+
+
+def table(rows: Sequence[Row]) -> str:
     heads = ["way", "API server, µs a token", "spread", "client", "spread", "engine", "spread"]
     lines = []
     for row in rows:
@@ -180,40 +191,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments.make_parser("token_path", __doc__)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="(all)")
-    parser.add_argument("--requests", type=int, default=16, help="at once (%(default)s)")
-    parser.add_argument("--responses", type=int, default=8, help="of a request (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=512, help="of a response (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds of each way (%(default)s)")
-    arguments.add_out(parser, "token_path")
-    args = arguments.parse(parser, argv)
-    with tempfile.TemporaryDirectory() as name:
-        policy = Path(name, "policy")
-        make_policy(llama("tiny"), [row["question"] for row in made_up_rows()], policy, "cpu")
-        settings = ServerSettings(
-            max_model_len=PROMPT_TOKENS + args.tokens,
-            max_num_seqs=args.requests * args.responses,
-            dtype="float32",
-            kv_cache_gib=2.0,
-        )
-        run_id = secrets.token_hex(4)
-        server = Server(str(policy), settings, "shared_memory", [], Path(name), 0, run_id)
-        server.start()
-        try:
-            server.wait_ready()
-            figures = rounds(server, args)
-        finally:
-            server.stop()
-    names = ("requests", "responses", "tokens", "repeats")
-    sizes = {name: getattr(args, name) for name in names}
-    rows = []
-    for way, values in figures.items():
-        columns = zip(PROCESSES, zip(*values, strict=True), strict=True)
-        times = {f"{process}_us": records.spread(column) for process, column in columns}
-        rows.append({"way": way} | sizes | times | {"command": args.command})
-        records.append(args.out, rows[-1])
-    print(table(rows))
-    return 0
+    arguments.add(
+        parser,
+        ways=(list(WAYS), "in turn", WAYS),
+        requests=(16, "at once"),
+        responses=(8, "of a request"),
+        tokens=(512, "of a response"),
+        repeats=(3, "rounds of each way"),
+    )
+    arguments.add_places(parser, "token_path")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 import string
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,7 +36,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedToken
 
 import lrl
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.random_policy import llama
+from benchmarks.runs import lent_server
 from benchmarks.talking_agent import plays, talk
 from lrl.advantages import GroupMean
 from lrl.environments import Agent
@@ -63,6 +65,8 @@ TEMPLATE = (
 )
 DEADLINE_S = 600.0
 SLOTS = 256
+Turn = tuple[tuple[int, ...], tuple[int, ...]]
+"""What the policy read, and what it wrote."""
 
 
 def make_policy(folder: Path) -> PreTrainedTokenizerFast:
@@ -91,8 +95,7 @@ class Notes:
     """A pool, with what its sampler has written."""
 
     pool: GeneratorPool
-    turns: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=Counter)
-    """(what the policy read, what it wrote)."""
+    turns: Counter[Turn] = field(default_factory=Counter)
 
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, **how: Any
@@ -104,13 +107,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Bench:
-    """The running server.
-
-    Args:
-        server: It.
-        pool: Its pool.
-        tokenizer: The policy's.
-    """
+    """The running server, its pool, and the policy's tokenizer."""
 
     server: Server
     pool: GeneratorPool
@@ -118,6 +115,7 @@ class Bench:
 
     @property
     def ends(self) -> list[int]:
+        """Tokens at which a turn ends; the first one ends the conversation's messages, too."""
         return [self.tokenizer.convert_tokens_to_ids(end) for end in (END, *ENDS)]
 
     def environment(self) -> EnvironmentOfRun:
@@ -130,18 +128,15 @@ class Bench:
 
     @property
     def text(self) -> PolicyText:
-        ends = frozenset({self.tokenizer.convert_tokens_to_ids(END)})
+        ends = frozenset(self.ends[:1])
         decode = ResponseDecoder(tokenizer=self.tokenizer, ends=ends, skip_special_tokens=True)
         return PolicyText(tokenizer=self.tokenizer, ends=ends, decode=decode)
 
-    async def play(
-        self, episodes: ResponseWriter, number: int, changes: bool = False, turns: int = TURNS
-    ) -> Group:
-        columns = {"turns": turns, "changes": changes}
+    async def play(self, episodes: ResponseWriter, number: int, changes: bool = False) -> Group:
+        columns = {"turns": TURNS, "changes": changes}
         prompt = Prompt(id=number, token_ids=[], text="go", columns=columns)
         group = Group(index=number, prompt=prompt, rollouts=[Rollout()])
-        end = self.tokenizer.convert_tokens_to_ids(END)
-        sampling = Sampling(max_tokens=EPISODE_TOKENS, stop_tokens=(end,))
+        sampling = Sampling(max_tokens=EPISODE_TOKENS, stop_tokens=(self.ends[0],))
         how: dict[str, Any] = {"priority": number, "due": 0, "deadline_s": DEADLINE_S}
         await episodes.generate(prompt, group.rollouts, sampling, **how)
         return group
@@ -162,12 +157,12 @@ class Bench:
         return await talk(**where, turns=TURNS, settings=settings)
 
 
-def truth(groups: Sequence[Group], notes: Notes, network: Any) -> dict[str, Any]:
+def truth(groups: Sequence[Group], notes: Notes, network: Any) -> Row:
     """Compares what would be trained with what was sampled, and its log-probs with a
     recomputation."""
     packer = Packer(4 * EPISODE_TOKENS, Advantage(), 1.0, share_rows=False)
     rounds = [each for group in groups for each in packer.add(group)] + list(packer.flush())
-    trained: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+    trained: Counter[Turn] = Counter()
     worst = 0.0
     for micro in (one for each in rounds for one in each if one is not None):
         for row in range(len(micro.input_ids)):
@@ -191,10 +186,10 @@ class Advantage(GroupMean):
     min_rollouts = 1
 
 
-def turns_of(micro: MicroBatch, row: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def turns_of(micro: MicroBatch, row: int) -> list[Turn]:
     ids, mask = micro.input_ids[row].tolist(), micro.mask[row].tolist()
     labels = micro.labels[row].tolist()
-    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    found: list[Turn] = []
     begin = None
     for place, own in enumerate([*mask, False]):
         if own and begin is None:
@@ -213,103 +208,100 @@ def difference(micro: MicroBatch, row: int, network: Any) -> float:
     return (ours - micro.behaviour_logprobs[row][mask]).abs().max().item()
 
 
-async def measure(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
+async def figures(bench: Bench, args: argparse.Namespace) -> Row:
     of_run = bench.environment()
     notes = Notes(bench.pool)
     episodes = of_run.episodes(notes.generate, bench.text)
+    play = partial(bench.play, episodes)
+    everybody = range(args.episodes)
     try:
-        await asyncio.gather(bench.play(episodes, 0), bench.ask(0))  # warms up
+        await asyncio.gather(play(0), bench.ask(0))  # warms up
         seconds: dict[str, list[float]] = {"stock": [], "agent": []}
         changed = 0
         for _ in range(args.repeats):
-            began = time.perf_counter()
-            changed += sum(await asyncio.gather(*map(bench.ask, range(args.episodes))))
-            seconds["stock"].append(time.perf_counter() - began)
-            began = time.perf_counter()
-            await asyncio.gather(*(bench.play(episodes, n) for n in range(args.episodes)))
-            seconds["agent"].append(time.perf_counter() - began)
-        alone = await one_at_a_time(bench, episodes, args.alone)
+            taken, found = await timed(*map(bench.ask, everybody))
+            seconds["stock"].append(taken)
+            changed += sum(found)
+            seconds["agent"].append((await timed(*map(play, everybody)))[0])
+        alone: dict[str, list[float]] = {"stock_ms": [], "agent_ms": []}
+        for number in range(args.alone):
+            alone["stock_ms"].append((await timed(bench.ask(number)))[0])
+            alone["agent_ms"].append((await timed(play(number)))[0])
         notes.turns.clear()
         # Of one episode a group, so that each has a request of its own for its first turn.
-        groups = await asyncio.gather(
-            *(bench.play(episodes, n, changes=n % 2 == 1) for n in range(args.episodes))
-        )
+        groups = await asyncio.gather(*(play(n, changes=n % 2 == 1) for n in everybody))
     finally:
         of_run.close()
     for rollout in (one for group in groups for one in group.rollouts):
         assert not rollout.failure, rollout.failure
         rollout.reward = 1.0
     network = AutoModelForCausalLM.from_pretrained(bench.server.model, dtype=torch.float32)
-    later = args.episodes * (TURNS - 1) * args.repeats
     return {
         **truth(groups, notes, network),
-        "stock_later_turns": later,
+        "stock_later_turns": args.episodes * (TURNS - 1) * args.repeats,
         "stock_changed": changed,
-        **alone,
+        **{name: records.rounded(1000 * median(all_) / TURNS) for name, all_ in alone.items()},
         "stock_s": [records.rounded(one) for one in sorted(seconds["stock"])],
         "agent_s": [records.rounded(one) for one in sorted(seconds["agent"])],
         "times_stock": records.rounded(median(seconds["agent"]) / median(seconds["stock"])),
     }
 
 
-async def one_at_a_time(
-    bench: Bench, episodes: ResponseWriter, count: int
-) -> dict[str, float | None]:
-    found: dict[str, list[float]] = {"stock_ms": [], "agent_ms": []}
-    for number in range(count):
-        began = time.perf_counter()
-        await bench.ask(number)
-        found["stock_ms"].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        await bench.play(episodes, number)
-        found["agent_ms"].append(time.perf_counter() - began)
-    return {name: records.rounded(1000 * median(all_) / TURNS) for name, all_ in found.items()}
+async def timed(*works: Awaitable[Any]) -> tuple[float, list[Any]]:
+    """Does all at once; returns the seconds, and what they return."""
+    began = time.perf_counter()
+    found = await asyncio.gather(*works)
+    return time.perf_counter() - began, found
 
 
 async def with_pool(
     server: Server, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
-) -> dict[str, Any]:
+) -> Row:
     generator = Generator(server, capacity=SLOTS)
-    await generator.client.post(
-        "/update_weight_version", {"new_version": "0"}, deadline_s=DEADLINE_S
-    )
+    body = {"new_version": "0"}
+    await generator.client.post("/update_weight_version", body, deadline_s=DEADLINE_S)
     generator.version = 0
     generator.verify()
-    bench = Bench(server, GeneratorPool([generator]), tokenizer)
     try:
-        return await measure(bench, args)
+        return await figures(Bench(server, GeneratorPool([generator]), tokenizer), args)
     finally:
         await generator.client.close()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("token_truth", __doc__)
-    parser.add_argument("--episodes", type=int, default=128, help="at once (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="of the timing (%(default)s)")
-    parser.add_argument("--alone", type=int, default=40, help="episodes alone (%(default)s)")
-    arguments.add_places(parser, "token_truth")
-    args = arguments.parse(parser, argv)
-    args.folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_policy(args.folder / "policy")
+def runs(args: argparse.Namespace) -> list[Row]:
+    return [arguments.chosen(args, "episodes", "repeats")]
+
+
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    policy = args.folder / "policy"
+    tokenizer = make_policy(policy)
     settings = ServerSettings(
         max_model_len=4096, max_num_seqs=SLOTS, dtype="float32", kv_cache_gib=1.0
     )
-    policy, run_id = str(args.folder / "policy"), secrets.token_hex(4)
-    server = Server(policy, settings, "shared_memory", [], args.folder, 0, run_id)
-    server.start()
-    try:
+    with lent_server(policy, settings, args.folder) as server:
+        server.start()
         server.wait_ready()
-        figures = asyncio.run(with_pool(server, tokenizer, args))
-    finally:
-        server.stop()
-    sizes = {"episodes": args.episodes, "repeats": args.repeats}
+        found = asyncio.run(with_pool(server, tokenizer, args))
     children = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
     # Python's own, which ends with this process.
     left = [child for child in children if "resource_tracker" not in child]
-    record = sizes | figures | {"processes_left": left, "command": args.command}
-    records.append(args.out, record)
-    print("\n".join(f"{name}: {value}" for name, value in record.items()))
-    return 0
+    yield missing[0] | found | {"processes_left": left}
+
+
+def table(rows: Sequence[Row]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in rows[0].items())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments.make_parser("token_truth", __doc__)
+    arguments.add(
+        parser,
+        episodes=(128, "at once"),
+        repeats=(3, "of the timing"),
+        alone=(40, "episodes alone"),
+    )
+    arguments.add_places(parser, "token_truth")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import logging
 import os
 import secrets
 import shutil
@@ -37,8 +36,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from dataclasses import dataclass, field
+from itertools import groupby, product
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -50,6 +52,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
+from benchmarks.gpu.machine import Machine
 from benchmarks.weight_receiver import COPY
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
@@ -77,15 +81,14 @@ async def accept(receiver: Generator) -> None:
     pass
 
 
+@dataclass(frozen=True)
 class Scene:
     """Receivers, and two versions of a policy in float32."""
 
-    def __init__(
-        self, receivers: list[Generator], loop: LoopThread, versions: tuple[Version, Version]
-    ) -> None:
-        self.receivers = receivers
-        self.loop = loop
-        self.versions = versions
+    receivers: list[Generator]
+    loop: LoopThread
+    versions: tuple[Version, Version]
+    memory: Machine = field(default_factory=Machine)
 
     def sync(self, transport: type[Transport], upto: int) -> dict[str, float]:
         """Syncs the versions up to number `upto` in turn, by a transport of its own; returns the
@@ -108,8 +111,9 @@ class Scene:
         try:
             for number in range(upto + 1):
                 sent, fetched = made.sent_bytes, made.fetched_bytes
-                begin_peak()
-                before, started = peak(), time.monotonic()
+                gc.collect()
+                self.memory.begin()
+                before, started = self.memory.peak, time.monotonic()
                 weights = self.weights(number, halves=transport is SharedMemory)
                 if failed := sync.sync_now(weights, number, lambda: accept):
                     raise RuntimeError("; ".join(failed.values()))
@@ -117,7 +121,7 @@ class Scene:
             found = {
                 "sync_s": ended - started,
                 "pause_s": sync.pause_seconds,
-                "peak_mb": (peak() - before) / MB,
+                "peak_mb": (self.memory.peak - before) / MB,
             }
             if transport.copies:
                 found["stage_s"] = seconds["stage"][-1]
@@ -130,11 +134,13 @@ class Scene:
             sync.close()
 
     def weights(self, number: int, halves: bool) -> Weights:
-        def weights() -> Iterator[tuple[str, Tensor]]:
-            for name, weight in self.versions[number].items():
-                yield name, weight.bfloat16() if halves and weight.dim() > 1 else weight
+        return lambda: (
+            (name, half(one) if halves else one) for name, one in self.versions[number].items()
+        )
 
-        return weights
+
+def half(weight: Tensor) -> Tensor:
+    return weight.bfloat16() if weight.dim() > 1 else weight
 
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
@@ -148,8 +154,8 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
             target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True
         )
         accepting.start()
-        begin_peak()
-        before, started = peak(), time.monotonic()
+        scene.memory.begin()
+        before, started = scene.memory.peak, time.monotonic()
         scene.loop.wait(copy_all(scene.receivers, body), DEADLINE_S, "plain copies")
         seconds = time.monotonic() - started
         mb = len(scene.receivers) * size / MB
@@ -159,23 +165,19 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
         "fetch_s": seconds,
         "sent_mb": mb,
         "fetched_mb": mb,
-        "peak_mb": (peak() - before) / MB,
+        "peak_mb": (scene.memory.peak - before) / MB,
     }
 
 
-async def copy_all(receivers: Sequence[Generator], body: dict[str, Any]) -> None:
+async def copy_all(receivers: Sequence[Generator], body: Row) -> None:
     posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in receivers]
     await asyncio.gather(*posts)
 
 
 def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
-    threads = [
-        threading.Thread(target=send, args=(listener.accept()[0], path, size)) for _ in range(count)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
+    with ThreadPoolExecutor(count) as sending:
+        for _ in range(count):
+            sending.submit(send, listener.accept()[0], path, size)
 
 
 def send(connection: socket.socket, path: Path, size: int) -> None:
@@ -205,23 +207,14 @@ argument is the size of the version in bytes."""
 def timed(thing: Any, name: str) -> list[float]:
     method, seconds = getattr(thing, name), list[float]()
 
-    def call(*words: Any) -> None:
+    def call(*words: Any) -> Any:
         started = time.monotonic()
-        method(*words)
+        found = method(*words)
         seconds.append(time.monotonic() - started)
+        return found
 
     setattr(thing, name, call)
     return seconds
-
-
-def begin_peak() -> None:
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
@@ -250,13 +243,7 @@ def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
 
 def staged_size(version: Version, folder: Path) -> int:
     path = folder / "size.safetensors"
-    save_file(
-        {
-            name: weight.bfloat16() if weight.dim() > 1 else weight
-            for name, weight in version.items()
-        },
-        path,
-    )
+    save_file({name: half(weight) for name, weight in version.items()}, path)
     size = path.stat().st_size
     path.unlink()
     return size
@@ -303,15 +290,11 @@ def end(process: subprocess.Popen[str], files: str) -> None:
     shutil.rmtree(files)
 
 
-def measure(args: argparse.Namespace) -> None:
-    made = records.read(args.out)
-    for lr in args.lrs:
-        todo = [run for run in runs_of(args) if run["lr"] == lr and records.find(made, run) is None]
-        if not todo:
-            continue
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    for lr, of_lr in groupby(missing, key=itemgetter("lr")):
         versions = two_versions(args.layers, lr, args.steps)
         size = staged_size(versions[0], args.folder)
-        for run in todo:
+        for run in of_lr:
             loop = LoopThread()
             with receivers(run["receivers"], loop, args.folder) as fleet:
                 scene = Scene(fleet, loop, versions)
@@ -321,23 +304,16 @@ def measure(args: argparse.Namespace) -> None:
                 name: {one: records.rounded(value) for one, value in of.items()}
                 for name, of in found.items()
             }
-            records.append(
-                args.out, run | {"size": size, "found": rounded, "command": args.command}
-            )
-            logging.info("%s", run | rounded)
+            yield run | {"size": size, "found": rounded}
 
 
-def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    how = {"layers": args.layers, "steps": args.steps}
-    return [
-        how | {"lr": lr, "receivers": count, "repeat": repeat}
-        for lr in args.lrs
-        for repeat in range(args.repeats)
-        for count in args.receivers
-    ]
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    how = arguments.chosen(args, "layers", "steps")
+    for lr, repeat, count in product(args.lrs, range(args.repeats), args.receivers):
+        yield how | {"lr": lr, "receivers": count, "repeat": repeat}
 
 
-def table(made: Sequence[dict[str, Any]]) -> str:
+def table(made: Sequence[Row]) -> str:
     columns = {
         "sync (s)": ("sync_s", ".2f"),
         "staged (s)": ("stage_s", ".2f"),
@@ -364,21 +340,18 @@ def table(made: Sequence[dict[str, Any]]) -> str:
     return records.markdown(["receivers", "transport", "lr", *columns, "share of the whole"], lines)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("weight_transports", __doc__)
-    parser.add_argument("--receivers", nargs="+", type=int, default=[1, 2, 4], help="(%(default)s)")
-    parser.add_argument("--lrs", nargs="+", type=float, default=[1e-6, 1e-5], help="(%(default)s)")
-    parser.add_argument(
-        "--layers", type=int, default=16, help="of the policy; 16 make 530 MB (%(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=5, help="before the sync (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="(%(default)s)")
-    arguments.add_print_only(parser, "weight_transports")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
+    parser = arguments.make_parser("weight_transports", __doc__)
+    arguments.add(
+        parser,
+        receivers=([1, 2, 4], "of a sync"),
+        lrs=([1e-6, 1e-5], "learning rates"),
+        layers=(16, "of the policy; 16 make 530 MB"),
+        steps=(5, "before the sync"),
+        repeats=(3, "of all"),
+    )
+    arguments.add_places(parser, "weight_transports")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

@@ -23,50 +23,65 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.gpu.machine import MACHINES
 from lrl.cli.recipes import recipes
 
-CALCULATOR = "lrl.quickstart.calculator.ProseCalculator"
 MODEL = "lrl.quickstart.smollm2:policy"
 TOOLS_MODEL = "lrl.quickstart.smollm2:tools_policy"
 KV_CACHE_BYTES = 2 << 30
 """Given, so that vLLM does not measure the memory that is free while other runs begin."""
 EVALUATED = "eval/held_out/"
-TOOLS = {"tools": ["lrl.quickstart.calculator.calculate"]}
 SHORT_STEPS = 20
 """Of a run of the lag sweep, with half of the recipe's problems a step: so ten of them are made on
 two CPU cores in two hours."""
 SHORT = {"groups_per_step": 4, "max_skipped_per_step": 8}
-RECIPE_STEPS = 16
+REWARDS = {"rewards": [{"class_path": "lrl.rewards.GSM8K"}]}
+KINDS: dict[str, Row] = {
+    "recipe": {},
+    "plain": REWARDS,
+    "calculator": REWARDS
+    | {
+        "environment": "lrl.quickstart.calculator.ProseCalculator",
+        "max_response_tokens": 64,
+    },
+    "agent": {},
+    "tools": {
+        "environment": {
+            "class_path": "lrl.environments.Tools",
+            "init_args": {"tools": ["lrl.quickstart.calculator.calculate"]},
+        },
+        "prompts": {"init_args": {"source": "benchmarks.tool_problems:problems"}},
+    },
+}
+"""The recipe with its penalty of length, and without it; with the calculator, which continues the
+policy's text; the recipe `agent`; `lrl.environments.Tools` behind the agent's prompt. Each has its
+settings of data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
     """One run."""
 
-    calculator: bool
+    kind: str
+    """From `KINDS`."""
     seed: int = 0
     max_lag: int = 1
     steps: int = 30
     objective: str = "AIPO"
-    agent: bool = False
-    """Whether the calculator is the tool of an agent; else it continues the policy's text."""
-    tools: bool = False
-    """Whether it is the tool of `lrl.environments.Tools`, behind the agent's prompt."""
     lr: float | None = None
     """None for the recipe's."""
-    length_penalty: bool = False
-    """Whether the recipe's rewards stay; the recipe got its penalty after the other runs."""
+    short: bool = False
+    """Whether it is one of the lag sweep."""
     bfloat16: bool = False
     """Whether trainer and generator compute in it on a CPU, too."""
 
@@ -74,100 +89,71 @@ class Variation:
     def name(self) -> str:
         lag = "" if self.max_lag == 1 else f"-lag{self.max_lag}"
         other = "" if self.objective == "AIPO" else f"-{self.objective}"
-        kind = "calculator" if self.calculator else "plain"
-        if self.length_penalty:
-            kind = "recipe"
-        if self.called:
-            kind = "agent" if self.agent else "tools"
         rate = "" if self.lr is None else f"-lr{self.lr:g}"
         short = "-short" if self.short else ""
         half = "-bfloat16" if self.bfloat16 else ""
-        return f"{kind}-{self.seed}{lag}{other}{rate}{short}{half}"
-
-    @property
-    def short(self) -> bool:
-        return self.calculator and self.steps == SHORT_STEPS and not self.called
+        return f"{self.kind}-{self.seed}{lag}{other}{rate}{short}{half}"
 
     @property
     def called(self) -> bool:
-        return self.agent or self.tools
+        """Whether the calculator is called as a tool, and not in the policy's text."""
+        return self.kind in ("agent", "tools")
 
     @property
     def recipe(self) -> str:
         return "agent" if self.called else "word_problems"
 
 
+def short(max_lag: int, objective: str = "AIPO") -> Variation:
+    return Variation("calculator", 0, max_lag, SHORT_STEPS, objective, short=True)
+
+
 LAG_SWEEP = (
-    *(Variation(True, max_lag=lag, steps=SHORT_STEPS) for lag in (0, 1, 4, 8)),
-    *(
-        Variation(True, max_lag=lag, objective=objective, steps=SHORT_STEPS)
-        for objective in ("PPO", "REINFORCE")
-        for lag in (1, 4, 8)
-    ),
+    *(short(lag) for lag in (0, 1, 4, 8)),
+    *(short(lag, objective) for objective in ("PPO", "REINFORCE") for lag in (1, 4, 8)),
 )
 """At lag 0 the ratios are 1, and the three objectives have one gradient."""
 VARIATIONS = {
     one.name: one
     for one in (
-        *(Variation(True, seed) for seed in range(3)),
-        *(Variation(True, max_lag=lag) for lag in (0, 4)),
+        *(Variation("calculator", seed) for seed in range(3)),
+        *(Variation("calculator", max_lag=lag) for lag in (0, 4)),
         *LAG_SWEEP,
-        *(
-            Variation(False, seed, steps=RECIPE_STEPS, length_penalty=True, bfloat16=True)
-            for seed in range(3)
-        ),
-        Variation(False, steps=RECIPE_STEPS, length_penalty=True),
-        Variation(False, steps=60),
-        Variation(False, seed=1, steps=10),
-        *(Variation(True, steps=20, agent=True, lr=lr) for lr in (None, 5e-5)),
-        Variation(True, steps=20, tools=True),
+        *(Variation("recipe", seed, steps=16, bfloat16=True) for seed in range(3)),
+        Variation("recipe", steps=16),
+        Variation("plain", steps=60),
+        Variation("plain", seed=1, steps=10),
+        *(Variation("agent", steps=20, lr=lr) for lr in (None, 5e-5)),
+        Variation("tools", steps=20),
     )
 }
 
 
-def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
-    data: dict[str, Any] = {"max_lag": one.max_lag}
-    if one.calculator and not one.called:
-        data |= {"environment": CALCULATOR, "max_response_tokens": 64}
-    if not one.called and not one.length_penalty:
-        data["rewards"] = [{"class_path": "lrl.rewards.GSM8K"}]
-    trainer: dict[str, Any] = {
-        "max_steps": one.steps,
-        "logger": {"init_args": {"save_dir": str(args.folder), "name": "", "version": one.name}},
-    }
-    if one.tools:
-        data |= {
-            "environment": {"class_path": "lrl.environments.Tools", "init_args": TOOLS},
-            "prompts": {"init_args": {"source": "benchmarks.tool_problems:problems"}},
-        }
-    if one.short:
-        data |= SHORT
-    if not one.length_penalty and not one.agent:
-        trainer["callbacks"] = callbacks(one)
-    if one.bfloat16:
-        trainer |= {
-            "precision": "bf16-mixed",
-            "strategy": {"init_args": {"server": {"dtype": "bfloat16"}}},
-        }
-    if args.device == "gpu":
-        server = {
-            "gpu_memory_utilization": 0.06,
-            "dtype": "bfloat16",
-            "enforce_eager": True,
-            "extra_args": {"kv-cache-memory-bytes": KV_CACHE_BYTES},
-        }
-        strategy = {"generator_devices": 0, "heartbeat_s": 300, "server": server}
-        trainer |= {
-            "accelerator": "gpu",
-            "devices": 1,
-            "precision": "bf16-mixed",
-            "strategy": {"init_args": strategy},
-        }
-    model: dict[str, Any] = {"model": args.model or (TOOLS_MODEL if one.called else MODEL)}
+def over(one: Variation, args: argparse.Namespace) -> Row:
+    """Returns what changes in the recipe."""
+    model: Row = {"model": args.model or (TOOLS_MODEL if one.called else MODEL)}
     if one.lr is not None:
         model["lr"] = one.lr
     if one.objective != "AIPO":
         model["objective"] = {"class_path": f"lrl.objectives.{one.objective}"}
+    trainer: Row = {
+        "max_steps": one.steps,
+        "logger": {"init_args": {"save_dir": str(args.folder), "name": "", "version": one.name}},
+    }
+    if one.kind not in ("recipe", "agent"):
+        trainer["callbacks"] = callbacks(one)
+    strategy: Row = {"server": {"dtype": "bfloat16"}}
+    if args.device == "gpu":
+        strategy["server"] |= {
+            "gpu_memory_utilization": 0.06,
+            "enforce_eager": True,
+            "extra_args": {"kv-cache-memory-bytes": KV_CACHE_BYTES},
+        }
+        strategy |= {"generator_devices": 0, "heartbeat_s": 300}
+        trainer |= {"accelerator": "gpu", "devices": 1}
+    if one.bfloat16 or args.device == "gpu":
+        trainer |= {"precision": "bf16-mixed", "strategy": {"init_args": strategy}}
+    data = KINDS[one.kind] | {"max_lag": one.max_lag} | (SHORT if one.short else {})
     return {
         "seed_everything": one.seed,
         "model": {"init_args": model},
@@ -176,27 +162,27 @@ def over(one: Variation, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def callbacks(one: Variation) -> list[dict[str, Any]]:
+def callbacks(one: Variation) -> list[Row]:
     recipe = yaml.safe_load(recipes()[one.recipe].read_text())
-    found: list[dict[str, Any]] = recipe["trainer"]["callbacks"]
+    found: list[Row] = recipe["trainer"]["callbacks"]
     for callback in found:
         if not callback["class_path"].endswith(".Evaluation"):
             continue
         settings = callback["init_args"]
         # On two cores an evaluation takes as long as five steps.
         settings["every_n_steps"] = SHORT_STEPS if one.short else 10
-        if one.tools:
+        if one.kind == "tools":
             settings["prompts"]["init_args"]["source"] = "benchmarks.tool_problems:held_out"
     return found
 
 
-def run(one: Variation, args: argparse.Namespace) -> None:
+def train(one: Variation, args: argparse.Namespace) -> Row:
     config, log = (args.folder / f"{one.name}.{kind}" for kind in ("yaml", "log"))
     config.write_text(yaml.safe_dump(over(one, args)))
-    program = [sys.executable, "-m", "lrl.cli.main"]
+    words = ["fit", "--config", one.recipe, "--config", str(config)]
     with log.open("w") as output:
         subprocess.run(
-            [*program, "fit", "--config", one.recipe, "--config", config],
+            [sys.executable, "-m", "lrl.cli.main", *words],
             check=True,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -206,14 +192,8 @@ def run(one: Variation, args: argparse.Namespace) -> None:
         tag: [(event.step, event.value) for event in board.Scalars(tag)]
         for tag in board.Tags()["scalars"]
     }
-    made_with = {
-        "device": args.device,
-        "machine": MACHINES[args.device]().name,
-        "at_once": args.at_once,
-        "command": args.command,
-    }
     called = {"calls": calls(args.folder / one.name)} if one.called else {}
-    records.append(args.out, record(one, scalars) | called | made_with)
+    return record(one, scalars) | called
 
 
 def calls(folder: Path) -> list[tuple[int, float]]:
@@ -226,7 +206,7 @@ def calls(folder: Path) -> list[tuple[int, float]]:
     return found
 
 
-def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[str, Any]:
+def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> Row:
     shown = {
         tag.removeprefix(EVALUATED): [(step, records.rounded(value)) for step, value in found]
         for tag, found in scalars.items()
@@ -258,7 +238,7 @@ def record(one: Variation, scalars: dict[str, list[tuple[int, float]]]) -> dict[
     }
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def table(found: Sequence[Row]) -> str:
     lines, sweep = [], []
     for one in found:
         names = ("accuracy", "accuracy_low", "accuracy_high")
@@ -275,32 +255,30 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join([records.markdown(heads, lines), records.markdown(of_sweep, sweep)])
 
 
-def measure(args: argparse.Namespace) -> None:
-    made = records.read(args.out)
-    left = [VARIATIONS[one["name"]] for one in runs_of(args) if not records.find(made, one)]
-    args.at_once = args.at_once or (len(left) if args.device == "gpu" else 1)
-    with ThreadPoolExecutor(max(1, args.at_once)) as runs:
-        list(runs.map(lambda one: run(one, args), left))
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    at_once = args.at_once or (len(missing) if args.device == "gpu" else 1)
+    made_with = {"machine": MACHINES[args.device]().name, "at_once": at_once}
+    with ThreadPoolExecutor(at_once) as pool:
+        started = {pool.submit(train, VARIATIONS[run["name"]], args): run for run in missing}
+        for ended in as_completed(started):
+            yield ended.result() | started[ended] | made_with
 
 
-def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-    return [{"name": name, "device": args.device} for name in args.only]
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("word_problems", __doc__)
-    parser.add_argument("--device", choices=list(MACHINES), default="cpu", help="(%(default)s)")
-    parser.add_argument("--only", nargs="+", choices=list(VARIATIONS), default=list(VARIATIONS))
-    parser.add_argument(
-        "--at-once", type=int, help="runs that share the machine (a GPU: all; a CPU: 1)"
-    )
-    parser.add_argument("--model", help=f"the policy ({MODEL}, or {TOOLS_MODEL})")
-    arguments.add_print_only(parser, "word_problems")
-    return parser
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    yield from ({"name": name, "device": args.device} for name in args.only)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
+    parser = arguments.make_parser("word_problems", __doc__)
+    arguments.add(
+        parser,
+        device=("cpu", "of the runs", MACHINES),
+        only=(list(VARIATIONS), "these runs", VARIATIONS),
+        at_once=(0, "runs that share the machine; 0: on a GPU all, on a CPU one"),
+        model=("", f"the policy; else {MODEL}, or {TOOLS_MODEL}"),
+    )
+    arguments.add_places(parser, "word_problems")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

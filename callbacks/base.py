@@ -36,17 +36,10 @@ class FollowRankZero(L.Callback):
     def __init__(self, last: bool = False) -> None:
         self.last = last
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """See `FollowRankZero`."""
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         follow(pl_module, self.last)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """See `FollowRankZero`."""
-        follow(pl_module, self.last)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """See `FollowRankZero`."""
-        follow(pl_module, self.last)
+    on_train_batch_end = on_train_end = on_train_start  # type: ignore[assignment]
 
 
 def run_of(trainer: L.Trainer) -> Run:

@@ -133,6 +133,5 @@ class StopTogether(L.Callback):
     """
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        """Asks all ranks."""
         ranks = pl_module.ranks
         trainer.should_stop = ranks.share(any(ranks.gather(trainer.should_stop)))

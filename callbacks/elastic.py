@@ -78,7 +78,6 @@ class Elastic(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Judges the step that has just ended."""
         fleet = run_of(trainer).fleet
         times = Throughput.needed_by(self, trainer).times
         generators = len(fleet.rollouts.alive)

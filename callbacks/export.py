@@ -62,12 +62,16 @@ class Export(OnRankZero):
         if push_to_hub is not None:
             _check_name(push_to_hub)
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Checks, before any server starts, that the upload can begin.
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Checks, before any server starts, that the export takes nobody's place and that the
+        upload can begin.
 
         Raises:
-            ConfigError: The hub cannot be reached, or there is no token for it.
+            ConfigError: The folder is the model's own; the hub cannot be reached, or there is no
+                token for it.
         """
+        if self.folder and Path(self.folder).resolve() == Path(pl_module.policy_folder).resolve():
+            fault(f"Export.folder is {self.folder!r}, the model's own folder.")
         if self.push_to_hub is None or stage != "fit":
             return
         hub.reach()
@@ -121,20 +125,15 @@ class Export(OnRankZero):
         from lrl.callbacks import model_card  # here: only the end of a run needs it
 
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        evaluations = find_all(trainer, Evaluation)
         pl_module.export(folder)
         prompt_form.save(prompt_form.of(data), folder)
-        evaluations = find_all(trainer, Evaluation)
-        model_card.write(
-            folder,
-            policy=pl_module,
-            data=data,
-            steps=trainer.global_step,
-            evaluations=evaluations,
-        )
+        steps = trainer.global_step
+        model_card.write(folder, policy=pl_module, data=data, steps=steps, evaluations=evaluations)
 
     def _upload(self, name: str, folder: Path, steps: int) -> None:
         """Uploads the folder; a hub that fails, or is too slow, costs the run nothing."""
-        from lrl.system.daemon_call import start_daemon_call  # here: few runs upload
+        from lrl.system.event_loop import start_daemon_call  # here: few runs upload
 
         timeout_s = self.upload_timeout_s or _usual_timeout(folder)
         # Not here: where the hub's storage cannot be reached, its client tries for minutes.
@@ -149,13 +148,8 @@ class Export(OnRankZero):
             # place. RuntimeError: the transport of large files has failed.
             except (OSError, HTTPError, ValueError, RuntimeError) as error:
                 reason = error
-        log.warning(
-            "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s",
-            folder,
-            reason,
-            name,
-            folder,
-        )
+        text = "The policy is in %s, and not on the hub: %s. Upload it: hf upload %s %s"
+        log.warning(text, folder, reason, name, folder)
 
 
 def _send(name: str, folder: Path, steps: int, private: bool) -> None:

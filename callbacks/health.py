@@ -28,8 +28,6 @@ Range = tuple[float | None, float | None]
 MIN_SHARE = 0.01
 """Of the step's tokens: a lag with a smaller share is left out, because so few tokens give
 noise."""
-
-
 LAG = "<k>"
 """In the tag of a rule: any lag from 1 up. The metrics of lag 0 are `policy/mismatch_*`."""
 
@@ -44,9 +42,7 @@ class Rule:
     """The settings that help, in one short sentence; `{below}` is the lag before the smallest
     unhealthy one."""
     low: float | None = None
-    """Smallest healthy value; None is no bound."""
     high: float | None = None
-    """Largest one."""
 
     def allows(self, value: float) -> bool:
         """Tells whether `value` is in the range; NaN is in none."""
@@ -72,39 +68,7 @@ _SYNC_LESS = (
 )
 _COMPARE = "Compare model.dtype with trainer.strategy.server.dtype, and look at model.attention."
 
-RANGES: dict[str, tuple[float | None, float | None]] = {
-    "policy/ess": (0.5, None),
-    "policy/kl_behaviour": (None, 0.1),
-    "policy/clip_fraction": (None, 0.2),
-    "policy/mismatch_kl": (None, 0.01),
-    "policy/mismatch_max": (None, 2.0),
-    "policy/by_lag/<k>/ess": (0.5, None),
-    "policy/by_lag/<k>/kl_behaviour": (None, 0.1),
-    "reward/std": (0.01, None),
-    "rollouts/truncated": (None, 0.25),
-    "rollouts/discarded": (None, 0.0),
-}
-"""Smallest and largest healthy value; docs/metrics.md has the reasons. The other metrics are shares
-of the time."""
-TIME_SHARE = (None, 0.2)
-
-ADVICE = {
-    "policy/ess": "Lower data.max_lag or model.lr.",
-    "policy/kl_behaviour": "Lower model.lr or data.max_lag.",
-    "policy/clip_fraction": "Lower data.max_lag or model.lr, or widen the clip of model.objective.",
-    "policy/mismatch_kl": _COMPARE,
-    "policy/mismatch_max": _COMPARE,
-    "policy/by_lag/<k>/ess": _TOO_FAR,
-    "policy/by_lag/<k>/kl_behaviour": _TOO_FAR,
-    "reward/std": (
-        "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step."
-    ),
-    "rollouts/truncated": (
-        "Raise data.max_response_tokens, or reward brevity; of episodes, see episodes/*_limit."
-    ),
-    "rollouts/discarded": (
-        "Responses without a reward: see rewards/* and the first failures in the log."
-    ),
+_OF_TIME = {
     "trainer/wait_first": "Raise data.max_lag if it is 0, or give generation more devices.",
     "trainer/wait_next": "Raise data.max_lag if it is 0, or give generation more devices.",
     "trainer/wait_last": "Raise data.max_lag, or set data.stragglers to mask.",
@@ -120,10 +84,36 @@ ADVICE = {
     ),
     "generators/idle": "Take fewer data.rollouts_per_group, or another data.dispatch.",
 }
-"""The remedy in one short sentence; docs/metrics.md has the causes."""
-RULES = tuple(
-    Rule(metric, advice, *RANGES.get(metric, TIME_SHARE)) for metric, advice in ADVICE.items()
+RULES = (
+    Rule("policy/ess", "Lower data.max_lag or model.lr.", low=0.5),
+    Rule("policy/kl_behaviour", "Lower model.lr or data.max_lag.", high=0.1),
+    Rule(
+        "policy/clip_fraction",
+        "Lower data.max_lag or model.lr, or widen the clip of model.objective.",
+        high=0.2,
+    ),
+    Rule("policy/mismatch_kl", _COMPARE, high=0.01),
+    Rule("policy/mismatch_max", _COMPARE, high=2.0),
+    Rule("policy/by_lag/<k>/ess", _TOO_FAR, low=0.5),
+    Rule("policy/by_lag/<k>/kl_behaviour", _TOO_FAR, high=0.1),
+    Rule(
+        "reward/std",
+        "Equal rewards teach nothing: take other prompts, or set data.max_skipped_per_step.",
+        low=0.01,
+    ),
+    Rule(
+        "rollouts/truncated",
+        "Raise data.max_response_tokens, or reward brevity; of episodes, see episodes/*_limit.",
+        high=0.25,
+    ),
+    Rule(
+        "rollouts/discarded",
+        "Responses without a reward: see rewards/* and the first failures in the log.",
+        high=0.0,
+    ),
+    *(Rule(metric, advice, high=0.2) for metric, advice in _OF_TIME.items()),
 )
+"""docs/metrics.md has the reasons for the ranges, and the causes behind the advice."""
 
 
 class Health(OnRankZero):
@@ -151,14 +141,12 @@ class Health(OnRankZero):
         at_least(0, "Health", time_after_s=time_after_s)
         self.time_after_s = time_after_s
         self._trained_s = 0.0
-        self.rules = with_ranges(ranges or {})
-        self._reports = [_Report(rule, steps) for rule in self.rules]
+        self._reports = [_Report(rule, steps) for rule in with_ranges(ranges or {})]
         self._metrics = NewMetrics()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: object
     ) -> None:
-        """Judges the step that has just ended."""
         metrics = self._metrics.read(trainer)
         reference = getattr(pl_module, "reference", None)
         if reference is not None and reference.rewards_tokens:

@@ -99,11 +99,9 @@ class LastCheckpoint(L.Callback):
                 f"After {step} steps nothing is saved: checkpoints are off (enable_checkpointing "
                 "or fast_dev_run)."
             )
-        before = (
-            f"resume with --ckpt_path {shlex.quote(newest)}"
-            if newest
-            else "there is no earlier checkpoint"
-        )
+        before = "there is no earlier checkpoint"
+        if newest:
+            before = f"resume with --ckpt_path {shlex.quote(newest)}"
         if not between_steps(trainer):
             return (
                 f"The run ended within the optimizer step after {step}, so its state is not saved; "
@@ -115,7 +113,6 @@ class LastCheckpoint(L.Callback):
 
 
 def saves(trainer: L.Trainer) -> bool:
-    """Tells whether the run saves checkpoints."""
     return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
@@ -145,15 +142,10 @@ def check_state(trainer: L.Trainer) -> None:
 def extra_states(module: Module) -> dict[str, Any]:
     """Returns the state besides tensors that parts of a module add to its `state_dict`, by its
     keys."""
-    parts = module.named_modules()
-    stateful = {
-        name: part
-        for name, part in parts
-        if type(part).get_extra_state is not Module.get_extra_state
-    }
     return {
         f"{name}._extra_state".lstrip("."): part.get_extra_state()
-        for name, part in stateful.items()
+        for name, part in module.named_modules()
+        if type(part).get_extra_state is not Module.get_extra_state
     }
 
 
@@ -186,10 +178,7 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
     if progress["total"]["processed"] != progress["total"]["completed"]:
         return  # at the end of a step the counts are right
     # A resume would leave out an untrained batch in some only.
-    for counts in (
-        progress["total"],
-        progress["current"],
-    ):
+    for counts in (progress["total"], progress["current"]):
         counts["ready"] = counts["started"] = counts["processed"]
     epochs = fit_loop["epoch_progress"]["current"]
     # Between epochs a resume would add to it.

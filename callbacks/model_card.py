@@ -13,7 +13,6 @@ from huggingface_hub import ModelCardData
 
 from lrl.callbacks.evaluation import Evaluation
 from lrl.datamodule import RolloutDataModule
-from lrl.evaluation import Report
 
 FILE = "README.md"
 PACKAGES = ("lrl", "torch", "lightning", "transformers")
@@ -31,17 +30,19 @@ def write(
         steps: Optimizer steps that the run has done.
         evaluations: Those of the run.
     """
-    objective = type(policy.objective).__name__
     base = base_model(policy)
     about = ModelCardData(
         base_model=base,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["lrl", "reinforcement-learning", objective.lower()],
+        tags=["lrl", "reinforcement-learning", type(policy.objective).__name__.lower()],
     )
+    name = Path(policy.policy_folder).name
+    if isinstance(data, RolloutDataModule):
+        name = f"{name}, trained on {data.prompts.name}"
     parts = [
         f"---\n{about.to_yaml()}\n---",
-        f"# {title(policy, data)}",
+        f"# {name}",
         f"Trained from {base or 'a local folder'} by asynchronous reinforcement learning with lrl, in "
         f"{steps} optimizer steps.",
     ]
@@ -54,14 +55,6 @@ def write(
     (folder / FILE).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def title(policy: Any, data: Any) -> str:
-    """Returns the name of the first version, and of what it was trained on."""
-    base = Path(policy.policy_folder).name
-    if not isinstance(data, RolloutDataModule):
-        return base
-    return f"{base}, trained on {data.prompts.name}"
-
-
 def base_model(policy: Any) -> str | None:
     """Returns the hub name of the policy's first version; None for a folder of its user's."""
     return None if Path(policy.policy_folder).exists() else str(policy.policy_folder)
@@ -69,31 +62,26 @@ def base_model(policy: Any) -> str | None:
 
 def settings(policy: Any, data: Any) -> list[tuple[str, object]]:
     """Returns what decides what a policy learns, by the names of the settings."""
-    found: list[tuple[str, object]] = [
-        ("model.objective", _described(policy.objective)),
-        ("model.lr", policy.lr),
-        ("model.schedule", policy.schedule),
-        ("model.warmup_steps", policy.warmup_steps),
-        ("model.lora", _described(policy.lora)),
-    ]
+    found: dict[str, object] = {
+        "model.objective": _described(policy.objective),
+        "model.lr": policy.lr,
+        "model.schedule": policy.schedule,
+        "model.warmup_steps": policy.warmup_steps,
+        "model.lora": _described(policy.lora),
+    }
     if isinstance(data, RolloutDataModule):
-        found += _data_settings(data)
-    return [(name, value) for name, value in found if value is not None]
-
-
-def _data_settings(data: RolloutDataModule) -> list[tuple[str, object]]:
-    rewards = [reward.name for reward in data.reward_pool.rewards]
-    environment = None if data.environment is None else data.environment.environment
-    return [
-        ("data.prompts", data.prompts.name),
-        ("data.rewards", ", ".join(rewards)),
-        ("data.environment", _described(environment)),
-        ("data.groups_per_step", data.groups_per_step),
-        ("data.rollouts_per_group", data.requests.n),
-        ("data.max_response_tokens", data.requests.max_tokens),
-        ("data.temperature", data.requests.temperature),
-        ("data.max_lag", data.max_lag),
-    ]
+        environment = None if data.environment is None else data.environment.environment
+        found |= {
+            "data.prompts": data.prompts.name,
+            "data.rewards": ", ".join(reward.name for reward in data.reward_pool.rewards),
+            "data.environment": _described(environment),
+            "data.groups_per_step": data.groups_per_step,
+            "data.rollouts_per_group": data.requests.n,
+            "data.max_response_tokens": data.requests.max_tokens,
+            "data.temperature": data.requests.temperature,
+            "data.max_lag": data.max_lag,
+        }
+    return [(name, value) for name, value in found.items() if value is not None]
 
 
 def versions() -> list[tuple[str, object]]:
@@ -124,20 +112,18 @@ def _described(part: object) -> str | None:
 def _rows(evaluations: Sequence[Evaluation], measure: str) -> list[tuple[object, ...]]:
     """Returns the rows of the evaluations of which the last one has that measure."""
     return [
-        (report.dataset, step, *_cells(report))
+        (
+            report.dataset,
+            step,
+            f"{report.accuracy:.3f}",
+            f"{report.low:.3f} to {report.high:.3f}",
+            report.n,
+            "greedy" if report.greedy else f"mean of {report.k} sampled",
+        )
         for evaluation in evaluations
         if evaluation.reports and evaluation.reports[-1][1].measure == measure
         for step, report in evaluation.reports
     ]
-
-
-def _cells(report: Report) -> tuple[str, ...]:
-    return (
-        f"{report.accuracy:.3f}",
-        f"{report.low:.3f} to {report.high:.3f}",
-        str(report.n),
-        "greedy" if report.greedy else f"mean of {report.k} sampled",
-    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lrl.callbacks.base import NewMetrics
-from lrl.errors import ConfigError
 from lrl.system.import_by_name import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -51,26 +50,15 @@ class Monitors(L.Callback):
                 one._save_on_train_epoch_end = bool(one._save_on_train_epoch_end)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Checks the monitored names against the first evaluation, which has just been logged.
-
-        Raises:
-            ValueError: A monitored metric of an evaluation is none that the run's evaluations give.
-        """
-        shown = self._metrics.read(trainer)
-        for one in self._monitors if trainer.is_global_zero else ():
-            if _of_evaluation(one) and one.monitor not in shown:
-                known = ", ".join(sorted(name for name in shown if name.startswith(EVALUATION)))
-                raise ConfigError(
-                    f"{type(one).__name__}.monitor is {one.monitor!r}, which no evaluation of this "
-                    f"run gives. There is {known or 'no evaluation: add lrl.callbacks.Evaluation'}."
-                )
+        """Takes note of the first evaluation, of the policy before its first step."""
+        self._metrics.read(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Calls the monitors of the metrics that the step, and the evaluations that ended in it,
         have logged."""
-        if not self._looked:
+        if not self._looked and trainer.is_global_zero:
             self._looked = True
             self._warn_of_unknown(trainer)
         for one in self._with_new_metric(trainer):
@@ -87,8 +75,8 @@ class Monitors(L.Callback):
         """Warns of metrics that the first step has not logged: Lightning would wait for them in
         silence."""
         shown = trainer.callback_metrics
-        for one in self._monitors if trainer.is_global_zero else ():
-            if one.monitor not in shown and not _of_evaluation(one):
+        for one in self._monitors:
+            if one.monitor not in shown:
                 log.warning(
                     "%s.monitor is %r, which the first step has not logged.%s",
                     *(type(one).__name__, one.monitor, did_you_mean(str(one.monitor), shown)),

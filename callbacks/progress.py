@@ -47,11 +47,9 @@ class Progress(ProgressBar):
         groups end in one, and none in the next."""
 
     def disable(self) -> None:
-        """Shows nothing (ranks other than 0)."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Shows the progress."""
         self._enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -69,7 +67,6 @@ class Progress(ProgressBar):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Moves the bar by one step, or writes a line."""
         throughput = find(trainer, Throughput)
         if throughput is not None and throughput.times.step:
             tokens = throughput.generated_tokens_per_s * throughput.times.step

@@ -13,7 +13,7 @@ import lightning as L
 from torch import Tensor
 
 from lrl.callbacks.base import OnRankZero, run_of
-from lrl.callbacks.samples import reference
+from lrl.callbacks.rollout_log import reference
 from lrl.checkpoints.run_folder import run_folder
 from lrl.rollouts.stream import StepStream
 from lrl.rollouts.token_texts import TokenTexts
@@ -72,7 +72,6 @@ class RolloutFile(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Writes groups of the step that has just ended."""
         stream = run_of(trainer).step_stream
         path = self.path(trainer)
         size = path.stat().st_size if path.exists() else 0
@@ -84,13 +83,11 @@ class RolloutFile(OnRankZero):
                 rollout_file.append(path, text)
         elif not self._full:
             self._full = True
-            log.warning(
+            advice = (
                 "rollouts.jsonl has no room for step %d, %.2g MiB: RolloutFile.max_mb is %g. Raise "
-                "it, or lower groups.",
-                stream.step,
-                len(text) / MB,
-                self.max_mb,
+                "it, or lower groups."
             )
+            log.warning(advice, stream.step, len(text) / MB, self.max_mb)
 
     def _lines(self, stream: StepStream, policy: Any) -> str:
         """Returns the lines of the groups of a step that are written."""
@@ -108,17 +105,16 @@ class RolloutFile(OnRankZero):
 
     def _thinned(self, size: int) -> int:
         """Returns N where one step in N is written, for a file of this size; warns when N grows."""
-        left = max(1 - size / (self.max_mb * MB), 2.0**-20)  # a full file has a logarithm, too
+        taken = size / (self.max_mb * MB)
+        left = max(1 - taken, 2.0**-20)  # a full file has a logarithm, too
         one_of = 4 ** math.floor(-math.log2(left))
         if one_of > self._sparsest:
             self._sparsest = one_of
-            log.warning(
-                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one in "
-                "%d of its steps. Raise max_mb, or lower groups.",
-                100 * size / (self.max_mb * MB),
-                self.max_mb,
-                one_of,
+            advice = (
+                "rollouts.jsonl has %.0f %% of RolloutFile.max_mb, %g MiB: from now on it gets one "
+                "in %d of its steps. Raise max_mb, or lower groups."
             )
+            log.warning(advice, 100 * taken, self.max_mb, one_of)
         return one_of
 
     @staticmethod

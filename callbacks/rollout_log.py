@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from lrl.callbacks.base import NonzeroCounts, OnRankZero, find_all, run_of
 from lrl.callbacks.evaluation import Evaluation
-from lrl.callbacks.samples import log_samples, sample
 from lrl.evaluation import Report
 from lrl.objectives.diagnostics import MAX_LAG_SHOWN
 from lrl.rewards.failure_stats import EPISODE_KINDS, KINDS
 from lrl.rollouts.serialisation import Resumed
 from lrl.system.best_effort import may_not_log
 from lrl.system.config_errors import at_least
-from lrl.types import Rollout
+from lrl.system.writable_text import writable
+from lrl.types import Group, Prompt, Rollout
 
 Layout = dict[str, dict[str, list[object]]]
 """Category -> chart -> its kind and tags, as `SummaryWriter.add_custom_scalars` takes it."""
@@ -32,6 +32,9 @@ CHARTS = {
 }
 """Charts of TensorBoard's tab "Custom Scalars" below the reward and the accuracies, and their
 tags."""
+MAX_TEXT = 2000
+"""Characters of a prompt, an answer or a response that are shown."""
+SAMPLES = "rollouts/samples"
 
 
 class RolloutLog(OnRankZero):
@@ -71,7 +74,6 @@ class RolloutLog(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Logs the groups of the step that has just ended."""
         if self._overview == "early":
             self._overview = "due"
         run = run_of(trainer)
@@ -98,7 +100,7 @@ class RolloutLog(OnRankZero):
                         f"rewards/{kind}": counts[kind]
                         for kind in ("gave_up", *KINDS, "retried", "replaced", "moved")
                     },
-                    "rewards/scorers": len(data.reward_pool.remote.ready),
+                    "rewards/scorers": len(data.reward_pool.workers.members.ready),
                     **episode_counts(data),
                 }
             )
@@ -143,7 +145,9 @@ def episode_counts(data: Any) -> dict[str, int]:
         "episodes/replayed": pool.counts["replayed"],
         "episodes/restarted": pool.counts["restarted"],
         "episodes/replaced": pool.replaced,
-        "episodes/environments": 0 if data.environment.external else len(pool.remote.ready),
+        "episodes/environments": 0
+        if data.environment.external
+        else len(pool.workers.members.ready),
     }
 
 
@@ -228,3 +232,58 @@ def _lines(charts: Mapping[str, Sequence[str]], logged: Collection[str]) -> dict
         for title, tags in shown.items()
         if tags
     }
+
+
+# ---- samples: the first response of a group, with the reference answer
+
+
+def sample(group: Group, step: int) -> dict[str, Any]:
+    """Returns the first response of a group, with prompt and reference answer, as a row."""
+    rollout = group.rollouts[0]
+    reward = rollout.reward_failure if rollout.reward is None else f"{rollout.reward:.3g}"
+    return {
+        "step": step,
+        "prompt id": group.prompt.id,
+        "prompt": writable(group.prompt.text[:MAX_TEXT]),
+        "answer": writable(reference(group.prompt)[:MAX_TEXT]),
+        "response": writable(rollout.text[:MAX_TEXT]),
+        "reward": writable(str(reward)),
+        "tokens": rollout.num_tokens,
+        "finish reason": rollout.finish_reason,
+        "versions": ", ".join(map(str, sorted(set(rollout.policy_versions)))),
+    }
+
+
+def reference(prompt: Prompt) -> str:
+    """Returns the reference answer of a prompt: its column `answer`, or else all its columns."""
+    if "answer" in prompt.columns:
+        return str(prompt.columns["answer"])
+    return ", ".join(f"{name}: {value}" for name, value in prompt.columns.items())
+
+
+def log_samples(logger: Logger, samples: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Logs samples as text where the logger has that, or as a table."""
+    columns = list(samples[0])
+    if isinstance(logger, TensorBoardLogger):
+        text = "\n\n---\n\n".join(map(as_markdown, samples))
+        logger.experiment.add_text(SAMPLES, text, step)
+    elif isinstance(logger, WandbLogger):
+        logger.log_table(SAMPLES, columns, [list(one.values()) for one in samples], step=step)
+    elif isinstance(logger, MLFlowLogger):
+        rows = {column: [one[column] for one in samples] for column in columns}
+        # A file for each step: to one file MLflow would add by fetching and sending all rows again.
+        logger.experiment.log_table(logger.run_id, rows, f"{SAMPLES}/step{step:06d}.json")
+
+
+def as_markdown(shown: Mapping[str, Any]) -> str:
+    """Returns a sample as text."""
+    facts = [f"reward {shown['reward']}", f"{shown['tokens']} tokens", shown["finish reason"]]
+    facts += [f"versions {shown['versions']}", f"step {shown['step']}"]
+    head = f"**Row {shown['prompt id']}** · {', '.join(facts)}"
+    names = [name for name in ("prompt", "answer", "response") if shown[name] or name != "answer"]
+    parts = [f"**{name.capitalize()}**\n\n{_quoted(shown[name])}" for name in names]
+    return "\n\n".join([head, *parts])
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])

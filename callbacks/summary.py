@@ -43,7 +43,6 @@ class Summary(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Adds the step."""
         stream = run_of(trainer).step_stream
         rollouts = [rollout for group in stream.groups for rollout in group.rollouts]
         lags = [
@@ -61,7 +60,6 @@ class Summary(OnRankZero):
             self.times.add(throughput.times)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draws the curve and prints the summary."""
         evaluations = find_all(trainer, Evaluation)
         picture = run_folder(trainer) / "curve.png"
         with best_effort("The learning curve", picture):

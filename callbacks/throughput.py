@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class Throughput(OnRankZero):
     def __init__(self) -> None:
         self.times = StepTimes()
         self.generated_tokens_per_s = 0.0
-        self._generated = self._recomputed = self._fetched = self._sent = 0
+        self._totals = Counter[str]()
         self._counts = NonzeroCounts()
 
     @staticmethod
@@ -85,19 +86,23 @@ class Throughput(OnRankZero):
         run = run_of(trainer)
         run.stopwatch.enter("train")
         self._lap(run)
-        self._generated = self._recomputed = self._fetched = self._sent = 0
+        self._totals.clear()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Logs the step that has just ended."""
         run = run_of(trainer)
         times = self.times = self._lap(run)
         times.sync_pause = run.pause_seconds if times.sync else 0.0
-        generated = run.calls.controller.generated_tokens
-        syncs = run.syncs
-        recomputed, fetched, sent = syncs.recomputed_tokens, syncs.fetched_bytes, syncs.sent_bytes
-        self.generated_tokens_per_s = (generated - self._generated) / times.step
+        totals = Counter(
+            generated=run.calls.controller.generated_tokens,
+            recomputed=run.syncs.recomputed_tokens,
+            fetched=run.syncs.fetched_bytes,
+            sent=run.syncs.sent_bytes,
+        )
+        new = totals - self._totals
+        self._totals = totals
+        self.generated_tokens_per_s = new["generated"] / times.step
         seconds = ("step", "wait", "train", "sync", "sync_pause")
         pl_module.log_dict(
             {f"time/{name}": getattr(times, name) for name in seconds}
@@ -109,7 +114,7 @@ class Throughput(OnRankZero):
             | {
                 "throughput/generated_tokens_per_s": self.generated_tokens_per_s,
                 "throughput/trained_tokens_per_s": run.step_stream.num_tokens / times.step,
-                "generators/recomputed_tokens": float(recomputed - self._recomputed),
+                "generators/recomputed_tokens": float(new["recomputed"]),
                 "fleet/alive": float(run.fleet.alive),
             }
             | self._counts.to_log(
@@ -119,20 +124,14 @@ class Throughput(OnRankZero):
                     "fleet/moved": run.fleet.moved,
                     "fleet/joined": run.fleet.joined,
                     "fleet/left": run.fleet.left,
-                    "weights/fetched_bytes": fetched - self._fetched,
-                    "weights/sent_bytes": sent - self._sent,
+                    "weights/fetched_bytes": new["fetched"],
+                    "weights/sent_bytes": new["sent"],
                 }
             ),
             batch_size=1,
         )
-        self._generated = generated
-        self._recomputed = recomputed
-        self._fetched = fetched
-        self._sent = sent
 
     def _lap(self, run: Run) -> StepTimes:
         trainer = run.stopwatch.lap()
-        return StepTimes(
-            trainer,
-            run.fleet.call(run.fleet.rollouts.lap(), "reading the generators' stopwatches"),
-        )
+        lap = run.fleet.rollouts.lap()
+        return StepTimes(trainer, run.fleet.call(lap, "reading the generators' stopwatches"))

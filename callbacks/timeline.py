@@ -77,13 +77,11 @@ class Timeline(OnRankZero):
         self._sampling = fleet.loop.submit(sample(fleet.rollouts, self._work.append))
 
     def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Waits for the end of the pass."""
         synchronize(pl_module.device)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Writes the records of the step that has just ended."""
         if self._sampling is not None and self._sampling.done():
             self._sampling.result()  # raises its error
         times = Throughput.needed_by(self, trainer).times
@@ -105,7 +103,6 @@ class Timeline(OnRankZero):
             timeline.write(path, [*work, *passes, *groups, step], "a")
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stops the measurements."""
         while self._hooks:
             self._hooks.pop().remove()
         if self._sampling is not None:

@@ -37,8 +37,8 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.routing.migration import Migration
 from lrl.system import lightning_warnings
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
-from lrl.system.foreign_code import START_TIMEOUT_S
 from lrl.types import LEAST_TEMPERATURE, Sampling
+from lrl.workers.user_code import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
@@ -87,8 +87,8 @@ class RolloutDataModule(L.LightningDataModule):
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch`
             or `migration` needs it.
         reward_workers: Processes that score responses on the trainer's machine.
-        reward_launcher: What starts more of them on other machines (`lrl.members.launchers`); null
-            for none.
+        reward_launcher: What starts workers on other machines (`lrl.members.launchers`), which
+            score, and play episodes if there is an environment; null for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
             limit.
@@ -111,8 +111,7 @@ class RolloutDataModule(L.LightningDataModule):
         episode_timeout_s: Most seconds of an episode after its first turn.
         environment_workers: Processes of the trainer's machine that play episodes, each many of
             them at once; 0 if others alone play.
-        environment_launcher: What starts more of them on other machines (`lrl.members.launchers`);
-            null for none.
+        environment_launcher: The same as `reward_launcher`; name one of the two.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
     """
 

@@ -21,15 +21,16 @@
     │   ├── NotRunning                         no run lives in that folder
     │   │   └── NoAnswer                       it may live, and does not answer
     │   ├── BadAnswer                          it has answered what none of its kind does
-    │   ├── WorkersError                       its workers cannot work on their machine
-    │   └── ScorerLostError                    a scorer has ended or does not answer
+    │   └── WorkersError                       its workers cannot work on their machine
     ├── CountedError (RuntimeError)            a response has no reward, through no fault of the policy
+    │   ├── CallFailed                         a worker has failed at it
     │   ├── EpisodeError                       its episode has failed
     │   ├── JudgeError                         a judge has not scored it
     │   └── RewardModelError                   a reward model has not scored it
     ├── TeacherError (RuntimeError)            a teacher's server has not given its log-probs
     ├── NoEnvironments (RuntimeError)          nothing has played episodes for too long
-    ├── EnvironmentLost (RuntimeError)         the environment of an episode has ended with others
+    ├── WorkerLost (RuntimeError)              a worker has ended through no fault of what it was asked
+    │   └── WorkersClosed                      the run has not started its workers, or has ended them
     ├── UntrustedFile (PermissionError)        a file with a secret could have been written by others
     ├── ExportError (OSError)                  the trained policy cannot be written anywhere
     └── RayRunError (RuntimeError)             a run cannot be placed in a Ray cluster
@@ -146,10 +147,6 @@ class WorkersError(MemberError):
     """Workers that cannot work on this machine; the message has the remedy."""
 
 
-class ScorerLostError(MemberError):
-    """The scorer of a job is lost; others can score the job."""
-
-
 class CountedError(LrlError, RuntimeError):
     """A response without a reward, through no fault of the policy; it is counted by its kind.
 
@@ -162,6 +159,24 @@ class CountedError(LrlError, RuntimeError):
         super().__init__(f"{kind}: {message}")
         self.kind = kind
         self.message = message
+
+
+class CallFailed(CountedError):
+    """A call at which a worker has failed, or has ended through its fault.
+
+    Args:
+        kind: `exception`, `timeout`, `crash` or `memory`.
+        message: What has happened.
+        items: The responses of a group that have failed.
+        part: Number of the reward whose code ran; None if that is not known.
+    """
+
+    def __init__(
+        self, kind: str, message: str, items: tuple[int, ...] = (), part: int | None = None
+    ) -> None:
+        super().__init__(kind, message)
+        self.items = items
+        self.part = part
 
 
 class EpisodeError(CountedError):
@@ -196,17 +211,21 @@ class NoEnvironments(LrlError, RuntimeError):
     """An outage of all environments that was longer than its limit."""
 
 
-class EnvironmentLost(LrlError, RuntimeError):
-    """The process of an environment has ended; the episode can be played again.
+class WorkerLost(LrlError, RuntimeError):
+    """A worker, or the machine that it is on, is lost; others can do what it was asked.
 
     Args:
         message: Why.
-        by_other: Whether another episode has ended it, which then has failed.
+        by_other: Whether another job has ended it, which then has failed.
     """
 
     def __init__(self, message: str, *, by_other: bool = False) -> None:
         super().__init__(message)
         self.by_other = by_other
+
+
+class WorkersClosed(WorkerLost):
+    """Workers that were not started, or were ended with the run."""
 
 
 class UntrustedFile(LrlError, PermissionError):

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lrl.generators import supervisor
 from lrl.generators.supervisor import SHM, mapped
 
 MARK = "LRL_TEST_MARK"
@@ -81,12 +82,9 @@ def lives(process: psutil.Process) -> bool:
 def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
     """How the names of files in shared memory begin that the supervisors among `processes` will
     remove."""
-    found = []
-    for process in processes:
-        said = words(process)
-        if "--prefix" in said:
-            found.append(said[said.index("--prefix") + 1])
-    return tuple(found)
+    said = [words(process) for process in processes]
+    of_supervisors = [one for one in said if supervisor.__file__ in one]
+    return tuple(one[one.index(supervisor.__file__) + 2] for one in of_supervisors)
 
 
 def left_in_shared_memory(before: set[str]) -> set[str]:

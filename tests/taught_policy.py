@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from lrl.environments.tool_function import schema_of
+from lrl.environments.tools import schema_of
 from tests.environments.tool_functions import add
 from tests.tiny_policies import byte_tokenizer, tiny_llama
 

@@ -15,12 +15,13 @@ PRIVATE = {
     "Deadlock",
     "JoinEnded",
     "NotListeningError",
+    "NotSent",
     "OutOfTimeError",
+    "Refusal",
     "RequestError",
     "RunEnded",
     "Stopped",
     "TooLargeError",
-    "Unanswered",
 }
 """Errors that never leave the room that raises them."""
 

@@ -40,17 +40,115 @@ Different:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import lrl
 from benchmarks import arguments, records
-from benchmarks.against_trl.runs import is_done, measure
-from benchmarks.against_trl.settings import STEPS, SYSTEMS
+from benchmarks.against_trl import settings
+from benchmarks.against_trl.settings import (
+    ANSWER_TOKENS,
+    MAX_LAG,
+    STEPS,
+    SYSTEMS,
+    TRL,
+    Job,
+    checkpoints,
+    finish_reason,
+    trl_python,
+)
+from benchmarks.arguments import Row
 from benchmarks.intervals import accuracy_interval
-from lrl.quickstart.task import TEST_ROWS
+from benchmarks.quickstart_run import policy_of
+from lrl.quickstart.task import TEST_ROWS, correct, held_out
+from lrl.training.model import open_tokenizer
 
-Row = dict[str, Any]
+
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    for seed in args.seeds:
+        for system in args.systems:
+            run = {"system": system, "seed": seed, "steps": args.steps}
+            yield from (run | {"step": step} for step in checkpoints(args.steps))
+
+
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    """Runs each job in the environment of its side, with the threads that suit it best."""
+    for run in (one for one in missing if one["step"] == args.steps):
+        print(f"{SYSTEMS[run['system']]}, seed {run['seed']}", flush=True)
+        job = prepare(run["system"], run["seed"], args.steps, args.folder)
+        if run["system"] == "trl":
+            python = trl_python(args.folder.resolve() / "venv")
+            job.run(python, "trl_side", threads=len(os.sched_getaffinity(0)))
+        else:
+            job.run(sys.executable, "lrl_side", threads=None)
+        clock = {line["step"]: line for line in records.read(job.clock)}
+        for step in checkpoints(args.steps):
+            row = {"accuracy": accuracy(job.checkpoint(step)), "trl": TRL}
+            yield run | row | clock[0] | clock[step]
+
+
+def prepare(system: str, seed: int, steps: int, folder: Path) -> Job:
+    policy = policy_of(seed)
+    run = folder / f"{system}-seed{seed}-{steps}"
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    prompts = write_prompts(run / "prompts.jsonl", policy, seed, steps * settings.GROUPS)
+    paths = {
+        "policy": str(policy.resolve()),
+        "prompts": str(prompts.resolve()),
+        "folder": str(run.resolve()),
+    }
+    return Job(seed=seed, max_lag=MAX_LAG[system], steps=steps, **paths)
+
+
+def write_prompts(path: Path, policy: Path, seed: int, number: int) -> Path:
+    source = lrl.Prompts("lrl.quickstart.task:problems", seed=seed)
+    source.load(open_tokenizer(str(policy)), settings.PROMPT_TOKENS)
+    prompts = [source[index] for index in range(number)]
+    lines = [
+        {"prompt": one.text, "answer": one.columns["answer"], "token_ids": one.token_ids}
+        for one in prompts
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@torch.no_grad()
+def accuracy(folder: Path) -> float:
+    """Returns the share of the held-out problems that the policy answers rightly with its likeliest
+    tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = held_out()
+    # All prompts are equally long.
+    batch = tokenizer([row["prompt"] for row in rows], return_tensors="pt")
+    greedy = GenerationConfig(
+        max_new_tokens=ANSWER_TOKENS,
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    found = model.generate(**batch, generation_config=greedy)[:, batch.input_ids.shape[1] :]
+    rewards = []
+    for row, tokens in zip(rows, found.tolist(), strict=True):
+        ids = until_end(tokens, tokenizer.eos_token_id)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        reason = finish_reason(ids, tokenizer.eos_token_id)
+        rewards.append(correct(row["prompt"], text, answer=row["answer"], finish_reason=reason))
+    return sum(rewards) / len(rewards)
+
+
+def until_end(token_ids: list[int], eos: int) -> list[int]:
+    return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -81,22 +179,17 @@ def _column(rows: Sequence[Row], name: str) -> list[float]:
     return [row[name] for row in rows]
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments.make_parser("against_trl", __doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(%(default)s)")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
-    parser.add_argument("--steps", type=int, default=STEPS, help="of a run (%(default)s)")
-    arguments.add_print_only(parser, "against_trl")
-    args = parser.parse_args(words)
-    for seed in args.seeds:
-        for system in args.systems:
-            if not args.print_only and not is_done(args.out, system, seed, args.steps):
-                measure(system, seed, args.steps, args.out, args.folder)
-    rows = [row for row in records.read(args.out) if row["steps"] == args.steps]
-    if not rows:
-        raise SystemExit(f"{args.out} has no run of {args.steps} steps.")
-    print(table(rows))
+    arguments.add(
+        parser,
+        seeds=([0, 1, 2], "of warm-up and order"),
+        systems=(list(SYSTEMS), "that train", SYSTEMS),
+        steps=(STEPS, "of a run"),
+    )
+    arguments.add_places(parser, "against_trl")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

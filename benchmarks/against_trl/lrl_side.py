@@ -8,6 +8,7 @@ script that leaves OMP_WAIT_POLICY as it is.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -16,12 +17,12 @@ import psutil
 import lrl
 from benchmarks.against_trl import settings
 from benchmarks.against_trl.settings import Clock, Job
+from benchmarks.runs import EveryStep, quiet_trainer
 from lrl.callbacks import WeightSync
 
 
-class Measure(L.Callback):
-    """Keeps the time of every step, and policies. Put it after `WeightSync`: a step ends with its
-    sync."""
+class Measure(EveryStep):
+    """Keeps the time of every step, and policies."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -30,13 +31,11 @@ class Measure(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.clock.start(psutil.Process().create_time())
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        step_stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
-        self.clock.step_done(
-            trainer.global_step, sum(len(group.rollouts) for group in step_stream.groups)
-        )
-        if self.job.is_checkpoint(trainer.global_step):
-            pl_module.export(self.job.checkpoint(trainer.global_step))
+    def step_done(self, trainer: Any) -> None:
+        step, groups = trainer.global_step, trainer.datamodule.run.step_stream.groups
+        self.clock.step_done(step, sum(len(group.rollouts) for group in groups))
+        if self.job.is_checkpoint(step):
+            trainer.lightning_module.export(self.job.checkpoint(step))
 
 
 def train(job: Job) -> None:
@@ -62,17 +61,11 @@ def train(job: Job) -> None:
         max_response_tokens=settings.ANSWER_TOKENS,
         temperature=settings.TEMPERATURE,
     )
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        job.steps,
+        Path(job.folder),
         devices=2,
         strategy=lrl.AsyncSingleDevice(generator_devices=1),
-        max_steps=job.steps,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=job.folder,
         callbacks=[WeightSync(), Measure(job)],
     )
     trainer.fit(policy, data)

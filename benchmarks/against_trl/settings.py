@@ -1,4 +1,5 @@
-"""The settings of both sides. Both environments import it, so it needs only Python.
+"""The settings of both sides, and their processes. Both environments import it, so it needs only
+Python.
 
 Learning rate, schedule, batch and lengths are those of `recipes/quickstart.yaml`; the rest are the
 defaults of `lrl.PolicyModule`.
@@ -7,12 +8,18 @@ defaults of `lrl.PolicyModule`.
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, Self
 
+ROOT = Path(__file__).resolve().parents[2]
+TRL, ACCELERATE = "1.16.0", "1.15.0"
 SYSTEMS = {"trl": "TRL GRPOTrainer", "lrl-0": "lrl, max_lag 0", "lrl-1": "lrl, max_lag 1"}
 """The systems, with their names in the table."""
 MAX_LAG = {"trl": 0, "lrl-0": 0, "lrl-1": 1}
@@ -43,49 +50,67 @@ CHECKPOINT_STEPS = 10
 class Job:
     """One training run; a side gets it as JSON in its only argument. Paths are absolute."""
 
-    seed: int
-    max_lag: int
+    seed: int = 0
+    max_lag: int = 0
     """0 for TRL, whose trainer is on-policy."""
     steps: int
     policy: str
-    """Folder of the warmed-up policy, in the Hugging Face format."""
+    """Folder of the first policy, in the Hugging Face format."""
     prompts: str
-    """JSONL with `prompt`, `answer` and `token_ids`, in the order in which steps take them."""
+    """JSONL with `prompt`, and where it learns `answer` and `token_ids`, in the order in which
+    steps take them."""
     folder: str
     """Where the run writes `clock.jsonl` and `step-<n>/`."""
+    lengths: str = ""
+    """Of a run that is only timed: JSON, for each step the tokens of each response, in the order of
+    the prompts. Empty for a run that learns."""
+    groups: int = GROUPS
+    rollouts: int = ROLLOUTS
+    lr: float = LR
+    pieces: int = 1
+    """Number of parts of a step that TRL trains one after another."""
 
     @classmethod
     def read(cls, argument: str) -> Self:
         return cls(**json.loads(argument))
+
+    def run(self, python: Path | str, side: str, threads: int | None) -> None:
+        """Runs the job in a process of this Python."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+        if threads is not None:
+            own["OMP_NUM_THREADS"] = str(threads)
+        words = [str(python), "-m", f"benchmarks.against_trl.{side}", json.dumps(asdict(self))]
+        subprocess.run(words, cwd=ROOT, env=own, check=True)
 
     @property
     def clock(self) -> Path:
         return Path(self.folder) / "clock.jsonl"
 
     def checkpoint(self, step: int) -> Path:
-        """Returns the folder of the policy after `step` optimizer steps; the warmed-up one for
-        0."""
+        """Returns the folder of the policy after `step` optimizer steps; the first one for 0."""
         return Path(self.folder) / f"step-{step:03d}" if step else Path(self.policy)
 
     def is_checkpoint(self, step: int) -> bool:
-        return step in checkpoints(self.steps)
+        return not self.lengths and step in checkpoints(self.steps)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedJob(Job):
-    """One run that is only timed, by a policy of random weights; its clock has a line for each
-    step."""
+def trl_python(folder: Path) -> Path:
+    """Returns the Python of TRL's own environment; makes it on first use.
 
-    lengths: str
-    """JSON: for each step the tokens of each response, in the order of the prompts."""
-    groups: int
-    """Prompts of a step."""
-    rollouts: int
-    """Responses to each."""
-    lr: float
-    """Learning rate."""
-    pieces: int
-    """Number of parts of a step, trained one after another."""
+    Torch, transformers and other packages of both sides have the versions of
+    `requirements/cpu.txt`, so they make no difference between the two.
+    """
+    python, stamp = folder / "bin" / "python", folder / f"trl-{TRL}"
+    if not stamp.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        wanted = [f"trl=={TRL}", f"accelerate=={ACCELERATE}"]
+        wanted += ["torch", "transformers", "datasets", "psutil"]
+        constraints = str(ROOT / "requirements" / "cpu.txt")
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        subprocess.run([*pip, "-c", constraints, *wanted], check=True)
+        stamp.touch()
+    return python
 
 
 def checkpoints(steps: int) -> list[int]:
@@ -106,16 +131,14 @@ class Clock:
         self._samples = 0
 
     def start(self, process_began: float) -> None:
-        self._write(
-            {"step": 0, "samples": 0, "seconds": 0.0, "start_s": time.time() - process_began}
-        )
+        start_s = time.time() - process_began
+        self._write({"step": 0, "samples": 0, "seconds": 0.0, "start_s": start_s})
         self._started = time.monotonic()
 
-    def step_done(self, step: int, samples: int) -> None:
+    def step_done(self, step: int, samples: int, **more: float) -> None:
         self._samples += samples
-        self._write(
-            {"step": step, "samples": self._samples, "seconds": time.monotonic() - self._started}
-        )
+        seconds = time.monotonic() - self._started
+        self._write({"step": step, "samples": self._samples, "seconds": seconds, **more})
 
     def _write(self, line: dict[str, float]) -> None:
         with self.path.open("a") as file:

@@ -23,19 +23,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
-import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
 
-from benchmarks import arguments, few_shot, records, timed_run
-from benchmarks.against_trl.runs import ROOT, TRL, trl_python
-from benchmarks.against_trl.settings import SpeedJob
-from benchmarks.lent_server import LentServer
+from benchmarks import arguments, records, timed_run
+from benchmarks.against_trl.settings import TRL, Job, trl_python
+from benchmarks.arguments import Row
+from benchmarks.runs import LentServer
 from benchmarks.timed_run import GROUPS, LENGTHS, RESPONSES, WARM_UP, System
 from lrl.quickstart.task import problems
 
@@ -95,7 +92,7 @@ def measure_lrl(
         LENGTHS[lengths],
         args.steps,
         args.folder,
-        prompts=str(few_shot.write(args.examples, args.folder)),
+        prompts=str(write(args.folder / "few-shot.jsonl", few_shot(args.examples))),
         prompt_tokens=PROMPT_TOKENS,
     )
     return timed_run.means(times) | {"writing": 0.0}
@@ -109,85 +106,101 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
         RuntimeError: A response did not have its drawn length.
     """
     job, drawn = make_job(args, lengths, TRL_PIECES[name])
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment["OMP_NUM_THREADS"] = str(CORES)
-    words = [
-        str(trl_python(args.venv.resolve())),
-        "-m",
-        "benchmarks.against_trl.trl_speed",
-        json.dumps(asdict(job)),
-    ]
-    subprocess.run(words, cwd=ROOT, env=environment, check=True)
-    steps = records.read(job.clock)
+    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
+    before, *steps = records.read(job.clock)
     if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
         raise RuntimeError(
             f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not "
             "be fair."
         )
-    mean = {part: fmean(step[part] for step in steps[TRL_WARM_UP:]) for part in ("step", "writing")}
-    return mean | {"wait": 0.0, "train": mean["step"] - mean["writing"], "sync": 0.0}
+    ends = [step["seconds"] for step in [before, *steps]]
+    step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
+    writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
+    return {
+        "step": step_s,
+        "writing": writing,
+        "wait": 0.0,
+        "train": step_s - writing,
+        "sync": 0.0,
+    }
 
 
-def make_job(
-    args: argparse.Namespace, lengths: str, pieces: int = 1
-) -> tuple[SpeedJob, list[list[int]]]:
+def make_job(args: argparse.Namespace, lengths: str, pieces: int) -> tuple[Job, list[list[int]]]:
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     first = (WARM_UP - TRL_WARM_UP) * GROUPS
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
     drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
-    prompts = folder / "prompts.jsonl"
-    paths = {"folder": str(folder), "lengths": str(folder / "lengths.json")}
-    rows = few_shot.rows(args.examples)
-    prompts.write_text("".join(json.dumps(rows[group % len(rows)]) + "\n" for group in groups))
-    Path(paths["lengths"]).write_text(json.dumps(by_step))
-    policy = str(timed_run.policy_5m(args.folder).resolve())
-    shape = {"groups": GROUPS, "rollouts": RESPONSES, "steps": len(by_step), "lr": timed_run.LR}
-    job = SpeedJob(
-        seed=0, max_lag=0, policy=policy, prompts=str(prompts), pieces=pieces, **paths, **shape
+    rows = few_shot(args.examples)
+    job = Job(
+        steps=len(by_step),
+        policy=str(timed_run.policy_5m(args.folder).resolve()),
+        prompts=str(write(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])),
+        folder=str(folder),
+        lengths=str(folder / "lengths.json"),
+        groups=GROUPS,
+        rollouts=RESPONSES,
+        lr=timed_run.LR,
+        pieces=pieces,
     )
+    Path(job.lengths).write_text(json.dumps(by_step))
     job.clock.unlink(missing_ok=True)
     return job, by_step
 
 
-def described(args: argparse.Namespace, lengths: str, name: str) -> dict[str, Any]:
-    tokens = {"micro_batch_tokens": SYSTEMS[name].micro_batch_tokens} if name in SYSTEMS else {}
-    if args.examples:
-        tokens["examples"] = args.examples
-    return {
-        "system": name,
-        "lengths": lengths,
-        "steps": args.steps,
-        "repeats": args.repeats,
-        **tokens,
-    }
+def few_shot(examples: int) -> list[dict[str, str]]:
+    """Returns the training rows, the prompt of each behind so many solved problems.
+
+    No two prompts begin alike, so a generator finds none of them in its prefix cache.
+    """
+    own = problems()
+    solved = [f"{row['prompt']}{row['answer']}," for row in own]
+    around = solved + solved[:examples]
+    return [
+        row | {"prompt": "".join(around[index + 1 : index + 1 + examples]) + row["prompt"]}
+        for index, row in enumerate(own)
+    ]
 
 
-def sweep(args: argparse.Namespace) -> None:
-    found: dict[tuple[str, str], list[dict[str, float]]] = {
-        (lengths, name): [] for lengths in args.lengths for name in args.systems
-    }
+def write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    if os.environ.get("OMP_WAIT_POLICY") != "passive":
+        raise SystemExit("Start with OMP_WAIT_POLICY=passive, as `lrl fit` sets it.")
     policy = timed_run.policy_5m(args.folder)
-    ways = [SYSTEMS[name] for name in args.systems if name in SYSTEMS]
+    rows = {(row["lengths"], row["system"]): row for row in missing}
+    ways = [SYSTEMS[name] for _, name in rows if name in SYSTEMS]
     with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
-        for repeat in range(args.repeats):
-            for (lengths, name), runs in found.items():
-                if name in TRL_PIECES:
-                    runs.append(measure_trl(args, name, lengths))
-                else:
-                    runs.append(measure_lrl(args, servers, name, lengths))
-                logging.info("repeat %d, %s, %s: %s", repeat, lengths, name, runs[-1])
-    for key, runs in found.items():
-        seconds = {part: records.spread([run[part] for run in runs]) for part in PARTS}
-        middle = median(run["step"] for run in runs)
-        speed = {"answers_per_s": records.rounded(GROUPS * RESPONSES / middle), "trl": TRL}
-        records.append(
-            args.out, described(args, *key) | seconds | speed | {"command": args.command}
-        )
+
+        def once(key: tuple[str, str]) -> dict[str, float]:
+            lengths, name = key
+            if name in TRL_PIECES:
+                return measure_trl(args, name, lengths)
+            return measure_lrl(args, servers, name, lengths)
+
+        found = records.in_turns(rows, args.repeats, once)
+    for key, row in rows.items():
+        seconds = {part: found[key][part] for part in PARTS}
+        rate = records.rounded(GROUPS * RESPONSES / found[key]["step"][1])
+        yield row | seconds | {"answers_per_s": rate, "trl": TRL}
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    shared = arguments.chosen(args, "steps", "repeats")
+    shared |= {"examples": args.examples} if args.examples else {}
+    for lengths in args.lengths:
+        for name in args.systems:
+            row = {"system": name, "lengths": lengths} | shared
+            if name in SYSTEMS:
+                row["micro_batch_tokens"] = SYSTEMS[name].micro_batch_tokens
+            yield row
+
+
+def table(rows: Sequence[Row]) -> str:
     heads = ["lengths", "system", "responses/s", "step (s)", "spread", "writing (s)", "waits (s)"]
     lines, ratios = [], []
     for row in rows:
@@ -210,40 +223,23 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([records.markdown([*heads, "training (s)", "sync (s)"], lines), *ratios])
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("against_trl.speed", __doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="of every side (%(default)s)")
-    parser.add_argument("--steps", type=int, default=4, help="of a run that count (%(default)s)")
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
-    parser.add_argument(
-        "--examples",
-        type=int,
-        default=0,
-        help="solved problems before each problem, of six or seven tokens each (%(default)s)",
-    )
-    names = [*TRL_PIECES, *SYSTEMS]
-    usual = [name for name in names if name not in ("both-all", "shared")]
-    parser.add_argument("--systems", nargs="+", choices=names, default=usual, help="(%(default)s)")
-    parser.add_argument(
-        "--venv", type=Path, default=Path("runs/against_trl/venv"), help="TRL's (%(default)s)"
-    )
-    arguments.add_print_only(parser, "against_trl_speed")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    def measure(args: argparse.Namespace) -> None:
-        if os.environ.get("OMP_WAIT_POLICY") != "passive":
-            raise SystemExit("Start with OMP_WAIT_POLICY=passive, as `lrl fit` sets it.")
-        args.command = "OMP_WAIT_POLICY=passive " + args.command
-        sweep(args)
-
-    def runs_of(args: argparse.Namespace) -> list[dict[str, Any]]:
-        return [described(args, lengths, n) for lengths in args.lengths for n in args.systems]
-
     if "OMP_NUM_THREADS" in os.environ:
         raise SystemExit("OMP_NUM_THREADS would overrule each side's threads: unset it.")
-    return arguments.measure_and_print(make_parser(), argv, measure, runs_of, table)
+    names = [*TRL_PIECES, *SYSTEMS]
+    usual = [name for name in names if name not in ("both-all", "shared")]
+    parser = arguments.make_parser("against_trl.speed", __doc__)
+    arguments.add(
+        parser,
+        repeats=(3, "of every side"),
+        steps=(4, "of a run that count"),
+        lengths=(list(LENGTHS), "of responses", LENGTHS),
+        examples=(0, "solved problems before each problem, of six or seven tokens each"),
+        systems=(usual, "in turn", names),
+        venv=(Path("runs/against_trl/venv"), "TRL's"),
+    )
+    arguments.add_places(parser, "against_trl_speed")
+    return arguments.run(parser, argv, runs, measure, table)
 
 
 if __name__ == "__main__":

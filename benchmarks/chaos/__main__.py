@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import logging
 import sys
 
 from benchmarks import arguments
@@ -18,7 +17,7 @@ EXPERIMENTS = {
     "environments": "environments that raise, crash, never answer, ...",
 }
 SHARED = {"rewards": "workers", "environments": "workers"}
-"""Modules of several experiments."""
+"""Modules of several experiments. Each module has `add_arguments`, `runs`, `measure` and `table`."""
 
 
 def main() -> int:
@@ -27,14 +26,12 @@ def main() -> int:
     for name, about in EXPERIMENTS.items():
         names.add_parser(name, help=about, add_help=False)
     name = choice.parse_known_args(sys.argv[1:2])[0].experiment
-    experiment = importlib.import_module(f"benchmarks.chaos.{SHARED.get(name, name)}")
-    parser = arguments.make_parser(f"chaos {name}", experiment.__doc__)
+    found = importlib.import_module(f"benchmarks.chaos.{SHARED.get(name, name)}")
+    parser = arguments.make_parser(f"chaos {name}", found.__doc__)
     parser.set_defaults(experiment=name)
-    experiment.add_arguments(parser)
+    found.add_arguments(parser)
     arguments.add_places(parser, f"chaos_{name}")
-    args = arguments.parse(parser, sys.argv[2:])
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    return experiment.run(args)
+    return arguments.run(parser, sys.argv[2:], found.runs, found.measure, found.table)
 
 
 if __name__ == "__main__":

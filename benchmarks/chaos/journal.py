@@ -79,59 +79,59 @@ def surviving(steps: Sequence[Line]) -> list[Line]:
     return [last[step] for step in sorted(last)]
 
 
-def trained_once(lineage: Sequence[Line], prompts_per_epoch: int) -> dict[str, Any]:
-    """Checks that every prompt was trained exactly once in each epoch.
-
-    Args:
-        lineage: See `surviving`.
-        prompts_per_epoch: Rows of the data set.
-
-    Returns:
-        `prompts`: number trained; `missing` and `twice`: indices in the run's order of prompts;
-            `epochs_whole`: epochs
-        in which every row of the data set was trained once.
-    """
-    indices, twice = _trained(lineage)
-    rows: dict[int, Counter[int]] = {}
-    for line in lineage:
-        for index, prompt in zip(line["indices"], line["prompts"], strict=True):
-            rows.setdefault(index // prompts_per_epoch, Counter())[prompt] += 1
+def account(lines: Sequence[Line], prompts_per_epoch: int = 0) -> dict[str, Any]:
+    """Returns what is recorded of any run that has come to its end; see `trained`."""
+    lineage = surviving([line for line in lines if line["event"] == "step"])
+    end = next(line for line in reversed(lines) if line["event"] == "end")
     return {
-        "prompts": indices.total(),
-        "missing": sorted(set(range(indices.total())) - set(indices)),
-        "twice": twice,
-        "epochs_whole": sum(epoch == Counter(range(prompts_per_epoch)) for epoch in rows.values()),
+        "launches": sum(line["event"] == "launch" for line in lines),
+        "steps_done": len(lineage),
+        "trained": trained(lineage, end, prompts_per_epoch),
+        "given_up": end["given_up"],
+        "lag_max": max(line["lag_max"] for line in lineage),
+        "accuracy": end["accuracy"],
     }
 
 
-def accounted_for(lineage: Sequence[Line], end: Line) -> dict[str, Any]:
-    """Compares what one unbroken launch trained with what its ledger calls trained.
+def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> dict[str, Any]:
+    """Compares what was trained with what the ledger calls trained at the end.
+
+    Args:
+        lineage: See `surviving`.
+        end: The last line.
+        prompts_per_epoch: Rows of the data set; 0 leaves out the look at epochs.
 
     Returns:
-        `prompts`: number trained; as indices in the run's order of prompts `twice`, `lost` (neither
-            trained nor open,
-        up to the newest) and `untold` (trained, but not in the ledger, or the other way round);
-            `open`: number of open
-        ones.
+        `prompts`: number trained. As indices in the run's order of prompts: `twice`; `lost`, neither
+        trained nor open, up to the newest; `untold`, trained and not in the ledger, or the other
+        way round. `open`: number of open ones. `epochs_whole`: epochs in which every row of the
+        data set was trained once.
     """
-    indices, twice = _trained(lineage)
+    indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
     told = set(range(end["done_through"])) | set(end["done_ahead"])
     known = told | set(end["open"])
-    return {
+    found = {
         "prompts": indices.total(),
-        "twice": twice,
+        "twice": sorted(index for index, times in indices.items() if times > 1),
         "lost": sorted(set(range(max(known, default=-1) + 1)) - known),
         "untold": sorted(told ^ (set(indices) | set(end["skipped"]))),
         "open": len(end["open"]),
     }
+    if prompts_per_epoch:
+        epochs: dict[int, Counter[int]] = {}
+        for line in lineage:
+            for index, prompt in zip(line["indices"], line["prompts"], strict=True):
+                epochs.setdefault(index // prompts_per_epoch, Counter())[prompt] += 1
+        whole = Counter(range(prompts_per_epoch))
+        found["epochs_whole"] = sum(epoch == whole for epoch in epochs.values())
+    return found
 
 
-def told(trained: dict[str, Any]) -> str:
-    """Returns what `accounted_for` has found, in words."""
-    wrong = ", ".join(f"{len(trained[name])} {name}" for name in ("twice", "lost", "untold"))
-    return f"{trained['prompts']} prompts trained ({wrong})"
-
-
-def _trained(lineage: Sequence[Line]) -> tuple[Counter[int], list[int]]:
-    indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
-    return indices, sorted(index for index, times in indices.items() if times > 1)
+def told(record: dict[str, Any]) -> str:
+    """Returns a run's account in words."""
+    found = record["trained"]
+    wrong = ", ".join(f"{len(found[name])} {name}" for name in ("twice", "lost", "untold"))
+    return (
+        f"{record['launches']} launches, {record['steps_done']} steps, {found['prompts']} prompts "
+        f"trained ({wrong}), {len(record['given_up'])} given up, largest lag {record['lag_max']}"
+    )

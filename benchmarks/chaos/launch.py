@@ -1,8 +1,4 @@
-"""A target from outside: its settings, its start, its end, and what it leaves.
-
-A mark in the environment finds every process that a target has started. Its leftovers in /dev/shm
-are the files that came after its start and that no process maps any more.
-"""
+"""A target from outside: its settings, its start, its end, and what it leaves."""
 
 from __future__ import annotations
 
@@ -19,18 +15,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmarks import arguments
 from benchmarks.chaos.journal import Line, Reader
-from lrl.generators.supervisor import mapped
+from lrl.generators.supervisor import SHM
+from tests.leftovers import MARK, left_in_shared_memory, living, words
 
 ROOT = Path(__file__).resolve().parents[2]
-SHM = Path("/dev/shm")
-MARK = "LRL_CHAOS_MARK"
 JOIN_PORT = 7011
 """Where generators of the second node join."""
 LOOK_S = 0.1
-NOTHING: dict[str, object] = {"processes": [], "shared": []}
 WAIT_S = 900.0
 """Deadline of everything that an experiment waits for."""
 TORCHS_CACHE = "torchinductor_"
@@ -42,38 +35,20 @@ GONE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSettings:
-    """The settings of a target, and its command line.
-
-    Args:
-        folder: Of its journal, checkpoint, log and responses.
-        steps: Optimizer steps; -1 is until the file `stop` is in the folder.
-        steps_per_epoch: The data set is cut to so many steps; 0 takes all training problems.
-        groups: Problems a step.
-        responses: Responses to each.
-        max_lag: See `lrl.RolloutDataModule`.
-        capacity: Responses a generator writes at once; far below `groups * responses`, generators
-            are never idle.
-        seed: Of warm-up, order of the problems, and torch.
-        lr: Peak learning rate.
-        schedule: `linear` falls to 0 at the last step; without a last step it has to be `constant`.
-        checkpoint_every: Steps between checkpoints.
-        evaluate: Whether held-out problems are answered at the end.
-        heartbeat_s: See `lrl.AsyncSingleDevice`.
-        sync_deadline_s: See `WeightSync.deadline_s`.
-        second_node: What runs on another machine: `given` or `ray` generators that this launcher
-            starts, `trainer` a second rank with generators of its own. Empty if nothing does.
-        host: This machine's address there.
-        launcher: The launcher's settings in JSON.
-        environment: Class path of what plays the episodes; empty for responses of one turn.
-    """
+    """The settings of a target, and its command line; the usual ones have their names in a run."""
 
     folder: str
+    """Of its journal, checkpoint, log and responses."""
     steps: int = 60
+    """Optimizer steps; -1 is until the file `stop` is in the folder."""
     steps_per_epoch: int = 30
+    """The data set is cut to so many steps; 0 takes all training problems."""
     groups: int = 8
     responses: int = 16
     max_lag: int = 2
     capacity: int = 32
+    """Responses a generator writes at once; far below `groups * responses`, generators are never
+    idle."""
     seed: int = 0
     lr: float = 1e-4
     schedule: str = "linear"
@@ -82,48 +57,36 @@ class TargetSettings:
     heartbeat_s: float = 5.0
     sync_deadline_s: float = 10.0
     second_node: str = ""
+    """What runs on another machine: `given` or `ray` generators that this launcher starts,
+    `trainer` a second rank with generators of its own. Empty if nothing does."""
     host: str = ""
+    """This machine's address there."""
     launcher: str = "{}"
+    """The launcher's settings in JSON."""
     environment: str = ""
+    """Class path of what plays the episodes; empty for responses of one turn."""
 
     @property
     def words(self) -> list[str]:
         return [f"--{name}={value}" for name, value in asdict(self).items()]
 
-    @property
-    def described(self) -> dict[str, object]:
-        left_out = {"folder", "host", "launcher"}
-        for name in ("second_node", "environment"):
-            if not getattr(self, name):
-                left_out.add(name)
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
-
 
 def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     """Adds the settings of a target that an experiment leaves open, with its defaults, and its two
     deadlines: a machine with other work to do needs longer ones."""
-    for name, default in {
-        **defaults,
-        "seed": 0,
-        "heartbeat_s": 5.0,
-        "sync_deadline_s": 10.0,
-    }.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(
-            flag, type=type(default), default=default, help="see TargetSettings (%(default)s)"
-        )
+    usual = {"seed": 0, "heartbeat_s": 5.0, "sync_deadline_s": 10.0}
+    about = "see TargetSettings"
+    arguments.add(parser, **{name: (value, about) for name, value in (usual | defaults).items()})
 
 
-def settings_of(args: argparse.Namespace, **fixed: Any) -> TargetSettings:
-    fixed.setdefault("folder", str(args.folder.resolve()))
-    names = {field.name for field in fields(TargetSettings)} - set(fixed)
-    return TargetSettings(
-        **fixed, **{name: value for name, value in vars(args).items() if name in names}
-    )
-
-
-class Ended(RuntimeError):
-    """A target ended too early or with an error; the message has the end of its output."""
+def described(args: argparse.Namespace, **fixed: Any) -> dict[str, Any]:
+    """Returns the settings of a target as a record has them; `fixed` ones are the experiment's."""
+    names = {field.name for field in fields(TargetSettings)}
+    given = {name: value for name, value in vars(args).items() if name in names - {"folder"}}
+    whole = asdict(TargetSettings(folder="", **given | fixed))
+    left_out = {"folder", "host", "launcher"}
+    left_out |= {name for name in ("second_node", "environment") if not whole[name]}
+    return {name: value for name, value in whole.items() if name not in left_out}
 
 
 class Target:
@@ -135,14 +98,13 @@ class Target:
     """
 
     def __init__(
-        self,
-        settings: TargetSettings,
-        variables: Mapping[str, str] | None = None,
+        self, settings: TargetSettings, variables: Mapping[str, str] | None = None
     ) -> None:
+        self.settings = settings
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.journal = Reader(self.folder / "journal.jsonl")
-        self.number = len([line for line in self.journal.refresh() if line["event"] == "launch"])
+        self.number = sum(line["event"] == "launch" for line in self.journal.refresh())
         self.mark = uuid.uuid4().hex
         self.scratch = Path(tempfile.mkdtemp(prefix="lrl-chaos-"))
         self.output = self.folder / f"output-{self.number}.log"
@@ -173,28 +135,33 @@ class Target:
         self.journal.refresh()
         return [line for line in self.journal.of(event) if line["launch"] == self.number]
 
-    def wait_for(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Waits until `condition` holds.
 
         Raises:
-            Ended: The process has ended.
-            TimeoutError: It does not hold within `timeout_s` seconds.
+            RuntimeError: The process has ended; the message has the end of its output.
+            TimeoutError: It does not hold within `WAIT_S` seconds.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + WAIT_S
         while not condition():
             if self.process.poll() is not None:
-                raise Ended(
+                raise RuntimeError(
                     self._error(f"ended with exit status {self.process.returncode} before {what}")
                 )
             if time.monotonic() > deadline:
-                raise TimeoutError(self._error(f"did not get to {what} within {timeout_s:g} s"))
+                raise TimeoutError(self._error(f"did not get to {what} within {WAIT_S:g} s"))
             time.sleep(LOOK_S)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_for_steps(self, count: int, what: str) -> None:
+        """Waits until the launch has trained so many steps more."""
+        last = len(self.lines("step")) + count
+        self.wait_for(lambda: len(self.lines("step")) >= last, what)
+
+    def wait(self, timeout_s: float = WAIT_S) -> None:
         """Waits for its good end.
 
         Raises:
-            Ended: It ended with an error.
+            RuntimeError: It ended with an error.
             TimeoutError: It runs after `timeout_s` seconds.
         """
         try:
@@ -202,7 +169,7 @@ class Target:
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(self._error(f"did not end within {timeout_s:g} s")) from error
         if status:
-            raise Ended(self._error(f"ended with exit status {status}"))
+            raise RuntimeError(self._error(f"ended with exit status {status}"))
 
     def kill(self) -> None:
         """Sends SIGKILL to the trainer's process alone; the other processes notice by
@@ -220,7 +187,7 @@ class Target:
             cache.
         """
         ended, gone_s = time.monotonic(), None
-        while (left := {"processes": self._living(), "shared": self._shared()}) != NOTHING:
+        while any((left := self._left()).values()):
             if time.monotonic() > ended + GONE_S:
                 break
             time.sleep(LOOK_S)
@@ -231,29 +198,12 @@ class Target:
         temporary = [name for name in names if not name.startswith(TORCHS_CACHE)]
         return {"gone_s": gone_s, **left, "temporary_files": temporary}
 
-    def _living(self) -> list[str]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                marked = process.environ().get(MARK) == self.mark
-                if marked and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.name())
-            except (psutil.Error, OSError):
-                continue  # it ended meanwhile, or is another user's
-        return found
-
-    def _shared(self) -> list[str]:
-        new = set(os.listdir(SHM)) - self._shared_before
-        used = mapped(psutil.pids()) if new else set()
-        return sorted(name for name in new if _inode(SHM / name) not in used | {None})
+    def _left(self) -> dict[str, list[str]]:
+        return {
+            "processes": [" ".join(words(process))[:100] for process in living(self.mark)],
+            "shared": sorted(left_in_shared_memory(self._shared_before)),
+        }
 
     def _error(self, what: str) -> str:
         tail = "\n".join(self.output.read_text(errors="replace").splitlines()[-20:])
         return f"Launch {self.number} of the target {what}. The end of {self.output}:\n{tail}"
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,49 +30,32 @@ PROBE_SALT = "probe-"
 """Start of a probe's `cache_salt`, and of no other request's."""
 
 Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
-KINDS: dict[Kind, str] = {
-    "cut": "the connection is cut before anything is passed on",
-    "refused": "the proxy answers 503",
-    "silent": "nothing is passed on, and there is no answer",
-    "late": "passed on when the deadline is over",
-    "unanswered": "passed on, and the connection is cut in the place of the answer",
-    "lie": "the proxy answers 200 with an empty object and passes nothing on",
-    "damaged": "a byte of the file of weights is flipped after its checksum was taken",
-    "replaced": "a tensor of the file is zero, and the checksum is that of the new file",
-}
+"""What becomes of a request; see `Proxy._break`."""
 
 
 @dataclass
 class Fault:
-    """A fault of a proxy for the requests of one phase.
-
-    Args:
-        phase: The route without its query, or `probe`.
-        kind: See `KINDS`.
-        times: How many requests it hits.
-    """
+    """A fault of a proxy for the requests of one phase."""
 
     phase: str
+    """The route without its query, or `probe`."""
     kind: Kind
     times: int = 1
+    """How many requests it hits."""
     hits: list[float] = field(default_factory=list)
     """Times of its hits, in seconds of `time.monotonic`."""
 
 
 class Proxy:
-    """A proxy in front of one server.
-
-    Args:
-        target: Address of the server.
-        late_s: Seconds after which a `late` request is passed on, and a `silent` one dropped.
-    """
+    """A proxy in front of the server at `target`; after `late_s` seconds a `late` request is passed
+    on, and a `silent` one dropped."""
 
     def __init__(self, target: str, late_s: float) -> None:
         self.target = target
         self.late_s = late_s
         self.fault: Fault | None = None
         """The fault that is active, if any."""
-        self._late: set[asyncio.Task[Any]] = set()
+        self._passing: asyncio.Task[None] | None = None
         self._loop = LoopThread()
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
@@ -101,8 +84,8 @@ class Proxy:
         return f"http://{HOST}:{self._runner.addresses[0][1]}"
 
     async def _end(self) -> None:
-        for task in self._late:
-            task.cancel()
+        if self._passing is not None:
+            self._passing.cancel()
         assert self._runner is not None and self._session is not None
         await self._session.close()
         await self._runner.cleanup()
@@ -117,17 +100,32 @@ class Proxy:
         ):
             return await self._pass_on(request, body)
         fault.hits.append(time.monotonic())
-        breaks: dict[Kind, Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]] = {
-            "cut": self._cut,
-            "refused": self._refuse,
-            "silent": self._say_nothing,
-            "late": self._pass_on_late,
-            "unanswered": self._swallow_answer,
-            "lie": self._lie,
-            "damaged": self._damage,
-            "replaced": self._replace,
-        }
-        return await breaks[fault.kind](request, body)
+        return await self._break(fault.kind, request, body)
+
+    async def _break(self, kind: Kind, request: web.Request, body: bytes) -> web.StreamResponse:
+        match kind:
+            case "refused":
+                return web.Response(status=503, text="refused by the proxy")
+            case "lie":  # nothing is passed on
+                return web.json_response({})
+            case "damaged":  # after the checksum was taken
+                return await self._with_other_file(request, body, flip_a_byte)
+            case "replaced":  # and the checksum is that of the new file
+                return await self._with_other_file(request, body, zero_a_tensor)
+            case "silent":  # nothing is passed on, and there is no answer
+                await asyncio.sleep(self.late_s)
+            case "late":  # passed on when the deadline is over
+                self._passing = asyncio.create_task(self._ask_late(request, body))
+                await asyncio.sleep(self.late_s)
+            case "unanswered":
+                async with self._ask(request, body) as answer:
+                    await answer.read()
+        return cut(request)
+
+    async def _ask_late(self, request: web.Request, body: bytes) -> None:
+        await asyncio.sleep(self.late_s)
+        async with self._ask(request, body) as answer:
+            await answer.read()
 
     async def _pass_on(self, request: web.Request, body: bytes) -> web.StreamResponse:
         try:
@@ -140,55 +138,15 @@ class Proxy:
                 await response.write_eof()
                 return response
         except aiohttp.ClientError:
-            return await self._cut(request, body)  # as it would be without a proxy between
+            return cut(request)  # as it would be without a proxy between
 
     def _ask(self, request: web.Request, body: bytes) -> Any:
         assert self._session is not None
-        headers = {
-            name: request.headers[name]
-            for name in ("Authorization", "Content-Type")
-            if name in request.headers
-        }
+        names = {"Authorization", "Content-Type"} & set(request.headers)
+        headers = {name: request.headers[name] for name in names}
         return self._session.request(
             request.method, f"{self.target}{request.path_qs}", data=body, headers=headers
         )
-
-    async def _cut(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response(status=502)  # nobody reads it
-
-    async def _refuse(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        return web.Response(status=503, text="refused by the proxy")
-
-    async def _lie(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        return web.json_response({})
-
-    async def _say_nothing(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        await asyncio.sleep(self.late_s)
-        return await self._cut(request, body)
-
-    async def _pass_on_late(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        async def later() -> None:
-            await asyncio.sleep(self.late_s)
-            async with self._ask(request, body) as answer:
-                await answer.read()
-
-        task = asyncio.create_task(later())
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-        return await self._say_nothing(request, body)
-
-    async def _swallow_answer(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        async with self._ask(request, body) as answer:
-            await answer.read()
-        return await self._cut(request, body)
-
-    async def _damage(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        return await self._with_other_file(request, body, flip_a_byte)
-
-    async def _replace(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        return await self._with_other_file(request, body, zero_a_tensor)
 
     async def _with_other_file(
         self, request: web.Request, body: bytes, spoil: Callable[[Path, Path, int], int]
@@ -203,6 +161,12 @@ class Proxy:
             return await self._pass_on(request, json.dumps(update).encode())
         finally:
             copy.unlink(missing_ok=True)
+
+
+def cut(request: web.Request) -> web.Response:
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=502)  # nobody reads it
 
 
 def phase_of(path: str, body: bytes) -> str:

@@ -18,7 +18,7 @@ import lightning as L
 
 from benchmarks.chaos.journal import Journal
 from lrl.callbacks import Evaluation, OnRankZero
-from lrl.callbacks.base import find
+from lrl.callbacks.base import find, run_of
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
 
@@ -27,13 +27,8 @@ LOOK_S = 0.1
 
 
 class StepRecorder(OnRankZero):
-    """Writes the steps of one launch into the journal; put it after every other callback but the
-    checkpoint's.
-
-    Args:
-        journal: The file.
-        stop_file: The run ends after the step that finds it.
-    """
+    """Writes the steps of one launch into the journal, and ends the run after the step that finds
+    the `stop_file`; put it after every other callback but the checkpoint's."""
 
     def __init__(self, journal: Journal, stop_file: Path) -> None:
         self.journal = journal
@@ -54,8 +49,7 @@ class StepRecorder(OnRankZero):
             ]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        resumed = data.run.calls.controller.resumed
+        resumed = run_of(trainer).calls.controller.resumed
         found = {
             name: getattr(resumed, name) if resumed else 0
             for name in ("responses", "tokens", "finished_groups")
@@ -65,8 +59,8 @@ class StepRecorder(OnRankZero):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        groups, step = data.run.step_stream.groups, data.run.step_stream.step
+        run = run_of(trainer)
+        groups, step = run.step_stream.groups, run.step_stream.step
         lags = [
             step - version
             for group in groups
@@ -84,10 +78,8 @@ class StepRecorder(OnRankZero):
             reward=sum(rewards) / max(1, len(rewards)),
             unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
             failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
-            played_again=_played_again(data),
-            fleet={
-                name: getattr(data.run.fleet, name) for name in ("alive", "restarts", "reissued")
-            },
+            played_again=_played_again(run.data),
+            fleet={name: getattr(run.fleet, name) for name in ("alive", "restarts", "reissued")},
             **self._continued(groups),
         )
         if self.stop_file.exists():
@@ -138,18 +130,14 @@ def _played_again(data: Any) -> dict[str, int]:
 
 class FleetRecorder(OnRankZero):
     """Writes losses and returns of generators into the journal; on its own thread, because the
-    trainer may wait.
-
-    Args:
-        journal: The file.
-    """
+    trainer may wait."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self._over = threading.Event()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fleet: Fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
+        fleet = run_of(trainer).fleet
         threading.Thread(target=self._watch, args=(fleet,), name="fleet watch", daemon=True).start()
 
     def _watch(self, fleet: Fleet) -> None:

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.chaos.faults import PARTS, SUPERVISOR, words
-from benchmarks.chaos.launch import JOIN_PORT, LOOK_S, Target
+from benchmarks.chaos.faults import PARTS, SUPERVISOR
+from benchmarks.chaos.launch import JOIN_PORT, LOOK_S, WAIT_S, Target
+from lrl.generators.supervisor import mapped, remove_shared
+from tests.leftovers import every_process, prefixes, wait_for, words
 from tests.network_namespace import HERE, THERE, network_namespace
-from tests.ray_cluster import ADDRESS, RayCluster
+from tests.ray_cluster import ADDRESS, RayCluster, RayNode
 
 ON_SECOND = {
     "join": "lrl join",
@@ -48,14 +50,15 @@ class SecondNode:
     def cable(self, state: str) -> str:
         return f"ip -n {self.name} link set {self.name.removeprefix('lrl-')}t {state}"
 
-    def process(self, part: str) -> psutil.Process | None:
-        here = {one: " ".join(words(one)) for one in psutil.process_iter() if self._has(one)}
+    def process(self, part: str) -> psutil.Process:
+        """Returns the process there that is this part; raises ValueError if there is none."""
+        here = {one: " ".join(words(one)) for one in every_process() if self._has(one)}
         found = [one for one, said in here.items() if ON_SECOND[part] in said]
         if part != "supervisor":  # whose command line has the words of what it starts
             found = [one for one in found if SUPERVISOR not in here[one]]
         # A worker's command line is its parent's until it has named itself; and `ip netns exec` has
         # become its command.
-        return min(found, key=lambda one: one.pid, default=None)
+        return min(found, key=lambda one: one.pid)
 
     def _has(self, process: psutil.Process) -> bool:
         try:
@@ -67,28 +70,18 @@ class SecondNode:
 class Command:
     """A command that somebody starts again whenever it has ended, until `close`."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        self._words = words
-        self._environment = environment
-        self._folder = folder
+    def __init__(self, command: Sequence[str], target: Target) -> None:
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread = threading.Thread(target=self._keep, args=(command, target), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._over.set()
         self._thread.join()
 
-    def _keep(self) -> None:
+    def _keep(self, command: Sequence[str], target: Target) -> None:
         while not self._over.is_set():
-            with (self._folder / "joined.log").open("ab") as output:
-                process = subprocess.Popen(
-                    self._words,
-                    env=self._environment,
-                    stdout=output,
-                    stderr=output,
-                    cwd=self._folder,
-                )
+            process = start(command, target, "joined.log")
             while process.poll() is None and not self._over.wait(LOOK_S):
                 pass
             if process.poll() is None:
@@ -97,19 +90,36 @@ class Command:
             self._over.wait(AGAIN_S)
 
 
+def start(
+    command: Sequence[str], target: Target, log: str, **variables: str
+) -> subprocess.Popen[bytes]:
+    with (target.folder / log).open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=target.environment | variables,
+            stdout=output,
+            stderr=output,
+            cwd=target.folder,
+        )
+
+
 class Beside:
     """What runs beside the trainer's process; one of each kind below."""
 
-    launcher: Mapping[str, object] = {}
-    """Settings of the run's launcher."""
+    launcher = "{}"
+    """Settings of the run's launcher, as JSON."""
     variables: Mapping[str, str] = {}
     """Of the trainer's environment."""
 
     def launched(self, target: Target) -> None:
-        pass
+        """Starts what belongs to one launch of the run."""
 
     def ended(self) -> None:
-        pass
+        """Ends it."""
+
+
+class Alone(Beside):
+    """Nothing: the run has one machine."""
 
 
 class GivenGenerators(Beside):
@@ -123,8 +133,8 @@ class GivenGenerators(Beside):
     def launched(self, target: Target) -> None:
         program = str(Path(sys.executable).with_name("lrl"))
         own = [program, "join", f"http://{HERE}:{JOIN_PORT}", "--insecure", "--host"]
-        for words_ in ([*own, HERE], [*self._node.prefix, *own, THERE]):
-            self._commands.append(Command(words_, target.environment, target.folder))
+        for command in ([*own, HERE], [*self._node.prefix, *own, THERE]):
+            self._commands.append(Command(command, target))
 
     def ended(self) -> None:
         while self._commands:
@@ -141,21 +151,15 @@ class SecondTrainer(Beside):
             "LOCAL_WORLD_SIZE": "1",
             "TORCHELASTIC_RUN_ID": "none",
         }
-        self._common = common | {"MASTER_ADDR": HERE, "MASTER_PORT": str(MEETING_PORT)}
-        self.variables = self._common | {"RANK": "0", "GROUP_RANK": "0"}
+        common |= {"MASTER_ADDR": HERE, "MASTER_PORT": str(MEETING_PORT)}
+        self.variables = common | {"RANK": "0", "GROUP_RANK": "0"}
         self._node = node
-        self._process = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def launched(self, target: Target) -> None:
-        environment = target.environment | {"RANK": "1", "GROUP_RANK": "1"}
-        with target.output.with_suffix(".rank-1").open("wb") as output:
-            self._process = subprocess.Popen(
-                [*self._node.prefix, *target.words],
-                env=environment,
-                stdout=output,
-                stderr=output,
-                cwd=target.folder,
-            )
+        command = [*self._node.prefix, *target.words]
+        log = f"{target.output.stem}.rank-1"
+        self._process = start(command, target, log, RANK="1", GROUP_RANK="1")
 
     def ended(self) -> None:
         if self._process is not None:
@@ -165,10 +169,51 @@ class SecondTrainer(Beside):
 class RayGenerators(Beside):
     """A Ray cluster with its head here: one generator on each node."""
 
-    launcher = {"address": ADDRESS, "placement_group": "STRICT_SPREAD"}
+    launcher = json.dumps({"address": ADDRESS, "placement_group": "STRICT_SPREAD"})
 
     def __init__(self, cluster: RayCluster) -> None:
         self.cluster = cluster
+
+    def kill(self, lost: str) -> str:
+        """Returns the shell command by which the `raylet` of the second node or the `head` is
+        lost."""
+        nodes = self.cluster.nodes
+        found = (
+            nodes[-1].processes("raylet/raylet")
+            if lost == "raylet"
+            else nodes[0].processes("gcs_server")
+        )
+        return f"kill -9 {' '.join(str(one.pid) for one in found)}"
+
+    def start_again(self, lost: str) -> None:
+        nodes = self.cluster.nodes
+        if lost == "raylet":
+            # Its generators end by themselves and leave nothing; only then is the rest killed.
+            there = nodes[-1]
+            wait_for(lambda: not there.processes(SUPERVISOR), WAIT_S, "the end of its generators")
+            end_machine(there)
+        else:
+            for node in nodes:
+                end_machine(node)
+            self.cluster.start_head()
+        self.cluster.add_node()
+
+
+def end_machine(node: RayNode) -> None:
+    """Kills all processes of a node, the supervisors too, and removes what they have in shared
+    memory: it would be gone with the machine."""
+    processes = node.processes()
+    for process in processes:
+        # One that starts would map more between the look and the end.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+    inodes = mapped(one.pid for one in processes)
+    names = prefixes(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    node.close()
+    remove_shared(names, inodes)
 
 
 @contextmanager
@@ -190,19 +235,3 @@ def second_node(kind: str, token: str) -> Iterator[tuple[SecondNode, Beside]]:
             finally:
                 for each in cluster.nodes:
                     each.close()
-
-
-def settings_words(beside: Beside) -> str:
-    return json.dumps(beside.launcher)
-
-
-def suspend_all(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.suspend()
-
-
-def kill_all(processes: Sequence[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()

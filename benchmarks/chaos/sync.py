@@ -1,9 +1,6 @@
 """Breaks each phase of a sync in each way, once each, in one run of the quickstart's task with two
 generators.
 
-    python -m benchmarks.chaos sync            run, record, print the tables
-    python -m benchmarks.chaos sync --print    only print the tables of the last run that was recorded
-
 A proxy between the trainer and each generator breaks one request at a time. Afterwards every
 trained token is computed again under the weights of the version it names: a token by half-updated
 weights agrees with none.
@@ -13,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import lightning as L
-
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
+from benchmarks.arguments import Row
 from benchmarks.chaos.faults import GENERATORS
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.chaos.sync_faults import (
@@ -36,6 +32,7 @@ from benchmarks.chaos.sync_faults import (
 )
 from benchmarks.chaos.token_proof import TokenRecorder
 from benchmarks.quickstart_run import RunSettings, make_data, make_module, server_settings
+from benchmarks.runs import quiet_trainer
 from lrl.generators.server import Server
 from lrl.run import Run
 
@@ -47,35 +44,27 @@ TOLERANCE = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--groups", type=int, default=8, help="problems a step (%(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-4, help="(%(default)s)")
-    parser.add_argument(
-        "--deadline", type=float, default=5.0, help="seconds for a phase (%(default)s)"
-    )
-    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds (%(default)s)")
     phases = [INIT, *UPDATE, "/resume", PROBE, STAGE]
-    parser.add_argument(
-        "--phases", nargs="+", choices=phases, default=phases, help="only faults of these"
+    arguments.add(
+        parser,
+        seed=(0, "of the run"),
+        groups=(8, "problems a step"),
+        lr=(1e-4, "peak learning rate"),
+        deadline_s=(5.0, "for a phase"),
+        heartbeat_s=(5.0, "between two heartbeats"),
+        phases=(phases, "only faults of these", phases),
     )
     parser.add_argument("--kinds", nargs="+", help="only faults of these kinds")
-    parser.add_argument(
-        "--print", action="store_true", help="print the last recorded run; run nothing"
-    )
 
 
-def run(args: argparse.Namespace) -> int:
-    if not args.print:
-        plan = [
-            f
-            for f in make_plan()
-            if f.phase in args.phases and (not args.kinds or f.kind in args.kinds)
-        ]
-        records.append(args.out, measure(args, plan) | {"command": args.command})
-    record = records.read(args.out)[-1]
-    wrong = verdict(record)
-    print("\n".join([tables(record), "", summary(record), *wrong]))
-    return 1 if wrong else 0
+def runs(args: argparse.Namespace) -> list[Row]:
+    asked = arguments.chosen(args, "seed", "deadline_s", "heartbeat_s")
+    return [asked | {"planned": [asdict(one) for one in planned(args)]}]
+
+
+def planned(args: argparse.Namespace) -> list[Planned]:
+    found = [one for one in make_plan() if one.phase in args.phases]
+    return [one for one in found if not args.kinds or one.kind in args.kinds]
 
 
 class ProxiedServer(Server):
@@ -89,13 +78,8 @@ class ProxiedServer(Server):
 
 
 class BehindProxies(lrl.AsyncSingleDevice):
-    """The strategy with a proxy in front of each generator.
-
-    Args:
-        proxies: Filled when the servers are made: proxy by number of the generator.
-        late_s: Seconds by which a proxy delays.
-        **settings: Of `lrl.AsyncSingleDevice`.
-    """
+    """The strategy with a proxy in front of each generator, by its number; `proxies` are filled when
+    the servers are made."""
 
     def __init__(self, proxies: dict[int, Proxy], late_s: float, **settings: Any) -> None:
         super().__init__(**settings)
@@ -124,63 +108,50 @@ class BehindProxies(lrl.AsyncSingleDevice):
             proxy.close()
 
 
-def run_settings(args: argparse.Namespace, plan: Sequence[Planned]) -> RunSettings:
-    steps = len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS
-    return RunSettings(
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    plan = planned(args)
+    settings = RunSettings(
         seed=args.seed,
         max_lag=2,
         lr=args.lr,
         schedule="constant",
-        steps=steps,
+        steps=len(plan) + sum(fault.takes_out for fault in plan) + SPARE_STEPS,
         groups=args.groups,
         responses=8,
     )
-
-
-def measure(args: argparse.Namespace, plan: Sequence[Planned]) -> dict[str, Any]:
-    settings = run_settings(args, plan)
     proxies = dict[int, Proxy]()
     tokens = TokenRecorder()
-    sync = BreakingSync(plan, proxies, settle_s=2 * args.heartbeat + 3.0, deadline_s=args.deadline)
+    settle_s = 2 * args.heartbeat_s + 3.0
+    sync = BreakingSync(plan, proxies, settle_s=settle_s, deadline_s=args.deadline_s)
     strategy = BehindProxies(
         proxies,
-        late_s=args.deadline + 1.0,
+        late_s=args.deadline_s + 1.0,
         generator_devices=GENERATORS,
         server=replace(server_settings(), max_num_seqs=CAPACITY),
-        heartbeat_s=args.heartbeat,
+        heartbeat_s=args.heartbeat_s,
     )
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        settings.steps,
+        args.folder,
         devices=1 + GENERATORS,
         strategy=strategy,
         callbacks=[tokens, sync],
-        max_steps=settings.steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=args.folder,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
     )
     policy = make_module(settings, lrl.objectives.AIPO(rho=4.0))
     data = make_data(settings)
     started = time.monotonic()
     with short_backoffs():
         trainer.fit(policy, data)
-    seconds = time.monotonic() - started
-    return {
-        "seed": args.seed,
+    yield missing[0] | {
         "steps": settings.steps,
-        "deadline_s": args.deadline,
-        "heartbeat_s": args.heartbeat,
-        "seconds": round(seconds, 1),
+        "seconds": round(time.monotonic() - started, 1),
         "not_met": len(sync.left),
         "proof": asdict(tokens.verify(policy.network, data.sampling.temperature)),
-        "faults": [asdict(outcome) for outcome in sync.outcomes],
+        "faults": sync.outcomes,
     }
 
 
-def cell(fault: dict[str, Any] | None) -> str:
+def cell(fault: Row | None) -> str:
     if fault is None:
         return ""
     if fault["detected_by"] is None:
@@ -188,27 +159,25 @@ def cell(fault: dict[str, Any] | None) -> str:
     return f"{fault['outcome']} ({fault['detected_by']}, {fault['detected_s']:.1f} s)"
 
 
-def tables(record: dict[str, Any]) -> str:
-    """Returns the outcome of each fault, in Markdown."""
+def table(made: Sequence[Row]) -> str:
+    """Returns the outcome of each fault, in Markdown, and what is wrong with the run."""
+    (record,) = made
     found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
     rows = [
         [f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]
         for phase in [INIT, *UPDATE, "/resume", PROBE]
     ]
     others = [
-        (
-            f"`{fault['phase']}`, {fault['kind']}{', every time' if fault['stays'] else ''}",
-            *(fault[name] for name in ("detected_by", "detected_s", "outcome")),
-        )
-        for fault in record["faults"]
-        if fault["stays"] or fault["kind"] not in ON_THE_WAY
+        (f"`{phase}`, {kind}{', every time' if stays else ''}", cell(fault))
+        for (phase, kind, stays), fault in found.items()
+        if stays or kind not in ON_THE_WAY
     ]
-    heads = ("fault", "noticed by", "after s", "outcome")
     by_phase = records.markdown(["phase", *ON_THE_WAY], rows)
-    return f"{by_phase}\n\n{records.markdown(heads, others)}"
+    others_ = records.markdown(("fault", "outcome"), others)
+    return "\n".join([by_phase, "", others_, "", summary(record), *verdict(record)])
 
 
-def verdict(record: dict[str, Any]) -> list[str]:
+def verdict(record: Row) -> list[str]:
     proof = record["proof"]
     unnoticed = [
         fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)
@@ -224,13 +193,13 @@ def verdict(record: dict[str, Any]) -> list[str]:
     )
 
 
-def harmless(fault: dict[str, Any]) -> bool:
+def harmless(fault: Row) -> bool:
     """Returns whether there is nothing to notice: through shared memory the first handshake does
     nothing."""
     return (fault["phase"], fault["kind"]) == (INIT, "lie")
 
 
-def summary(record: dict[str, Any]) -> str:
+def summary(record: Row) -> str:
     proof = record["proof"]
     return (
         f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; "

@@ -8,19 +8,20 @@ hit the generator that is left. So the restarts of generators overlap with the r
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
 
 import lightning as L
 
+from benchmarks.arguments import Row
 from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from lrl.callbacks import WeightSync
 from lrl.callbacks.base import run_of
@@ -62,41 +63,16 @@ messages."""
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """One fault of the plan.
-
-    Args:
-        phase: The route, `probe`, or `stage`, which is the trainer's own part and hits all
-            generators.
-        kind: See `benchmarks.chaos.proxy.KINDS`; of `stage`, `full` or `fills up`.
-        stays: Whether it stays until the generator is out.
-        takes_out: Whether the generator is expected to be replaced.
-    """
+    """One fault of the plan."""
 
     phase: str
+    """The route, `probe`, or `stage`, which is the trainer's own part and hits all generators."""
     kind: str
+    """See `benchmarks.chaos.proxy.Kind`; of `stage`, `full` or `fills up`."""
     stays: bool = False
+    """Whether it stays until the generator is out."""
     takes_out: bool = False
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """The outcome of a fault."""
-
-    phase: str
-    kind: str
-    stays: bool
-    version: int
-    """Of the sync that it hit."""
-    hits: int
-    """Requests it hit."""
-    detected_by: str | None
-    detected_s: float | None
-    """Seconds from its first hit."""
-    outcome: str
-    """`taken out`, `retried`, `other way` or `no effect`."""
-    sync_s: float
-    said: str
-    """The first line of the log about it."""
+    """Whether the generator is expected to be replaced."""
 
 
 def make_plan() -> list[Planned]:
@@ -119,35 +95,27 @@ def make_plan() -> list[Planned]:
     ]
 
 
-SMALL = "1m"
-"""Size of a file system without room for weights."""
-
-
 @contextmanager
 def full_memory(notice: bool) -> Iterator[None]:
-    """Puts a file system of one MiB in the place of /dev/shm, for this process alone.
-
-    Without the right to mount, the check of free space is made to find none.
+    """Has weights staged where no room is, for this process alone.
 
     Args:
-        notice: Whether the check of free space notices it; if not, the write itself runs out of
-            room.
+        notice: Whether the check of free space finds none; if not, the write itself runs out of
+            room, on a file system of one MiB, whose mount needs root.
     """
+    if notice:
+        with mock.patch.object(staged_file, "require_room", _refuse):
+            yield
+        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lrl-full-")))
-        if os.geteuid() == 0 and mounted(folder):
-            stack.callback(subprocess.run, ["umount", str(folder)], check=True)
-            stack.enter_context(mock.patch.object(staged_file, "SHARED_MEMORY", folder))
-            if not notice:  # no setting of lrl leaves out its check
-                stack.enter_context(mock.patch.object(staged_file, "require_room"))
-        else:
-            stack.enter_context(mock.patch.object(staged_file, "require_room", _refuse))
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+        subprocess.run(mount, check=True)
+        stack.callback(subprocess.run, ["umount", str(folder)], check=True)
+        stack.enter_context(mock.patch.object(staged_file, "SHARED_MEMORY", folder))
+        # No setting of lrl leaves out its check.
+        stack.enter_context(mock.patch.object(staged_file, "require_room"))
         yield
-
-
-def mounted(folder: Path) -> bool:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
-    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _refuse(folder: Path, needed: int) -> None:
@@ -173,45 +141,35 @@ class LogLines(logging.Handler):
 
 
 class BreakingSync(WeightSync):
-    """A `WeightSync` that injects the next fault of a plan into each sync.
-
-    Args:
-        plan: The faults.
-        proxies: One in front of each generator, by its number.
-        settle_s: Seconds that the run waits for signs of a fault that the sync itself did not
-            notice.
-        **settings: Of `WeightSync`.
-    """
+    """A `WeightSync` that injects the next fault of a plan into each sync, by the proxy in front of
+    a generator. For signs of a fault that the sync itself did not notice it waits `settle_s`."""
 
     def __init__(
         self, plan: Sequence[Planned], proxies: dict[int, Proxy], settle_s: float, **settings: Any
     ) -> None:
         super().__init__(**settings)
         self.left = list(plan)
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Row] = []
+        """Of each fault; see `_judge`."""
         self._proxies = proxies
         self._settle_s = settle_s
         self._log = LogLines()
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         logging.getLogger("lrl").addHandler(self._log)
+        run = run_of(trainer)
+        run.sync = partial(self._sync, run, run.sync)  # type: ignore[method-assign]
+        super().on_train_start(trainer, pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)
         logging.getLogger("lrl").removeHandler(self._log)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        run = run_of(trainer)
-        plain = run.sync
-        run.sync = lambda: self._sync_with_a_fault(run, plain)  # type: ignore[method-assign]
-        super().on_train_start(trainer, pl_module)
-
-    def _sync_with_a_fault(self, run: Run, sync: Callable[[], None]) -> None:
+    def _sync(self, run: Run, sync: Callable[[], None]) -> None:
         pool, version = run.fleet.rollouts, run.trainer.global_step
         run.syncs.wait_until_verified(pool)
         self._wait_if_nothing_suits(pool)
-        chosen = self._choose(pool, version)
+        chosen = self._choose(pool, version, newest=run.version)
         if chosen is None:
             sync()
             return
@@ -229,7 +187,9 @@ class BreakingSync(WeightSync):
             self._wait_for_a_sign(planned, target)
         self.outcomes.append(self._judge(planned, fault, target, version, sync_s))
 
-    def _choose(self, pool: GeneratorPool, version: int) -> tuple[Planned, Generator] | None:
+    def _choose(
+        self, pool: GeneratorPool, version: int, newest: int
+    ) -> tuple[Planned, Generator] | None:
         new = [
             *pool.pending,
             *(generator for generator in pool.generators if generator.version < 0),
@@ -239,7 +199,7 @@ class BreakingSync(WeightSync):
                 ((planned, new[-1]) for planned in self.left if planned.phase == INIT), None
             )
         serving = pool.serving
-        if version == self.version or not serving:
+        if version == newest or not serving:
             return None
         all_serve = len(serving) == len(self._proxies)
         fitting = [
@@ -297,23 +257,29 @@ class BreakingSync(WeightSync):
 
     def _judge(
         self, planned: Planned, fault: Fault, target: Generator, version: int, sync_s: float
-    ) -> Outcome:
+    ) -> Row:
+        """Returns the fault, the version of the sync that it hit, how many requests it hit, who
+        noticed it and after how many seconds, the outcome (`taken out`, `retried`, `other way` or
+        `no effect`), the seconds of the sync, and the first line of the log about it."""
         lines = self._said_of(planned, target)
         attempts = sum(ATTEMPT in line for _, line in lines)
-        first = lines[0] if lines and fault.hits else None
-        return Outcome(
-            phase=planned.phase,
-            kind=planned.kind,
-            stays=planned.stays,
-            version=version,
-            hits=len(fault.hits),
-            detected_by=next((word for sign, word in SIGNS.items() if sign in first[1]), "log")
-            if first
-            else None,
-            detected_s=round(first[0] - fault.hits[0], 2) if first else None,
-            outcome="taken out"
-            if target.eviction
-            else ("no effect", "retried", "other way")[min(attempts, 2)],
-            sync_s=round(sync_s, 2),
-            said=first[1].splitlines()[0][:300] if first else "",
-        )
+        found = {
+            "phase": planned.phase,
+            "kind": planned.kind,
+            "stays": planned.stays,
+            "version": version,
+            "hits": len(fault.hits),
+            "detected_by": None,
+            "detected_s": None,
+            "outcome": ("no effect", "retried", "other way")[min(attempts, 2)],
+            "sync_s": round(sync_s, 2),
+            "said": "",
+        }
+        if target.eviction:
+            found["outcome"] = "taken out"
+        if lines and fault.hits:
+            at, said = lines[0]
+            found["detected_by"] = next((by for sign, by in SIGNS.items() if sign in said), "log")
+            found["detected_s"] = round(at - fault.hits[0], 2)
+            found["said"] = said.splitlines()[0][:300]
+        return found

@@ -20,12 +20,12 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
-from benchmarks.chaos import orders
-from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER
+from benchmarks.chaos.faults import GENERATORS, WITH_A_WORKER, obey
 from benchmarks.chaos.journal import Journal
 from benchmarks.chaos.launch import JOIN_PORT, TargetSettings
 from benchmarks.chaos.recorder import FleetRecorder, StepRecorder
 from benchmarks.quickstart_run import PROBE_TOLERANCE, PROMPT_TOKENS, RESPONSE_TOKENS, policy_of
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Evaluation, Throughput, WeightSync
 from lrl.members.launchers import Given, Ray
 from lrl.quickstart.task import correct
@@ -99,20 +99,6 @@ def where(settings: TargetSettings) -> dict[str, Any]:
     }
 
 
-def make_trainer(settings: TargetSettings, folder: Path, rank: int) -> L.Trainer:
-    return L.Trainer(
-        accelerator="cpu",
-        **where(settings),
-        callbacks=make_callbacks(settings, folder, rank),
-        max_steps=settings.steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
-
-
 def make_data(settings: TargetSettings) -> lrl.RolloutDataModule:
     rows = settings.steps_per_epoch * settings.groups or None
     environment: Any = locate(settings.environment) if settings.environment else None
@@ -136,7 +122,7 @@ def main() -> None:
     folder = Path(settings.folder).resolve()
     rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
     if rank == 0:
-        orders.obey(folder)
+        obey(folder)
     L.seed_everything(settings.seed, verbose=False)
     policy = lrl.PolicyModule(
         str(policy_of(settings.seed)),
@@ -146,9 +132,14 @@ def main() -> None:
         schedule=settings.schedule,  # type: ignore[arg-type]
     )
     last = folder / "last.ckpt"
-    make_trainer(settings, folder, rank).fit(
-        policy, make_data(settings), ckpt_path=last if last.exists() else None
+    trainer = quiet_trainer(
+        settings.steps,
+        folder,
+        enable_checkpointing=True,
+        callbacks=make_callbacks(settings, folder, rank),
+        **where(settings),
     )
+    trainer.fit(policy, make_data(settings), ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import lightning as L
 import torch
 from torch.nn.functional import log_softmax
 
+from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.types import Group, Prompt, Rollout
@@ -31,33 +32,26 @@ Found = dict[int, dict[int, list[float]]]
 
 @dataclass(frozen=True)
 class Proof:
-    """The result of the check; differences in nats.
-
-    Args:
-        tokens: Trained tokens that were computed again.
-        difference: Largest difference under the version a token names, over responses that stayed
-            on one generator.
-        worst_version: The version that wrote that token.
-        carried: Tokens of responses that continued on another generator.
-        carried_difference: Largest difference among those, under the best version from the one
-            named to the trainer's.
-        under_the_version_before: Largest difference of the tokens that stayed under the version
-            before the one they name: the difference that a generator with a missed sync would show.
-        largest_lag: In versions.
-        groups: Groups trained.
-        missing: Indices in the run's order of prompts, up to that number, that were not trained
-            exactly once.
-    """
+    """The result of the check; differences in nats."""
 
     tokens: int
+    """Trained tokens that were computed again."""
     difference: float
+    """The largest under the version a token names, over responses that stayed on one generator."""
     worst_version: int
+    """The version that wrote that token."""
     carried: int
+    """Tokens of responses that continued on another generator."""
     carried_difference: float
+    """The largest among those, under the best version from the one named to the trainer's."""
     under_the_version_before: float
+    """The largest of the tokens that stayed, under the version before the one they name: what a
+    generator with a missed sync would show."""
     largest_lag: int
     groups: int
+    """Groups trained."""
     missing: int
+    """Indices in the run's order of prompts, up to that number, that were not trained once."""
 
 
 class TokenRecorder(L.Callback):
@@ -74,12 +68,12 @@ class TokenRecorder(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self._keep(trainer, pl_module)
-        for pool in trainer.datamodule.run.fleet.pools:  # type: ignore[attr-defined]
+        for pool in run_of(trainer).fleet.pools:
             self._listen(pool)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         self._keep(trainer, pl_module)
-        stream = trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
+        stream = run_of(trainer).step_stream
         self.groups += [(stream.step, group) for group in stream.groups]
 
     def _keep(self, trainer: L.Trainer, policy: Any) -> None:
@@ -91,9 +85,9 @@ class TokenRecorder(L.Callback):
         write = pool._write
 
         async def watched(
-            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *how: Any
+            generator: Generator, prompt: Prompt, rollouts: list[Rollout], *more: Any, **how: Any
         ) -> None:
-            await write(generator, prompt, rollouts, *how)
+            await write(generator, prompt, rollouts, *more, **how)
             self._carried += [rollout for rollout in rollouts if not rollout.finished]
 
         pool._write = watched  # type: ignore[method-assign]

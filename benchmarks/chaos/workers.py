@@ -8,8 +8,7 @@ What is struck has to be left out, and everything else has to be trained. So the
 the injected faults, every prompt is trained once, and the accuracy is that of the run without
 faults. Prompt and text decide what is struck; held-out problems are not. No share of failures ends a
 run here. A reward is struck in two runs: at every try, and at the first one only, so that the second
-saves the response. All runs use one vLLM server, one after another; a measurement that is in the
-results already is not repeated.
+saves the response. All runs use one vLLM server, one after another.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ import argparse
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-
 import lrl
 from benchmarks import arguments, records
-from benchmarks.chaos import faulty_calculator, faulty_reward
-from benchmarks.lent_server import LentServer, lent_server
+from benchmarks.arguments import Row
+from benchmarks.chaos import faulty
 from benchmarks.quickstart_run import (
     RunSettings,
     held_out,
@@ -38,6 +35,7 @@ from benchmarks.quickstart_run import (
     policy_of,
     server_settings,
 )
+from benchmarks.runs import EveryStep, LentServer, lent_server
 from lrl.quickstart.task import correct
 from lrl.rewards import RewardPool
 from lrl.rewards.failure_stats import EPISODE_KINDS
@@ -45,75 +43,65 @@ from lrl.types import Prompt, Rollout
 
 NONE = "none"
 KINDS = {
-    "rewards": {kind: kind for kind in faulty_reward.FAULTS},
-    "environments": faulty_calculator.KINDS,
+    "rewards": {kind: kind for kind in faulty.OF_REWARDS},
+    "environments": {fault: kind for fault, (kind, _) in faulty.OF_ENVIRONMENTS.items()},
 }
 """By experiment: each fault, and the kind as which lrl has to count it."""
 HEADS = ("fault", "strikes", "injected", "counted", "other failures", "retried", "replaced")
 HEADS += ("prompts trained; twice", "accuracy before, after", "seconds")
+OF_RUN = [one.name for one in fields(RunSettings)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--faults", nargs="+", help="(all)")
-    parser.add_argument("--share", type=float, default=0.05, help="that fails (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="processes (%(default)s)")
-    parser.add_argument("--timeout-s", type=float, default=1.0, help="of a call (%(default)s)")
-    parser.add_argument("--memory-gib", type=float, default=1.0, help="of one (%(default)s)")
+    arguments.add(
+        parser,
+        share=(0.05, "that fails"),
+        seed=(0, "of the run"),
+        workers=(2, "processes"),
+        timeout_s=(1.0, "of a call"),
+        memory_gib=(1.0, "of one"),
+    )
     arguments.add_training(parser, lr=1e-4, steps=20)
+    parser.set_defaults(max_lag=1, schedule="linear")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs what is missing, then prints the table."""
-    faults = args.faults or [NONE, *KINDS[args.experiment]]
-    twice = args.experiment == "rewards"
-    runs = [
-        (fault, once)
-        for fault in faults
-        for once in ((False, True) if twice and fault != NONE else (False,))
-    ]
-    wanted = [described(args, *one) for one in runs]
-    found = records.read(args.out)
-    missing = [one for one in runs if records.find(found, described(args, *one)) is None]
-    if missing:
-        measure = measure_rewards if twice else measure_environments
-        with lent_server(policy_of(args.seed), server_settings(), args.folder) as server:
-            for one in missing:
-                record = described(args, *one) | measure(server, args, *one)
-                records.append(args.out, record | {"command": args.command})
-    rows = [row(args, record) for record in records.all_found(args.out, wanted)]
-    print(records.markdown(HEADS, rows))
-    return 0
+def runs(args: argparse.Namespace) -> Iterator[Row]:
+    settings = arguments.chosen(args, *OF_RUN)
+    for fault in args.faults or [NONE, *KINDS[args.experiment]]:
+        twice = args.experiment == "rewards" and fault != NONE
+        for once in (False, True) if twice else (False,):
+            share = 0.0 if fault == NONE else args.share
+            yield {"fault": fault, "first_try_only": once, "share": share, **settings}
 
 
-def settings_of(args: argparse.Namespace) -> RunSettings:
-    names = ("seed", "lr", "steps", "groups", "responses")
-    how = {name: getattr(args, name) for name in names}
-    return RunSettings(max_lag=1, schedule="linear", **how)
+def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
+    train = train_rewards if args.experiment == "rewards" else train_environments
+    with lent_server(policy_of(args.seed), server_settings(), args.folder) as server:
+        for run in missing:
+            folder = args.folder / f"{run['fault']}{'-once' * run['first_try_only']}"
+            marks = folder / "marks"
+            shutil.rmtree(marks, ignore_errors=True)
+            marks.mkdir(parents=True)  # gets a file for each strike
+            kind = "" if run["fault"] == NONE else run["fault"]
+            yield run | train(server, args, run, kind, marks)
 
 
-def described(args: argparse.Namespace, fault: str, once: bool) -> dict[str, Any]:
-    share = 0.0 if fault == NONE else args.share
-    return {"fault": fault, "first_try_only": once, "share": share, **asdict(settings_of(args))}
-
-
-class Trained(L.Callback):
+class Trained(EveryStep):
     """Counts how often each prompt was trained."""
 
     def __init__(self) -> None:
         self.prompts: Counter[int] = Counter()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self.prompts.update(group.prompt.id for group in data.run.step_stream.groups)
+    def step_done(self, trainer: Any) -> None:
+        groups = trainer.datamodule.run.step_stream.groups
+        self.prompts.update(group.prompt.id for group in groups)
 
 
 class CountingPool(RewardPool):
     """A reward pool that also counts the responses that the fault is for."""
 
-    def __init__(self, reward: faulty_reward.Faulty, **limits: Any) -> None:
+    def __init__(self, reward: faulty.FaultyReward, **limits: Any) -> None:
         super().__init__([reward], **limits)
         self.reward = reward
         self.struck = 0
@@ -123,13 +111,11 @@ class CountingPool(RewardPool):
         self.struck += sum(self.reward.strikes(prompt.text, rollout.text) for rollout in rollouts)
 
 
-def fit(
-    server: LentServer, args: argparse.Namespace, data: lrl.RolloutDataModule, folder: Path
-) -> dict[str, Any]:
+def fit(server: LentServer, run: Row, data: lrl.RolloutDataModule, folder: Path) -> Row:
     """Makes one run; returns what both experiments record."""
-    settings = settings_of(args)
-    evaluation, trained = held_out(args.steps), Trained()
-    if args.experiment == "rewards":
+    settings = RunSettings(**{name: run[name] for name in OF_RUN})
+    evaluation, trained = held_out(settings.steps), Trained()
+    if data.environment is None:
         # Evaluations have a pool of their own: the fault is for the run alone.
         evaluation.rewards = [correct]
     trainer = make_trainer(server, settings, [evaluation, trained], folder)
@@ -144,42 +130,28 @@ def fit(
     }
 
 
-def marks_of(folder: Path) -> Path:
-    """Returns an empty folder that gets a file for each strike."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-def measure_rewards(
-    server: LentServer, args: argparse.Namespace, fault: str, once: bool
-) -> dict[str, Any]:
-    folder = args.folder / f"{fault}{'-once' * once}"
-    marks = marks_of(folder / "marks")
-    kind = "" if fault == NONE else fault
-    reward = faulty_reward.Faulty(kind, args.share, args.seed, str(marks) if once else "")
-    limits = {"workers": args.workers, "timeout_s": args.timeout_s, "memory_gib": args.memory_gib}
-    data = make_data(settings_of(args))
+def train_rewards(
+    server: LentServer, args: argparse.Namespace, run: Row, kind: str, marks: Path
+) -> Row:
+    once = run["first_try_only"]
+    reward = faulty.FaultyReward(kind, args.share, args.seed, str(marks) if once else "")
+    limits = arguments.chosen(args, "workers", "timeout_s", "memory_gib")
+    data = make_data(RunSettings(**{name: run[name] for name in OF_RUN}))
     pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
-    found = fit(server, args, data, folder)
+    found = fit(server, run, data, marks.parent)
     counts = dict(pool.counts)
     found |= {"retried": counts.pop("retried"), "replaced": counts.pop("replaced")}
     injected = len(list(marks.iterdir())) if once else pool.struck
     return found | {"injected": injected, "counts": counts}
 
 
-def measure_environments(
-    server: LentServer, args: argparse.Namespace, fault: str, once: bool
-) -> dict[str, Any]:
-    folder = args.folder / fault
-    marks = marks_of(folder / "marks")
-    calculator = faulty_calculator.FaultyCalculator(
-        "" if fault == NONE else fault, args.share, str(marks)
-    )
+def train_environments(
+    server: LentServer, args: argparse.Namespace, run: Row, kind: str, marks: Path
+) -> Row:
     data = make_data(
-        settings_of(args),
-        "benchmarks.chaos.faulty_calculator:problems",
-        environment=calculator,
+        RunSettings(**{name: run[name] for name in OF_RUN}),
+        "benchmarks.chaos.faulty:problems",
+        environment=faulty.FaultyCalculator(kind, args.share, str(marks)),
         environment_workers=args.workers,
         environment_memory_gib=args.memory_gib,
         turn_timeout_s=args.timeout_s,
@@ -187,14 +159,20 @@ def measure_environments(
     )
     assert data.environment is not None
     pool = data.environment.pool
-    found = fit(server, args, data, folder)
+    found = fit(server, run, data, marks.parent)
     counts = {kind: data.reward_pool.counts[kind] for kind in EPISODE_KINDS}
     found |= {"retried": sum(pool.counts.values()), "replaced": pool.replaced}
     return found | {"injected": len(list(marks.iterdir())), "counts": counts}
 
 
-def row(args: argparse.Namespace, record: dict[str, Any]) -> list[object]:
-    counts, kinds = record["counts"], KINDS[args.experiment]
+def table(made: Sequence[Row]) -> str:
+    return records.markdown(HEADS, map(cells, made))
+
+
+def cells(record: Row) -> list[object]:
+    counts = record["counts"]
+    rewards = counts.keys() >= KINDS["rewards"].keys()
+    kinds = KINDS["rewards" if rewards else "environments"]
     kind = kinds.get(record["fault"], "")
     failures = {*kinds.values()} & counts.keys()
     return [

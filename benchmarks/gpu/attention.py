@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface
 
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.rows import make_parser, parse
 
@@ -172,10 +172,7 @@ def measure(way: Way, machine: Machine, rows: int, length: int) -> dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("attention", __doc__)
-    parser.add_argument("--tokens", type=int, default=16384, help="of all rows (%(default)s)")
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[512, 4096], help="of a row (%(default)s)"
-    )
+    arguments.add(parser, tokens=(16384, "of all rows"), lengths=([512, 4096], "of a row"))
     args = parse(parser, argv)
     machine = MACHINES[args.device]()
     for length in args.lengths:

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from benchmarks import arguments
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import GIB
 from benchmarks.gpu.row_processes import HOST
@@ -38,7 +39,6 @@ from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on_rank_0
 
 DEADLINE = timedelta(seconds=60)
 """Of every collective."""
-REPEATS = 5
 DIVISIONS: dict[str, dict[str, Any]] = {
     "fsdp": {},
     "fsdp-once": {"reduce_gradients": "once"},
@@ -72,12 +72,10 @@ class Program(Lines):
     def about(self) -> dict[str, Any]:  # type: ignore[override]
         return {"row": self.row, "machine": self.machine.name, "size": self.size}
 
-    def timed(self, work: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-        self.machine.wait()
-        started = time.perf_counter()
-        found = work(*arguments)
-        self.machine.wait()
-        return found, time.perf_counter() - started
+    def timed(self, work: Callable[..., Any], *words: Any) -> tuple[Any, float]:
+        found: list[Any] = []
+        seconds = self.machine.seconds(lambda: found.append(work(*words)))
+        return found[0], seconds
 
     def passes(self, policy: Policy) -> tuple[float, float]:
         found = passes(policy, self.micros, self.tokens)
@@ -189,7 +187,7 @@ def answer(program: Program, row: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("collectives", __doc__, ROWS)
-    parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="(%(default)s)")
+    arguments.add(parser, size=("0.5b", "of the policy", SHAPES))
     args = parse(parser, argv)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     program = Program(args)

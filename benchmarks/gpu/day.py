@@ -188,22 +188,21 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.day",
-        description="A quarter of an hour on one GPU: what has no answer yet.",
+    parser = arguments.make_parser("gpu.day", __doc__)
+    arguments.add(
+        parser,
+        seconds=(540.0, "for all"),
+        only=("", "items with these words in their name"),
+        list=(False, "print the items and their state"),
+        rehearse=(False, "every item on the CPU, tiny"),
+        folder=(Path("runs/gpu_day"), "of all files"),
     )
-    parser.add_argument("--seconds", type=float, default=540, help="for all (%(default)s)")
-    parser.add_argument("--only", help="items with these words in their name")
-    parser.add_argument("--list", action="store_true", help="print the items and their state")
-    parser.add_argument("--rehearse", action="store_true", help="every item on the CPU, tiny")
-    parser.add_argument("--folder", type=Path, default=Path("runs/gpu_day"))
     parser.add_argument("--out", type=Path, help=f"of new records; left out: {ANSWERS.name}")
     args = arguments.parse(parser, argv)
-    args.folder.mkdir(parents=True, exist_ok=True)
     args.out = args.out or (args.folder / "rehearsal.jsonl" if args.rehearse else ANSWERS)
     known = [] if args.rehearse else [*records.read(ANSWERS), *records.read(args.out)]
     items = pending(known, with_vllm=find_spec("vllm") is not None)
-    items = [item for item in items if (args.only or "") in item.name]
+    items = [item for item in items if args.only in item.name]
     if args.list:
         print("\n".join(f"{item.limit_s:4.0f} s  {item.name}" for item in items))
         return 0

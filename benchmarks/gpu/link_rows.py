@@ -1,5 +1,9 @@
 """Communicators of two processes on one GPU, and the end of one whose other member is dead: the
-processes of the rows `nccl` and `fsdp`."""
+processes of the rows `nccl` and `fsdp`.
+
+torch's on a CPU is gloo. Its watchdog is off (`UNWATCHED`): it would end a process whose collective
+fails, before anybody could see what an abort does.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,81 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from datetime import timedelta
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _abort_process_group
 
-from benchmarks.gpu.links import LINKS, Link
-from benchmarks.gpu.row_processes import WAIT_S, Part
+from benchmarks.gpu.row_processes import WAIT_S, Part, connect
 from benchmarks.gpu.rows import first_lines
 from lrl.distributed.ranks import Ranks
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
+from lrl.weights import communicator
 
+UNWATCHED = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 LIVING_S = 1.0
 """Seconds in which an all-reduce without the other member must not end."""
 ALONE_S = 3.0
 """Seconds in which one may end by itself when the other member is dead."""
 
 
-def link(part: Part, name: str, rank: int) -> Link:
+class OfTorch:
+    """The default process group."""
+
+    def __init__(self, part: Part, name: str, rank: int) -> None:
+        on_gpu = part.device.type == "cuda"
+        backend = "nccl" if on_gpu else "gloo"
+        self.about = f"{backend} {'.'.join(map(str, torch.cuda.nccl.version())) if on_gpu else ''}"
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore(name, connect(part.port)),  # its threads wait there, too
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=WAIT_S),
+            device_id=part.device if on_gpu else None,
+        )
+
+    def broadcast(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, 0)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def abort(self) -> None:
+        _abort_process_group()
+
+
+class OfVllm:
+    """NCCL's communicator of a weight transfer (`lrl.weights.communicator`)."""
+
+    def __init__(self, part: Part, name: str, rank: int) -> None:
+        if rank == 0:
+            part.give(name, communicator.new_unique_id())
+        self._group = communicator.join(part.take(name), rank, 2, part.device)
+        self.about = f"vLLM's NCCL {self._group.nccl.ncclGetVersion()}"
+
+    def broadcast(self, tensor: Tensor) -> None:
+        self._group.broadcast(tensor, src=0)
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self._group.all_reduce(tensor)
+
+    def abort(self) -> None:
+        if not communicator.abort(self._group):
+            raise TimeoutError(f"the abort did not end within {communicator.ABORT_S:g} s")
+
+
+def link(part: Part, name: str, rank: int) -> OfTorch | OfVllm:
     part.waits_for(f"the other member of communicator {name!r}")
     started = time.perf_counter()
-    joined = LINKS["vllm" if part.row.endswith("-vllm") else "torch"](part, name, rank)
+    joined = (OfVllm if part.row.endswith("-vllm") else OfTorch)(part, name, rank)
     part.keep(communicator=name, join_s=time.perf_counter() - started, about=joined.about)
     part.waits_for("its own device")
     return joined

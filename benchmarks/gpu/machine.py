@@ -20,44 +20,50 @@ REPEATS, WARM_UP = 10, 3
 
 
 class Machine:
-    """One device."""
+    """The processor and its memory."""
 
-    accelerator: str
-    device: str
+    accelerator = "cpu"
+    device = "cpu"
     """As torch has it."""
-    transports: tuple[str, ...]
+    transports: tuple[str, ...] = ("shared_memory",)
     """The ways of weights on it, the usual one first."""
-    matrix_size: int
+    matrix_size = 512
     """Rows and columns of a matrix that fills the device."""
-    dtype: str
+    dtype = "float32"
     """Of weights that it computes with fast."""
 
-    name: str
-    total: int
-    """All bytes of its memory."""
-    used: int
-    """Bytes of its memory in use, by all processes."""
-    peak: int
-    """Most bytes that this process has had since `begin`."""
+    @property
+    def name(self) -> str:
+        return f"{platform.machine()} processor, {psutil.cpu_count()} cores"
+
+    @property
+    def total(self) -> int:
+        """All bytes of its memory."""
+        return psutil.virtual_memory().total
+
+    @property
+    def used(self) -> int:
+        """Bytes of its memory in use, by all processes."""
+        return psutil.virtual_memory().used
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that this process has had since `begin`."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
     def begin(self) -> None:
         """Leaves the memory to others and forgets the peak."""
-        raise NotImplementedError
+        Path("/proc/self/clear_refs").write_text("5")
 
     def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
         """Returns the settings of the generator that give it its part; raises ValueError if not all
         fits."""
-        raise NotImplementedError
-
-    def copy_seconds(self, num_bytes: int) -> float:
-        source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
-        target = torch.zeros_like(source)
-        return statistics.median(
-            [self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
-        )
+        plan.utilization(self.total)
+        return {"kv_cache_gib": max(0.1, plan.kv_cache / GIB)}
 
     def wait(self) -> None:
-        raise NotImplementedError
+        """Waits for the device's work."""
 
     def seconds(self, work: Callable[[], Any]) -> float:
         self.wait()
@@ -66,16 +72,22 @@ class Machine:
         self.wait()
         return time.perf_counter() - started
 
-    def matrix_flops_per_s(self) -> float:
-        left = torch.randn(
-            self.matrix_size, self.matrix_size, dtype=torch.bfloat16, device=self.device
+    def copy_seconds(self, num_bytes: int) -> float:
+        source = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        target = torch.zeros_like(source)
+        return statistics.median(
+            [self._copy(source, target) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
         )
+
+    def matrix_flops_per_s(self) -> float:
+        shape = (self.matrix_size, self.matrix_size)
+        left = torch.randn(shape, dtype=torch.bfloat16, device=self.device)
         right = torch.randn_like(left)
         products = [self.seconds(lambda: torch.mm(left, right)) for _ in range(WARM_UP + REPEATS)]
         return 2.0 * self.matrix_size**3 / statistics.median(products[WARM_UP:])
 
     def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
-        raise NotImplementedError
+        return self.seconds(lambda: target.copy_(source))
 
 
 class Gpu(Machine):
@@ -123,46 +135,4 @@ class Gpu(Machine):
         return start.elapsed_time(end) / 1000
 
 
-class Cpu(Machine):
-    """The processor and its memory."""
-
-    accelerator = "cpu"
-    device = "cpu"
-    transports = ("shared_memory",)
-    matrix_size = 512
-    dtype = "float32"
-
-    @property
-    def name(self) -> str:
-        return f"{platform.machine()} processor, {psutil.cpu_count()} cores"
-
-    @property
-    def total(self) -> int:
-        return psutil.virtual_memory().total
-
-    @property
-    def used(self) -> int:
-        return psutil.virtual_memory().used
-
-    @property
-    def peak(self) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-    def begin(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")
-
-    def server_memory(self, plan: MemoryPlan) -> dict[str, Any]:
-        plan.utilization(self.total)
-        return {"kv_cache_gib": max(0.1, plan.kv_cache / GIB)}
-
-    def wait(self) -> None:
-        pass
-
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> float:
-        started = time.perf_counter()
-        target.copy_(source)
-        return time.perf_counter() - started
-
-
-MACHINES: dict[str, type[Machine]] = {"gpu": Gpu, "cpu": Cpu}
+MACHINES: dict[str, type[Machine]] = {"gpu": Gpu, "cpu": Machine}

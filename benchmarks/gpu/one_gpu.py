@@ -20,6 +20,7 @@ from typing import Any
 import lightning as L
 
 import lrl
+from benchmarks import arguments
 from benchmarks.gpu import rows
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import (
@@ -35,6 +36,7 @@ from benchmarks.gpu.memory_plan import (
 )
 from benchmarks.random_policy import SHAPES, hashed, llama, made_up_rows, make_policy
 from benchmarks.records import append, origin
+from benchmarks.runs import EveryStep, quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.rollouts.sources import read_rows
 
@@ -44,13 +46,8 @@ to generate."""
 LEAST_STEPS = 4
 
 
-class Recorder(L.Callback):
-    """Keeps every step's times and the most memory in use on the device, both processes together.
-
-    Args:
-        throughput: What measures the steps; it must run before this, and `WeightSync` before both.
-        machine: The device.
-    """
+class Recorder(EveryStep):
+    """Keeps every step's times and the most memory in use on the device, both processes together."""
 
     def __init__(self, throughput: Throughput, machine: Machine) -> None:
         self.throughput = throughput
@@ -62,10 +59,8 @@ class Recorder(L.Callback):
         self.first_sync_bytes = self.device_bytes = self.machine.used
         self.first_sync_peak_bytes = self.machine.peak
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
-        times, stream = self.throughput.times, trainer.datamodule.run.step_stream  # type: ignore[attr-defined]
+    def step_done(self, trainer: Any) -> None:
+        times, stream = self.throughput.times, trainer.datamodule.run.step_stream
         self.steps.append(
             {
                 "step_s": times.step,
@@ -92,17 +87,14 @@ def make_run(
 ) -> tuple[L.Trainer, lrl.PolicyModule, lrl.RolloutDataModule, Recorder]:
     throughput = Throughput()
     recorder = Recorder(throughput, machine)
-    trainer = L.Trainer(
+    trainer = quiet_trainer(
+        steps,
+        folder.parent,
         accelerator=machine.accelerator,
+        enable_progress_bar=True,
         devices=1,
         strategy=strategy,
         callbacks=[WeightSync(), throughput, recorder],
-        max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder.parent,
     )
     policy = lrl.PolicyModule(
         str(folder),
@@ -194,32 +186,24 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def add_step_size(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--groups", type=int, default=GROUPS_PER_STEP, help="prompts a step (%(default)s)"
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=MAX_RESPONSE_TOKENS, help="of a response (%(default)s)"
-    )
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = rows.make_parser("one_gpu", __doc__)
-    parser.add_argument("--size", choices=list(SHAPES), default="0.5b", help="(%(default)s)")
-    parser.add_argument("--transport", help="how weights travel (ipc; on a CPU shared_memory)")
-    parser.add_argument(
-        "--quantization", help="of the generator, as strategy.server.quantization; fp8_per_channel"
-    )
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps (%(default)s)")
-    add_step_size(parser)
-    parser.add_argument(
-        "--prompts", help="GSM8K as a file, or any rows with a `question`; left out: made-up rows"
-    )
-    return parser
+STEP_SIZE = {
+    "groups": (GROUPS_PER_STEP, "prompts a step"),
+    "tokens": (MAX_RESPONSE_TOKENS, "of a response"),
+}
+"""Settings of a run here and in `one_server`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = make_parser()
+    parser = rows.make_parser("one_gpu", __doc__)
+    arguments.add(
+        parser,
+        size=("0.5b", "of the policy", SHAPES),
+        transport=(None, "how weights travel; ipc, on a CPU shared_memory"),
+        quantization=(None, "of the generator, as strategy.server.quantization; fp8_per_channel"),
+        steps=(12, "optimizer steps"),
+        prompts=(None, "GSM8K as a file, or any rows with a `question`; else made-up rows"),
+        **STEP_SIZE,
+    )
     args = rows.parse(parser, argv, LEAST_STEPS)
     transports = MACHINES[args.device].transports
     args.transport = args.transport or transports[0]

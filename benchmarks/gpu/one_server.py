@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import lrl
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.gpu.machine import MACHINES, Machine
 from benchmarks.gpu.memory_plan import CONCURRENT_RESPONSES, GIB, plan_memory
-from benchmarks.gpu.one_gpu import LEAST_STEPS, MEASURED, add_step_size, make_run, medians
+from benchmarks.gpu.one_gpu import LEAST_STEPS, MEASURED, STEP_SIZE, make_run, medians
 from benchmarks.gpu.rows import make_parser, parse
-from benchmarks.lent_server import Borrowing, LentServer, lent_server
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
+from benchmarks.runs import Borrowing, LentServer, lent_server
 from lrl.system.auth import bearer
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -101,9 +101,8 @@ def post(lent: LentServer, route: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser("one_server", __doc__)
-    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="(%(default)s)")
-    parser.add_argument("--steps", type=int, default=6, help="of each run (%(default)s)")
-    add_step_size(parser)
+    size = ("1.5b", "of the policy", SHAPES)
+    arguments.add(parser, size=size, steps=(6, "of each run"), **STEP_SIZE)
     args = parse(parser, argv, LEAST_STEPS)
     for found in measure(args):
         records.append(args.out, found | {"size": args.size, "command": args.command})

@@ -36,7 +36,7 @@ from typing import IO
 PINS = Path(__file__).parents[2] / "requirements" / "cuda.txt"
 BASE = """
 antlr4-python3-runtime datasets dill docstring-parser gguf jsonargparse latex2sympy2-extended
-math-verify multiprocess omegaconf pebble typeshed-client
+math-verify multiprocess omegaconf typeshed-client
 """
 """What lrl needs without vLLM."""
 VLLM = """

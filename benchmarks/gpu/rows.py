@@ -48,13 +48,13 @@ def make_parser(
     parser = arguments.make_parser(f"gpu.{name}", about)
     if rows:
         parser.add_argument("--only", choices=list(rows), action="append", help="a row (all)")
-    parser.add_argument(
-        "--device", choices=("gpu", "cpu"), default="gpu", help="cpu: a rehearsal (%(default)s)"
-    )
     folder = Path("runs/one_gpu")
-    parser.add_argument("--folder", type=Path, default=folder, help="of policies (%(default)s)")
-    out = folder / f"{name}.jsonl"
-    parser.add_argument("--out", type=Path, default=out, help="gets lines (%(default)s)")
+    arguments.add(
+        parser,
+        device=("gpu", "cpu: a rehearsal", ("gpu", "cpu")),
+        folder=(folder, "of policies"),
+        out=(folder / f"{name}.jsonl", "gets lines"),
+    )
     return parser
 
 
@@ -71,7 +71,6 @@ def parse(
             f"torch {torch.__version__} sees no CUDA GPU. Run this where one is, or rehearse it: "
             "--device cpu and small sizes."
         )
-    args.folder.mkdir(parents=True, exist_ok=True)
     return args
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import ItemsView, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 import lrl
+from benchmarks.random_policy import random_group, random_tokens
 from lrl.advantages import Baseline
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import blank
 from lrl.training.optimizers import scale_and_clip
 from lrl.training.sharding import Sharding, on_cpu, whole_on_rank_0
-from lrl.types import Group, MicroBatch, Prompt, Rollout
+from lrl.types import Group, MicroBatch, Prompt
 
 MAX_NORM = 1.0
 GROUPS, RESPONSES = 4, 2
@@ -26,28 +27,13 @@ MICRO_BATCH_TOKENS = 256
 """Two responses: each of two ranks has two passes a step."""
 
 
-def groups(step: int, vocabulary: int) -> Iterator[Group]:
-    draw = random.Random(step)
-
-    def tokens(count: int) -> list[int]:
-        return [draw.randrange(vocabulary) for _ in range(count)]
-
-    for index in range(step * GROUPS, (step + 1) * GROUPS):
-        rollouts = [
-            Rollout(
-                token_ids=tokens(RESPONSE_TOKENS),
-                logprobs=[-10.0] * RESPONSE_TOKENS,
-                versions=[step] * RESPONSE_TOKENS,
-                finish_reason="length",
-                reward=draw.random(),
-            )
-            for _ in range(RESPONSES)
-        ]
-        yield Group(
-            index=index,
-            prompt=Prompt(id=index, token_ids=tokens(PROMPT_TOKENS), text=""),
-            rollouts=rollouts,
-        )
+def groups(vocabulary: int) -> Iterator[Group]:
+    draw = random.Random(0)
+    lengths = [RESPONSE_TOKENS] * RESPONSES
+    for index in range(GROUPS):
+        tokens = random_tokens(draw, PROMPT_TOKENS, vocabulary)
+        prompt = Prompt(id=index, token_ids=tokens, text="")
+        yield random_group(draw, index, prompt, lengths=lengths, vocabulary=vocabulary)
 
 
 class NoBaseline(Baseline):
@@ -86,21 +72,19 @@ class Expected(NamedTuple):
     gradient: dict[str, Tensor]
 
     def off(self, loss: float, norm: float, gradient: dict[str, Tensor]) -> dict[str, float]:
-        away = sum(float((gradient[name] - one).square().sum()) for name, one in self.named())
-        length = sum(float(one.square().sum()) for _, one in self.named())
+        named = self.gradient.items()
+        away = sum(float((gradient[name] - one).square().sum()) for name, one in named)
+        length = sum(float(one.square().sum()) for _, one in named)
         return {
             "loss_off": abs(loss / self.loss - 1),
             "norm_off": abs(norm / self.norm - 1),
             "gradient_off": (away / length) ** 0.5,
         }
 
-    def named(self) -> ItemsView[str, Tensor]:
-        return self.gradient.items()
-
 
 def micro_batches(vocabulary: int) -> tuple[list[MicroBatch], int]:
     packer = Packer(MICRO_BATCH_TOKENS, NoBaseline(), 1.0)
-    rounds = [one for group in groups(0, vocabulary) for one in packer.add(group)]
+    rounds = [one for group in groups(vocabulary) for one in packer.add(group)]
     return [one for each in [*rounds, *packer.flush()] for one in each if one], packer.tokens
 
 

@@ -16,13 +16,14 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import LlamaConfig
 
 import lrl
+from benchmarks import arguments
 from benchmarks.forced_lengths import equal
 from benchmarks.gpu import attention, rows, step_profile
 from benchmarks.gpu.machine import MACHINES, Machine
@@ -31,7 +32,8 @@ from benchmarks.gpu.step_profile import StepProfile
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy, num_parameters
 from benchmarks.ready_responses import ReadyResponses
 from benchmarks.records import append, origin
-from lrl.training.model import open_tokenizer
+from benchmarks.runs import EveryStep, quiet_trainer
+from lrl.training.model import Dtype, open_tokenizer
 
 MAX_PROMPT_TOKENS = 512
 WARM_UP_STEPS = 2
@@ -49,7 +51,7 @@ class FusedAdamW(lrl.PolicyModule):
         return found
 
 
-class StepSeconds(L.Callback):
+class StepSeconds(EveryStep):
     """Keeps the seconds of every step, to the end of its last kernel."""
 
     def __init__(self, machine: Machine) -> None:
@@ -63,9 +65,7 @@ class StepSeconds(L.Callback):
         self.machine.wait()
         self._started = time.perf_counter()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
-    ) -> None:
+    def step_done(self, trainer: Any) -> None:
         self.machine.wait()
         self.seconds.append(time.perf_counter() - self._started)
 
@@ -119,18 +119,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         callbacks.append(StepProfile(args.steps - 1))
     peak = machine.matrix_flops_per_s()
     machine.begin()
-    trainer = L.Trainer(
+    trainer = quiet_trainer(
+        args.steps,
+        args.folder,
         accelerator=machine.accelerator,
         devices=1,
         precision="bf16-mixed" if args.dtype == "float32" else "32-true",
         callbacks=callbacks,
-        max_steps=args.steps,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        default_root_dir=args.folder,
     )
     backend = sdpa_kernel(getattr(SDPBackend, args.sdpa)) if args.sdpa else nullcontext()
     with backend:
@@ -188,43 +183,27 @@ def table(result: dict[str, Any]) -> str:
     return step if profiled is None else f"{step}\n\n{step_profile.table(profiled)}"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = rows.make_parser("trainer", __doc__)
-    parser.add_argument("--size", choices=list(SHAPES), default="1.5b", help="(%(default)s)")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the weights; float32 is trained in bf16-mixed (%(default)s)",
-    )
-    parser.add_argument(
-        "--attention",
-        help=f"as model.attention, or {attention.VARLEN}: torch's attention over sequences of "
-        "different lengths; left out: transformers' choice",
-    )
-    parser.add_argument(
-        "--sdpa", choices=("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"), help="sdpa's backend"
-    )
-    for flag, about in (
-        ("--fused", "AdamW in one kernel"),
-        ("--profile", "also the kernels of the last step, by time"),
-        ("--checkpointing", "as model.gradient_checkpointing"),
-        ("--copies", "a copy of the prompt for each of its responses"),
-    ):
-        parser.add_argument(flag, action="store_true", help=about)
-    for flag, default, about in (
-        ("--micro-batch-tokens", 16384, "of one forward pass"),
-        ("--groups", 16, "prompts a step"),
-        ("--responses", 8, "to each"),
-        ("--tokens", 512, "of each response"),
-        ("--steps", 5, "the first two do not count"),
-    ):
-        parser.add_argument(flag, type=int, default=default, help=f"{about} (%(default)s)")
-    return parser
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    args = rows.parse(make_parser(), argv, LEAST_STEPS)
+    parser = rows.make_parser("trainer", __doc__)
+    backends = ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
+    varlen = f"or {attention.VARLEN}: torch's attention over sequences of different lengths"
+    arguments.add(
+        parser,
+        size=("1.5b", "of the policy", SHAPES),
+        dtype=("float32", "of the weights; float32 is trained in bf16-mixed", get_args(Dtype)),
+        attention=(None, f"as model.attention, {varlen}"),
+        sdpa=(None, "sdpa's backend", backends),
+        fused=(False, "AdamW in one kernel"),
+        profile=(False, "also the kernels of the last step, by time"),
+        checkpointing=(False, "as model.gradient_checkpointing"),
+        copies=(False, "a copy of the prompt for each of its responses"),
+        micro_batch_tokens=(16384, "of one forward pass"),
+        groups=(16, "prompts a step"),
+        responses=(8, "to each"),
+        tokens=(512, "of each response"),
+        steps=(5, "the first two do not count"),
+    )
+    args = rows.parse(parser, argv, LEAST_STEPS)
     result = measure(args)
     append(args.out, result)
     print(table(result))

@@ -16,13 +16,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from benchmarks import arguments
 from benchmarks.gpu import rows
 from benchmarks.gpu.handles import EXPANDABLE, export, export_with_segments_off, open_handle
-from benchmarks.gpu.link_rows import be_killed, come_again, receive, send, shard, survive
-from benchmarks.gpu.links import UNWATCHED
+from benchmarks.gpu.link_rows import (
+    UNWATCHED,
+    be_killed,
+    come_again,
+    receive,
+    send,
+    shard,
+    survive,
+)
 from benchmarks.gpu.row_processes import Part, Row, be_part, connect, run_row
 from benchmarks.records import append
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
 HOSTS = [UNWATCHED | {"NCCL_HOSTID": f"part-{number}", "NCCL_DEBUG": "WARN"} for number in range(3)]
 """NCCL refuses two processes on one GPU of one host, so it takes them for two hosts."""
@@ -76,10 +84,11 @@ def one_part(args: argparse.Namespace) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = rows.make_parser("two_processes", __doc__, ROWS)
-    parser.add_argument("--mib", type=int, default=256, help="of a buffer (%(default)s)")
-    parser.add_argument("--policy", default="130m", help="that is divided (%(default)s)")
-    parser.add_argument(
-        "--row-s", type=float, default=90.0, help="longest time of a row (%(default)s)"
+    arguments.add(
+        parser,
+        mib=(256, "of a buffer"),
+        policy=("130m", "that is divided"),
+        row_s=(90.0, "longest time of a row"),
     )
     for name in ("--part", "--port", "--owner"):  # of the program's own processes
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)

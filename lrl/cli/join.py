@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Returns the command line."""
     parser = argparse.ArgumentParser(
-        prog="lrl join", description="Bring a generator, a scorer or an environment to a live run."
+        prog="lrl join", description="Bring a generator or workers to a live run."
     )
     add_member(parser, "its number, which a launcher has")
     parser.add_argument(
@@ -59,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--workers",
         metavar="N",
         type=int,
-        help=f"processes that score, or play episodes ({usable_cores()})",
+        help=f"processes that score, and as many that play episodes ({usable_cores()})",
     )
     endpoint = parser.add_argument_group("its address", "as in the run, if it is on this machine")
     endpoint.add_argument("--host", help="address it listens on, which the run's machine reaches")

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="lrl leave",
-        description="Have a generator, a scorer or an environment leave a live run.",
+        description="Have a generator or workers leave a live run.",
     )
     add_member(parser, "the member (the last that joined)")
     args = parser.parse_args(argv)

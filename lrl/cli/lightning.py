@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 import yaml
-from jsonargparse import set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -38,11 +38,6 @@ USUAL_CALLBACKS = (
     "Summary",
 )
 """Callbacks of a run that names none, in their order."""
-
-
-def raised_by_lightning(error: Exception) -> bool:
-    """Tells whether an error comes from a check of Lightning's."""
-    return "/lightning/" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 class LrlCLI(LightningCLI):
@@ -87,19 +82,16 @@ class LrlCLI(LightningCLI):
         try:
             super().parse_arguments(parser, args)
             verb = self.config.subcommand
-            strategy = self.config[verb].get("trainer.strategy")
+            trainer = self.config[verb].get("trainer")
+            if not isinstance(trainer, Namespace):  # jsonargparse takes any value for a group
+                parser.error(f"trainer is {trainer!r}: give its settings.")
+            strategy = trainer.get("strategy")
             known = ("auto", *StrategyRegistry.available_strategies())
             if isinstance(strategy, str) and strategy not in known:
                 named = {verb: {"trainer": {"strategy": {"class_path": strategy}}}}
                 self.config = parser.parse_object(named, self.config)
         except OmegaConfBaseException as error:
             parser.error(str(error))
-        prompts = self.config[verb].get("data.init_args.prompts")
-        if isinstance(prompts, list):
-            from lrl.cli import setting_errors  # only an error needs it
-
-            if stray := setting_errors.stray_prompt_setting(prompts):
-                parser.error(stray)
 
     def instantiate_classes(self) -> None:
         """Builds everything; the error of a constructor is shown alone."""
@@ -123,8 +115,8 @@ class LrlCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except Exception as error:
-            if not raised_by_lightning(error):
-                raise
+            if "/lightning/" not in traceback.extract_tb(error.__traceback__)[-1].filename:
+                raise  # not from a check of Lightning's
             raise ConfigError(f"trainer: {error}") from error
         preflight.check_strategy(trainer)
         return trainer

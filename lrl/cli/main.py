@@ -13,7 +13,7 @@ from importlib import import_module
 
 import lrl
 from lrl.cli.recipes import recipes, with_recipe_paths
-from lrl.system.import_by_name import nearest, with_current_folder
+from lrl.system.import_by_name import did_you_mean, with_current_folder
 from lrl.system.quick_imports import quick_imports
 
 USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
@@ -27,8 +27,7 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
   view       look at a run's rollouts:    lrl view runs/quickstart/version_0
   prompt     ask the policy of a run:     lrl prompt runs/quickstart/version_0
   join       one more generator for it:   lrl join runs/quickstart/version_0
-             one that scores for it:      lrl join https://ADDRESS:PORT --kind scorer
-             one that plays episodes:     lrl join https://ADDRESS:PORT --kind environment
+             workers that score and play: lrl join https://ADDRESS:PORT --kind worker
   leave      one generator less:          lrl leave runs/quickstart/version_0
   plan       forecast step times:         lrl plan --model FOLDER --cluster 8xH100 --lengths fixed:512
              compared with a run:         lrl plan --compare runs/quickstart/version_0
@@ -39,30 +38,11 @@ USAGE = """usage: lrl COMMAND [--config RECIPE] [--SETTING VALUE ...]
 """
 LIGHTNINGS = ("fit", "validate")
 OTHERS = (
-    "init",
-    "ray",
-    "chat",
-    "export",
-    "view",
-    "prompt",
-    "join",
-    "leave",
-    "plan",
-    "doctor",
+    *("init", "ray", "chat", "export", "view", "prompt"),
+    *("join", "leave", "plan", "doctor"),
 )
 """The commands besides fit and validate; each is the `main` of the module of its name."""
 COMMANDS = (*LIGHTNINGS, *OTHERS)
-COMMANDS_MEANT_BY = {
-    "new": "init",
-    "train": "fit",
-    "run": "fit",
-    "eval": "validate",
-    "evaluate": "validate",
-    "test": "validate",
-    "talk": "chat",
-    "show": "view",
-}
-"""Words of other tools, and lrl's."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -93,11 +73,9 @@ def run_command(words: list[str]) -> int:
     if words[0] in OTHERS:
         return int(import_module(f"lrl.cli.{words[0]}").main(words[1:]))
     if words[0] not in LIGHTNINGS and not words[0].startswith("-"):
-        near = nearest(words[0], (*COMMANDS, *COMMANDS_MEANT_BY))
-        meant = f" Did you mean {COMMANDS_MEANT_BY.get(near, near)}?" if near else ""
-        return bad_input(
-            f"there is no command {words[0]!r}.{meant} There are {', '.join(COMMANDS)}."
-        )
+        near = did_you_mean(words[0], COMMANDS)
+        known = ", ".join(COMMANDS)
+        return bad_input(f"there is no command {words[0]!r}.{near} There are {known}.")
     if words[0] in LIGHTNINGS and words[-1] in {"-h", "--help"}:
         from lrl.cli import fit_help
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from lrl.cli.recipes import recipes
 from lrl.planning.cluster import DEVICES_PER_NODE, Cluster, parse_cluster
 from lrl.planning.model_shape import read_shape
-from lrl.planning.report import bottleneck, in_flight, print_whole, table, write_recipe
+from lrl.planning.report import bottleneck, in_flight, print_whole, recipe_of, table
 from lrl.planning.search import (
     Layouts,
     Plan,
@@ -123,12 +123,6 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
 
 
 def plan(args: argparse.Namespace, console: Console) -> None:
-    """Searches, prints, simulates and writes.
-
-    Raises:
-        ValueError: A setting is wrong, nothing fits, or no plan can be written as a recipe.
-        OSError: A file is missing, or cannot be written.
-    """
     if args.generators is not None and (args.simulate or args.out):
         raise ValueError("--generators: --simulate and --out know one cluster only.")
     base, data = read_base(args.base)
@@ -167,17 +161,22 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None:
         if not today:
             raise ValueError(f"--out is {str(args.out)!r}, and nothing was written: {why_not}")
-        write(
-            args, best(today, 1)[0], workload=workload, cluster=cluster, base=base, console=console
+        chosen, dispatch = best(today, 1)[0], None
+        if args.simulate:
+            dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(chosen, workload))
+        recipe = recipe_of(
+            chosen, workload, cluster, base=base, model=args.model, dispatch=dispatch
         )
+        args.out.write_text(recipe)
+        console.print(
+            f"{args.out}: the fastest plan that lrl runs today, {chosen.step_s:.3g} s a step."
+        )
+        console.print(f"lrl fit --config {shlex.quote(str(args.out))}", soft_wrap=True)
 
 
 def read_base(name: str) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of a recipe that is given by name or by path, and the settings of its data.
-
-    Raises:
-        ValueError: There is none, or it is no recipe.
-    """
+    """Returns the path of a recipe that is given by name or by path, and the settings of its
+    data."""
     path = recipes().get(name, Path(name))
     try:
         recipe = yaml.safe_load(path.read_text())
@@ -192,11 +191,7 @@ def read_base(name: str) -> tuple[Path, dict[str, Any]]:
 def episodes_of(
     args: argparse.Namespace, data: dict[str, Any], lengths: Quantiles
 ) -> Episodes | None:
-    """Returns the episodes of a plan, with turns of these lengths; None for single turns.
-
-    Raises:
-        ValueError: The number of turns is missing, or wrong.
-    """
+    """Returns the episodes of a plan, with turns of these lengths; None for single turns."""
     turns, setting = args.turns, "--turns"
     if turns is None and data.get("environment") and "max_turns" in data:
         turns, setting = f"fixed:{data['max_turns']}", "data.max_turns of --base"
@@ -246,30 +241,3 @@ def assumed(args: argparse.Namespace, layouts: Layouts, cluster: Cluster) -> str
         f"each prompt read {work.trees} times. Policy of {layouts.shape.parameters / 1e9:.3g} "
         f"billion parameters on {cluster}.\nBy default: {', '.join(left) or 'nothing'}."
     )
-
-
-def write(
-    args: argparse.Namespace,
-    plan: Plan,
-    workload: Workload,
-    cluster: Cluster,
-    base: Path,
-    console: Console,
-) -> None:
-    """Writes a plan as a recipe, with its fastest dispatch policy if it is simulated."""
-    dispatch = None
-    if args.simulate:
-        from lrl.planning import simulated_plan
-
-        dispatch = simulated_plan.best_dispatch(simulated_plan.outcomes(plan, workload))
-    write_recipe(
-        args.out,
-        plan,
-        workload=workload,
-        cluster=cluster,
-        base=base,
-        model=args.model,
-        dispatch=dispatch,
-    )
-    console.print(f"{args.out}: the fastest plan that lrl runs today, {plan.step_s:.3g} s a step.")
-    console.print(f"lrl fit --config {shlex.quote(str(args.out))}", soft_wrap=True)

@@ -15,7 +15,6 @@ Linux only. Standard library and psutil only, as the supervisor's.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -24,7 +23,8 @@ import subprocess
 import sys
 import time
 
-from lrl.generators.supervisor import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, TICK_S, Tree
+from lrl.generators.supervisor import TICK_S, Tree
+from lrl.system.processes import adopt_orphans, shell_status, start_bound
 
 BEHIND_S = 40.0
 """Seconds that what the command has started may outlast it: supervisors end vLLM and remove its
@@ -58,19 +58,12 @@ def guard(command: list[str], grace_s: float, owner: socket.socket) -> int:
     signal.signal(signal.SIGTERM, lambda *_: owner.shutdown(socket.SHUT_RD))  # as if it were gone
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which the command would inherit
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     # Ray blocks SIGINT in its processes, and children inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    child = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
-    )
+    child = start_bound(command, by=signal.SIGKILL, stdin=subprocess.DEVNULL)
     Tree(child).end(obey(child, owner, grace_s))
-    status = child.returncode if child.returncode is not None else -signal.SIGKILL
-    return status if status >= 0 else 128 - status
+    return shell_status(child.returncode)
 
 
 def main() -> None:

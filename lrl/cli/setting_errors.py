@@ -5,16 +5,14 @@ line for each type that the setting may have. The deepest line says the fault; t
 make the setting's whole name.
 """
 
-import inspect
 import re
-import sys
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from lrl.cli import fit_help
+from lrl.cli import aliases, fit_help
 from lrl.cli.recipes import recipes
-from lrl.system import aliases, import_by_name
+from lrl.system import import_by_name
 
 NOISE = (
     *("Does not validate", "Subtypes:", "Errors:", "Given value", "Expected a <class 'NoneType'>"),
@@ -62,20 +60,23 @@ class Line(NamedTuple):
 
 def explain(message: str) -> str:
     """Returns the text of one error for a parser's message."""
-    lines = [line for line in _lines(message) if line.owner != EVERY_CALLBACK]
-    for line in sorted(lines, key=lambda line: -line.depth):
+    lines = sorted(_lines(message), key=lambda line: -line.depth)
+    for line in lines:
         if unknown := UNKNOWN.search(line.text):
             return _no_setting(unknown[1] or unknown[2], line)
-    for line in sorted(lines, key=lambda line: -line.depth):
+    for line in lines:
         if (match := NO_CLASS.search(line.text)) and (text := _no_class(match, line)):
             return text
     faults = [line for line in lines if line.setting and not line.text.startswith(NOISE)]
     if not faults:
         return without_noise(message)
     setting = max(faults, key=lambda line: line.setting.count(".")).setting
-    texts = dict.fromkeys(_in_words(line.text) for line in faults if line.setting == setting)
+    texts = dict.fromkeys(line.text for line in faults if line.setting == setting)
     certain = [text for text in texts if not text.startswith("Not a valid subclass")]
-    return f"{setting}: {'; or '.join(certain or texts)}"
+    text = "; or ".join(certain or texts)
+    text = re.sub(r"Expected a <class '(?:[\w.]+\.)?(\w+)'>", r"expected \1", text)
+    text = re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", text)
+    return f"{setting}: {text}"
 
 
 def without_noise(message: str) -> str:
@@ -86,37 +87,31 @@ def without_noise(message: str) -> str:
     return " ".join(dict.fromkeys(own or lines))
 
 
-def _in_words(text: str) -> str:
-    text = re.sub(r"Expected a <class '(?:[\w.]+\.)?(\w+)'>", r"expected \1", text)
-    return re.sub(r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1", text)
-
-
 def _lines(message: str) -> list[Line]:
     """Returns the lines that say something, each with the names around it."""
-    around: list[tuple[int, str, str]] = []
+    around: list[Line] = []
     found = []
     for line in filter(str.strip, message.splitlines()):
-        indent = len(line) - len(line.lstrip())
-        around = [one for one in around if one[0] < indent]
+        depth = len(line) - len(line.lstrip())
+        around = [one for one in around if one.depth < depth]
         key = re.search(r'[Pp]arser key "([^"]+)"', line)
-        owner = re.search(r"Problem with given class_path '([^']+)'", line)
-        names = [one[1] for one in around if one[1]] + ([key[1]] if key else [])
-        classes = [one[2] for one in around if one[2]]
+        names = [*(one.setting for one in around if one.setting), *(key.groups() if key else ())]
+        owner = next((one.owner for one in reversed(around) if one.owner), "")
         text = re.sub(r'^[Pp]arser key "[^"]+":\s*', "", line.strip(" -"))
-        if text:
-            found.append(Line(text, ".".join(names), classes[-1] if classes else "", indent))
-        around.append((indent, key[1] if key else "", owner[1] if owner else ""))
+        if text and owner != EVERY_CALLBACK:
+            found.append(Line(text, ".".join(names), owner, depth))
+        kind = re.search(r"Problem with given class_path '([^']+)'", line)
+        around.append(Line("", key[1] if key else "", kind[1] if kind else "", depth))
     return found
 
 
 def _no_setting(word: str, line: Line) -> str:
     name = word.replace(".init_args.", ".")
     whole = f"{line.setting}.{name}".lstrip(".")
-    known = fit_help.all_settings()
+    own: list[fit_help.Setting] = []
     if line.owner:
         own = fit_help.settings_of(import_by_name.function(line.owner), f"{line.setting}.")  # type: ignore[arg-type]
-        known = [one.name for one in own]
-    return f"{whole}: there is no such setting.{_instead(name, known)}"
+    return f"{whole}: there is no such setting.{_instead(name, [one.name for one in own])}"
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
@@ -155,17 +150,3 @@ def _classes() -> list[str]:
         module: Any = import_module(room)
         found += [name for name in import_by_name.public_names(module) if name[0].isupper()]
     return found
-
-
-def stray_prompt_setting(rows: list[Any]) -> str:
-    """Returns the error for a word `--data.prompts.NAME` that jsonargparse took for a row."""
-    words = [word.partition("=")[0].replace(".init_args.", ".") for word in sys.argv]
-    names = [word for word in words if word.startswith("--data.prompts.")]
-    last = names[-1].rpartition(".")[2] if names else None
-    if not rows or not isinstance(rows[-1], dict) or list(rows[-1]) != [last]:
-        return ""
-    prompts: Any = import_by_name.function("lrl.Prompts")
-    known = [f"--data.prompts.{one}" for one in inspect.signature(prompts).parameters]
-    if names[-1] in known:
-        return f"{names[-1]}: {rows[-1][last]!r} is no value for it."
-    return f"{names[-1]}: there is no such setting.{_instead(names[-1], known)}"

@@ -12,8 +12,6 @@ from lrl.errors import ConfigError
 from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
 from lrl.viewer.rollout_file import FILE
 
-SIGNS_OF_A_RUN = ("config.yaml", "checkpoints", "events.out.tfevents.*", "generator-*.log")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves the page until Ctrl-C.
@@ -73,21 +71,12 @@ def rollouts_of(run: Path) -> Path:
     """Returns the file of rollouts of a run; raises ConfigError with the remedy if there is none."""
     if (path := run / FILE).is_file():
         return path
-    if not run.is_dir():
-        raise ConfigError(
-            f"{run} is no folder: give that of a run, such as runs/quickstart/version_0."
-        )
     inside = sorted(run.rglob(FILE), key=lambda file: file.stat().st_mtime)
     if inside:
         raise ConfigError(f"{run} is no run. The newest in it is {inside[-1].parent}")
-    if any(any(run.glob(sign)) for sign in SIGNS_OF_A_RUN):
-        raise ConfigError(
-            f"{run} has no {FILE}. A run writes it at the end of its first step, if "
-            "trainer.callbacks has lrl.callbacks.RolloutFile."
-        )
     raise ConfigError(
-        f"{run} is no run: nothing in it is a run's. Give its folder, such as "
-        "runs/quickstart/version_0."
+        f"{run} has no {FILE}. Give the folder of a run, such as runs/quickstart/version_0; a run "
+        "writes it at the end of its first step, if trainer.callbacks has lrl.callbacks.RolloutFile."
     )
 
 

@@ -5,29 +5,34 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from numbers import Real
 from reprlib import repr as shortened
 from typing import Any
 
-from lrl.environments.agent_command import run_command
 from lrl.environments.agent_conversation import AgentConversation
 from lrl.environments.agent_server import AgentAddress, server_of_this_process
 from lrl.environments.base import Environment, Policy
-from lrl.environments.chat_request import NEUTRAL, NEVER_NEUTRAL
 from lrl.errors import ConfigError
-from lrl.system import reaper
+from lrl.system import processes
 from lrl.system.import_by_name import function
+from lrl.system.processes import die_with
 
 MOST_THREADS = 256
 """Plain functions that run at once in a process; more wait. Their stacks, of 8 MiB each, count in
 data.environment_memory_gib."""
 THREAD_END_S = 60.0
 """Seconds that the thread of an episode that has ended gets to end; then its process ends."""
+LONGEST_OUTPUT = 2**20
+"""Bytes of the end of each output of a program that are kept."""
 _playing: list[float] = []
 """When the episodes of this process have begun."""
 _threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="agent")
@@ -42,7 +47,7 @@ class Agent(Environment):
     gets a row. Rewards get the text of the last turn.
 
     It runs a function or a program, or waits for agents that run elsewhere and take episodes at a
-    port (`lrl.environments.external_server`).
+    port (`lrl.environments.external_agents`).
 
     Args:
         agent: A function, or its name (`module.function`, `file.py:function`), plain or `async`. It
@@ -81,19 +86,9 @@ class Agent(Environment):
                 "Agent needs a function, `agent`, a program, `command`, or a `port` for agents that "
                 "run elsewhere: one of them."
             )
-        if port is not None and not 0 <= port < 2**16:
-            raise ConfigError(
-                f"Agent.port is {port}: give a port between 1 and 65535, or 0 for a free one."
-            )
         if isinstance(command, str) or (command is not None and not command):
             raise ConfigError(
                 f"Agent.command is {command!r}: give a list, the program and its arguments."
-            )
-        settings = (*NEUTRAL, *NEVER_NEUTRAL)
-        if unknown := [name for name in ignore if name not in settings]:
-            raise ConfigError(
-                f"Agent.ignore has {unknown[0]!r}, which is no setting of a request that lrl "
-                f"refuses. Choose from {', '.join(sorted(settings))}."
             )
         self.agent = None if agent is None else _function_of(agent)
         self.command = None if command is None else [str(word) for word in command]
@@ -104,16 +99,16 @@ class Agent(Environment):
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
         conversation = AgentConversation(policy, self.ignore, self.branches)
-        server = await server_of_this_process()
+        server, url = server_of_this_process()
         began = time.clock_gettime(time.CLOCK_BOOTTIME)
         _playing.append(began)
         try:
-            async with server.serving(conversation) as address:
+            async with server.serving(conversation, url) as address:
                 return _reward(await self._run(address, prompt, columns))
         finally:
             _playing.remove(began)
             # A process that began while another episode played may be that one's.
-            reaper.end_children(since=began, before=min(_playing, default=math.inf))
+            processes.end_children(since=began, before=min(_playing, default=math.inf))
 
     async def _run(self, address: AgentAddress, prompt: str, columns: dict[str, Any]) -> Any:
         if self.command is not None:
@@ -164,3 +159,65 @@ def _reward(found: Any) -> float:
     if isinstance(found, Real):
         return float(found)
     raise TypeError(f"the agent returned {shortened(found)}: give a reward, a number, or None")
+
+
+async def run_command(
+    command: Sequence[str], address: AgentAddress, row: dict[str, Any]
+) -> float | None:
+    """Runs a program to its end; returns the reward in the last line of its output, if there is one.
+
+    Args:
+        command: The program and its arguments.
+        address: Where it finds the policy.
+        row: Its standard input, as JSON; what JSON does not have is text.
+
+    Raises:
+        RuntimeError: It cannot be started, or ended with another status than 0.
+    """
+    owner = os.getpid()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", processes.__file__, *command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"OPENAI_BASE_URL": address.base_url, "OPENAI_API_KEY": address.api_key},
+        start_new_session=True,
+        preexec_fn=lambda: die_with(owner, signal.SIGTERM),
+    )
+    try:
+        assert process.stdin is not None, "it is a pipe"
+        process.stdin.write(json.dumps(row, default=str).encode())
+        with suppress(ConnectionError):  # it reads nothing, which is its right
+            await process.stdin.drain()
+        process.stdin.close()
+        output, errors = await asyncio.gather(_end_of(process.stdout), _end_of(process.stderr))
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+    if status:
+        last = (errors.strip() or output.strip()).splitlines()[-1:]
+        raise RuntimeError(f"{command[0]} ended with status {status}: {' '.join(last)}")
+    return reward_in(output)
+
+
+def reward_in(output: str) -> float | None:
+    """Returns the reward in the last line of an output, if it is a JSON object with one."""
+    line = output.strip().rpartition("\n")[2]
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or "reward" not in found:
+        return None
+    return float(found["reward"])
+
+
+async def _end_of(stream: asyncio.StreamReader | None) -> str:
+    """Returns the end of an output, at most `LONGEST_OUTPUT` bytes."""
+    assert stream is not None, "it is a pipe"
+    kept = b""
+    while block := await stream.read(2**16):
+        kept = (kept + block)[-LONGEST_OUTPUT:]
+    return kept.decode(errors="replace")

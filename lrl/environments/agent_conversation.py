@@ -90,7 +90,11 @@ class AgentConversation:
             last = len(self._answered) - 1
             after = self._continued(request)
             if after != last and not self._branches:
-                raise RequestError(self._difference(request))
+                raise RequestError(
+                    "it does not continue the last request: the tools and all messages that were "
+                    "said, with the policy's answer, and at least one more that is no assistant's. "
+                    "Without branches (Agent.branches) an episode is one such conversation"
+                )
             begins = after == BEGINNING
             known = 0 if begins else len(self._answered[after].history)
             turn = await self._policy.turn(
@@ -118,30 +122,6 @@ class AgentConversation:
             ):
                 found, longest = number, known
         return found
-
-    def _difference(self, request: ChatRequest) -> str:
-        """Returns why a request does not continue the last turn."""
-        last = self._answered[-1]
-        if request.tools != last.tools:
-            return (
-                "the tools are others than in the request before. Without branches "
-                "(Agent.branches) an episode has one list of tools"
-            )
-        for number, (said, now) in enumerate(zip(last.history, request.messages, strict=False)):
-            if not says_the_same(said, now):
-                return (
-                    f"messages[{number}], of the role {now['role']!r}, is not what was said before. "
-                    "Without branches (Agent.branches) an episode is one conversation, to which "
-                    "each request adds: have the agent keep its history, or play the other "
-                    "conversation in an episode of its own"
-                )
-        if len(request.messages) <= len(last.history):
-            return (
-                "it adds no message to the conversation, and does not say that it is sent again "
-                "(x-stainless-retry-count, Idempotency-Key). Without branches (Agent.branches) an "
-                "episode has one turn after each message"
-            )
-        return "it adds an assistant message that the policy has not written"
 
 
 def _same(one: Sequence[Message], other: Sequence[Message]) -> bool:

@@ -8,7 +8,7 @@ So what would change the distribution is refused, or left out and said so; it is
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,31 +44,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Settings of a request that the policy does not follow, with their values that ask for nothing;
 null asks for nothing either."""
 NEVER_NEUTRAL = (
-    "temperature",
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "top_k",
-    "min_p",
-    "top_logprobs",
-    "repetition_penalty",
-    "functions",
-    "function_call",
-    "reasoning_effort",
-    "verbosity",
-    "prediction",
-    "audio",
-    "web_search_options",
+    *("temperature", "max_tokens", "max_completion_tokens", "seed", "top_k", "min_p"),
+    *("top_logprobs", "repetition_penalty", "functions", "function_call", "reasoning_effort"),
+    *("verbosity", "prediction", "audio", "web_search_options"),
     # vLLM's own
-    "chat_template",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "prompt_logprobs",
-    "truncate_prompt_tokens",
-    "thinking_token_budget",
+    *("chat_template", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
 )
 """Those of which every value asks for something."""
 REMEDIES = {
@@ -110,11 +91,15 @@ def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
     Raises:
         RequestError: It asks for what the policy does not do, or cannot be read.
     """
-    if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
-        raise RequestError("the body is no chat: give `messages`, a list")
-    if not isinstance(body.get("stream_options") or {}, dict):
-        raise RequestError("`stream_options` is no object")
-    unfollowed = sorted(filter(lambda name: _asks(body, name), (*NEUTRAL, *NEVER_NEUTRAL)))
+    try:
+        unfollowed = sorted(name for name in (*NEUTRAL, *NEVER_NEUTRAL) if _asks(body, name))
+        messages = _messages(body["messages"])
+        tools = body.get("tools") if body.get("tool_choice") != "none" else None
+        for tool in tools or []:
+            _check_name(tool["function"])
+        (body.get("stream_options") or {}).get("include_usage")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise RequestError(f"the body is no chat: {error!r}") from error
     if refused := [name for name in unfollowed if name not in ignore]:
         name = refused[0]
         why = REMEDIES.get(name, "the log-probs would be those of another distribution")
@@ -122,76 +107,23 @@ def read_request(body: Any, *, ignore: Collection[str]) -> ChatRequest:
             f"`{name}` is {body[name]!r:.80}, and the policy samples as the run does ({why}). Leave "
             f"it out of the request, or name it in Agent.ignore to have it left out"
         )
-    tools = body.get("tools") or []
-    if body.get("tool_choice") == "none":
-        tools = []
-    return ChatRequest(read_messages(body["messages"]), read_tools(tools), unfollowed)
-
-
-def read_messages(found: list[Any]) -> list[Message]:
-    """Returns messages with texts as contents; raises RequestError for others."""
-    messages: list[Message] = []
-    names: dict[str, str] = {}
-    for number, one in enumerate(found):
-        where = f"messages[{number}]"
-        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
-            raise RequestError(f"{where} has no `role`")
-        role = ROLES.get(one["role"], one["role"])
-        message: Message = {"role": role, "content": _text(one.get("content"), where)}
-        if found_calls := one.get("tool_calls"):
-            calls = read_calls(found_calls, where)
-            message["tool_calls"] = calls
-            names |= {call["id"]: call["function"]["name"] for call in calls}
-        if role == "tool":
-            call_id = str(one.get("tool_call_id") or "")
-            message["tool_call_id"] = call_id
-            message["name"] = str(one.get("name") or names.get(call_id) or "tool")
-        messages.append(message)
-    if not messages:
-        raise RequestError("`messages` is empty")
-    return messages
-
-
-def read_tools(found: Any) -> list[dict[str, Any]]:
-    """Returns schemas of tools; raises RequestError for what is none."""
-    if not isinstance(found, list):
-        raise RequestError("`tools` is no list")
-    for number, tool in enumerate(found):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{number}] is no function with a `name`")
-    return found
-
-
-def read_calls(found: Any, where: str) -> list[dict[str, Any]]:
-    """Returns the calls of a message, with arguments as a mapping where they are JSON of one: chat
-    templates show those."""
-    calls = []
-    for call in found if isinstance(found, list) else []:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"{where}.tool_calls has one without a function's `name`")
-        arguments = parsed_arguments(function.get("arguments"))
-        called = {"name": function["name"], "arguments": arguments}
-        calls.append({"id": str(call.get("id") or ""), "type": "function", "function": called})
-    if not calls:
-        raise RequestError(f"{where}.tool_calls is no list of calls")
-    return calls
+    return ChatRequest(messages, tools or [], unfollowed)
 
 
 def turn_message(content: str, calls: Collection[ToolCall]) -> Message:
-    """Returns a turn of the policy as `read_messages` returns it."""
+    """Returns a turn of the policy as `read_request` returns it."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": parsed_arguments(call.arguments)},
-            }
-            for call in calls
+            called(call.id, call.name, parsed_arguments(call.arguments)) for call in calls
         ]
     return message
+
+
+def called(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """Returns a call in a message."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def parsed_arguments(arguments: Any) -> Any:
@@ -220,7 +152,7 @@ def _said(message: Message) -> tuple[Any, ...]:
     )
 
 
-def _asks(body: Mapping[str, Any], name: str) -> bool:
+def _asks(body: dict[str, Any], name: str) -> bool:
     """Whether a request asks for something by this setting."""
     value = body.get(name)
     if name == "tool_choice" and value == "none":  # the tools are not shown then
@@ -228,16 +160,44 @@ def _asks(body: Mapping[str, Any], name: str) -> bool:
     return value is not None and value not in NEUTRAL.get(name, ())
 
 
-def _text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else [content]
-    texts = []
-    for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise RequestError(f"{where} has a part of type {kind!r}, and the policy reads text")
-        texts.append(part["text"])
-    return "".join(texts)
+def _messages(found: list[dict[str, Any]]) -> list[Message]:
+    """Returns messages with texts as contents, and arguments of calls as mappings where they are
+    JSON of one: chat templates show those."""
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for one in found:
+        role = ROLES.get(one["role"], one["role"])
+        message: Message = {"role": role, "content": _text(one.get("content"))}
+        if calls := one.get("tool_calls"):
+            message["tool_calls"] = [_call(call) for call in calls]
+            names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
+        if role == "tool":
+            call_id = str(one.get("tool_call_id") or "")
+            message["tool_call_id"] = call_id
+            message["name"] = str(one.get("name") or names.get(call_id) or "tool")
+        messages.append(message)
+    if not messages:
+        raise RequestError("`messages` is empty")
+    return messages
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    _check_name(function)
+    arguments = parsed_arguments(function.get("arguments"))
+    return called(str(call.get("id") or ""), function["name"], arguments)
+
+
+def _check_name(function: dict[str, Any]) -> None:
+    if not isinstance(function["name"], str):
+        raise TypeError(f"the name of a function is {function['name']!r}")
+
+
+def _text(content: Any) -> str:
+    """Returns a content as text; parts of other kinds are refused."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"a part of type {part.get('type')!r}: the policy reads text")
+    return "".join(part["text"] for part in content)

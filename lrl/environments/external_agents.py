@@ -13,17 +13,18 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.environments.agent import Agent
 from lrl.environments.agent_conversation import AgentConversation
+from lrl.environments.agent_server import EPISODES, AgentServer, ServedEpisode
 from lrl.environments.base import Observation, Written
-from lrl.environments.external_server import EPISODES, ExternalServer
 from lrl.environments.play import Reply
 from lrl.environments.pool import LOG_EVERY_S, OUTAGE_S
-from lrl.errors import EnvironmentLost, EpisodeError, NoEnvironments
+from lrl.errors import EpisodeError, NoEnvironments, WorkerLost
 from lrl.system.auth import given_secret
 from lrl.system.best_effort import best_effort
 
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "LRL_AGENT_KEY"
 """A run that is started with it takes it as its key for agents."""
 FOLDER, FILE = "agents", "address.json"
+LONGEST_ERROR = 500
+"""Characters of an agent's error that are kept."""
 _LOOK_S = 5.0
 """Seconds between two looks of an episode that waits for an agent."""
 
@@ -60,9 +63,10 @@ class ExternalAgents:
         """See `EnvironmentPool.counts`."""
         self.answered_by: Counter[str] = Counter()
         """Empty: agents do not say on which machines they are."""
-        self.server: ExternalServer
+        key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
+        self.server = AgentServer(key, self._next_waiting)
         """Where agents take episodes, from `listen` on."""
-        self._key = given_secret(KEY_VARIABLE, "play episodes of the run and give rewards")
+        self._key = key
         self._endpoint: Endpoint
         self._listener: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -87,7 +91,6 @@ class ExternalAgents:
         assert self.agent.port is not None, "the agents are elsewhere"
         self._endpoint = endpoint
         self._listener = endpoint.reserve_port(self.agent.port, "Agent.port")
-        self.server = ExternalServer(self._key, self._next_waiting)
         name = socket.gethostname() if endpoint.is_everywhere else ""
         self._url = endpoint.url(self._listener.getsockname()[1], name)
         file = folder / FOLDER / FILE
@@ -112,10 +115,12 @@ class ExternalAgents:
         """
         self._serve()
         if not self._waiting:
-            self._hear()
+            self._heard_at = time.monotonic()
         self._waiting.append(episode)
         try:
-            while not await _is_set_within(episode.taken, _LOOK_S):
+            while not episode.taken.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(episode.taken.wait(), _LOOK_S)
                 self._check_outage()
         finally:
             if episode in self._waiting:
@@ -139,24 +144,25 @@ class ExternalAgents:
     def _serve(self) -> None:
         if self._serving is None:
             if self._listener is None:
-                raise EnvironmentLost("the run has ended")
+                raise WorkerLost("the run has ended")
             serves = self.server.serve(self._listener, self._endpoint.identity())
             self._serving = asyncio.ensure_future(serves)
             self._listener = None  # the server closes it
 
-    def _next_waiting(self) -> ExternalEpisode | None:
-        self._hear()
-        return self._waiting.popleft() if self._waiting else None
-
-    def _hear(self) -> None:
+    def _next_waiting(self) -> ServedEpisode | None:
         self._heard_at = time.monotonic()
+        if not self._waiting:
+            return None
+        episode = self._waiting.popleft()
+        episode.taken.set()
+        return episode.served
 
     def _check_outage(self) -> None:
         if self._serving is not None and self._serving.done():
             self._serving.result()  # an error of the server is one of the run
         now = time.monotonic()
         if self.server.playing:
-            self._hear()
+            self._heard_at = now
         silent_s = now - self._heard_at
         text = (
             f"No agent has asked for an episode for {silent_s:.0f} s: data.environment is of agents "
@@ -171,7 +177,7 @@ class ExternalAgents:
 
 class ExternalEpisode:
     """An episode that an agent elsewhere plays; see `lrl.rollouts.episode.Conversation`. It is also
-    the `Policy` of the agent's requests, and an `ExternalPlay`.
+    the `Policy` of the agent's requests.
 
     Args:
         agents: Where it waits.
@@ -179,53 +185,38 @@ class ExternalEpisode:
     """
 
     def __init__(self, agents: ExternalAgents, prompt: Prompt) -> None:
-        self.conversation = AgentConversation(self, agents.agent.ignore, agents.agent.branches)
+        self.served = ServedEpisode(
+            AgentConversation(self, agents.agent.ignore, agents.agent.branches),
+            row=prompt.columns | {"prompt": prompt.text},
+            end=self._end,
+        )
         self.taken = asyncio.Event()
         """Whether an agent has taken it."""
         self._agents = agents
-        self._prompt = prompt
-        self._key = ""
         self._replies: asyncio.Queue[Reply | EpisodeError] = asyncio.Queue()
         self._written: asyncio.Queue[Written] = asyncio.Queue()
-
-    # ---- for the loop of the episode
 
     async def begin(self) -> Reply:
         """Waits for an agent and for its first request."""
         await self._agents.wait_for_agent(self)
-        if (reply := await self._next_reply()) is None:
+        try:
+            return await self._next_reply()
+        except TimeoutError as silent:
             self._agents.counts["restarted"] += 1
-            raise EnvironmentLost(f"an agent took the episode and {self._silence}")
-        return reply
+            raise WorkerLost(f"an agent took the episode and {silent}") from None
 
     async def reply(self, turn: Written) -> Reply:
         """Answers the agent's request with a turn, and waits for its next one, or for the end."""
         self._written.put_nowait(turn)
-        if (reply := await self._next_reply()) is None:
-            raise EpisodeError("tool_timeout", f"the agent {self._silence}")
-        return reply
+        try:
+            return await self._next_reply()
+        except TimeoutError as silent:
+            raise EpisodeError("tool_timeout", f"the agent {silent}") from None
 
     def close(self, why: str = "") -> None:
         """Ends it, if it has not ended: the agent's key is of no use any more; it gets to know
         `why`."""
-        if self._key:
-            self._agents.server.end(self._key, why)
-
-    # ---- for the agent
-
-    def begin_with(self, key: str) -> dict[str, Any]:
-        """See `ExternalPlay`."""
-        self._key = key
-        self.taken.set()
-        return self._prompt.columns | {"prompt": self._prompt.text}
-
-    def end_with(self, reward: float) -> None:
-        """See `ExternalPlay`."""
-        self._replies.put_nowait(Reply("", True, reward))
-
-    def fail_with(self, error: str) -> None:
-        """See `ExternalPlay`."""
-        self._replies.put_nowait(EpisodeError("environment_error", f"the agent has said: {error}"))
+        self._agents.server.end(self.served.key, why)
 
     async def turn(
         self,
@@ -238,25 +229,21 @@ class ExternalEpisode:
         self._replies.put_nowait(Reply(observation, False, reward, tuple(tools), after=after))
         return await self._written.get()
 
-    @property
-    def _silence(self) -> str:
-        return f"has asked for nothing in {self._agents.turn_timeout_s:g} s"
+    def _end(self, reward: float, error: str) -> None:
+        if error:
+            text = f"the agent has said: {error[:LONGEST_ERROR]}"
+            self._replies.put_nowait(EpisodeError("environment_error", text))
+        else:
+            self._replies.put_nowait(Reply("", True, reward))
 
-    async def _next_reply(self) -> Reply | None:
-        """Returns what the agent does next; None if it is silent for too long."""
+    async def _next_reply(self) -> Reply:
+        """Returns what the agent does next; raises TimeoutError if it is silent for too long."""
+        limit_s = self._agents.turn_timeout_s
         try:
-            async with asyncio.timeout(self._agents.turn_timeout_s):
+            async with asyncio.timeout(limit_s):
                 reply = await self._replies.get()
         except TimeoutError:
-            return None
+            raise TimeoutError(f"has asked for nothing in {limit_s:g} s") from None
         if isinstance(reply, EpisodeError):
             raise reply
         return reply
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    except TimeoutError:
-        return False

@@ -1,29 +1,26 @@
-"""The pool of a run's episodes: each is played by a process of this machine or by a member, by
-whichever has the fewest for each of its processes.
-"""
+"""The episodes of a run, which workers play."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import itertools
 import logging
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lrl.environments.base import Environment, Written
-from lrl.environments.play import Reply, check_opening
-from lrl.environments.processes import EnvironmentProcess, EnvironmentProcesses
-from lrl.environments.remote_pool import RemoteEnvironments
-from lrl.environments.worker import WorkerSpec
-from lrl.errors import ConfigError, EpisodeError, NoEnvironments
+from lrl.environments.play import Reply, check_opening, finite, readable
+from lrl.environments.playing import Playing
+from lrl.errors import BadAnswer, CallFailed, ConfigError, EpisodeError, NoEnvironments
 from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.system.event_loop import run_apart
-from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
+from lrl.workers.pool import WorkerJob, WorkerPool, Workers
+from lrl.workers.process import WorkerSpec
+from lrl.workers.user_code import START_TIMEOUT_S, check_main, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt
@@ -37,29 +34,8 @@ _POLL_S = 0.25
 _LONGEST_SHOWN = 80
 
 
-class Player(Protocol):
-    """A process of this machine, or a member, that plays episodes."""
-
-    name: str
-    workers: int
-    """Its processes."""
-    episodes: int
-    """Those that it plays; counted by who opens and closes them."""
-
-    async def ask(self, number: int, **message: Any) -> Reply:
-        """Sends an episode's message, and returns the reply.
-
-        Raises:
-            EpisodeError: The episode has failed.
-            EnvironmentLost: The player has ended through no fault of the episode.
-        """
-
-    def tell(self, number: int, why: str) -> None:
-        """Sends the end of an episode."""
-
-
 class EnvironmentPool:
-    """Plays the episodes of a run. Use it on one event loop, and `close()`.
+    """Plays the episodes of a run. Use: `start()`, episodes, `close()`.
 
     Args:
         environment: Plays them.
@@ -84,7 +60,7 @@ class EnvironmentPool:
         name = type(environment).__name__
         check_main("The processes of an environment")
         sent = pickled(
-            environment,
+            Playing(environment, turn_timeout_s),
             f"data.environment is {name}",
             "the process of an environment",
             remedy="Write it to a file (in a notebook, begin its cell with `%%writefile "
@@ -95,38 +71,39 @@ class EnvironmentPool:
         """Episodes that a resume or a loss has had `replayed`, or `restarted`."""
         self.answered_by: Counter[str] = Counter()
         """Turns with a reply, by the machine that gave it."""
-        self._spec = WorkerSpec(sent, turn_timeout_s, memory_gib, start_timeout_s)
-        self._workers = workers
-        self._processes = EnvironmentProcesses(self._spec, workers)
-        self.remote = RemoteEnvironments(self._spec, alone=workers == 0)
-        """Members, with processes on other machines."""
-        self._numbers = itertools.count(1)
+        spec = WorkerSpec(
+            "environment",
+            sent,
+            timeout_s=turn_timeout_s,
+            memory_gib=memory_gib,
+            start_timeout_s=start_timeout_s,
+        )
+        self.workers = WorkerPool(spec, workers)
         self._logged_at = 0.0
 
     @property
     def replaced(self) -> int:
         """Processes that were killed or died, on all machines."""
-        return self._processes.replaced + self.remote.replaced_by.total()
+        return self.workers.replaced
 
     @property
     def is_in_main(self) -> bool:
         """Whether the environment is defined in the script that runs, which only this machine's
         processes can import."""
-        return names_main(self._spec.environment)
+        return names_main(self.workers.spec.code)
 
     def open(self, prompt: Prompt) -> EpisodeElsewhere:
         """Opens an episode."""
-        return EpisodeElsewhere(self, next(self._numbers), prompt)
+        return EpisodeElsewhere(self, prompt)
 
-    async def player(self) -> Player:
-        """Returns the least busy player; waits until there is one.
+    async def job(self) -> WorkerJob:
+        """Returns an episode of the least busy machine; waits until there is one.
 
         Raises:
             NoEnvironments: There was none for `OUTAGE_S`.
-            EnvironmentLost: The pool is closed.
         """
         began = time.monotonic()
-        while not (players := self._players()):
+        while (job := self.workers.job()) is None:
             waited = time.monotonic() - began
             if waited > OUTAGE_S:
                 raise NoEnvironments(self._outage(waited))
@@ -134,60 +111,56 @@ class EnvironmentPool:
                 self._logged_at = time.monotonic()
                 log.warning("%s Episodes wait for one, for %g s.", self._outage(waited), OUTAGE_S)
             await asyncio.sleep(_POLL_S)
-        return least_busy(players)
-
-    def _players(self) -> list[Player]:
-        return [*self.remote.ready, *self._processes.alive()]
+        return job
 
     def _outage(self, waited: float) -> str:
-        lost = self.remote.last_loss
+        lost = self.workers.members.last_loss
         cause = f" The last one was lost because: {lost}." if lost else ""
         return (
             f"No environment has played for {waited:.0f} s: data.environment_workers is 0, and no "
-            f"member of kind environment serves.{cause}"
+            f"member of kind worker serves.{cause}"
         )
 
     def start(
-        self, prompt: Prompt | None, turn: Written, check: Callable[[Reply, Reply], Any]
+        self,
+        prompt: Prompt | None = None,
+        turn: Written = Written("", []),  # noqa: B008 (it cannot change)
+        check: Callable[[Reply, Reply], Any] = lambda opening, reply: None,
     ) -> None:
-        """Allows episodes. Plays the beginning of one in a process of this machine, if it has any,
+        """Starts the processes, and plays the beginning of an episode on this machine, if it has any,
         and on each member before it gets episodes.
 
         Args:
-            prompt: Its prompt; None to start the process alone.
+            prompt: Its prompt; None to start the processes alone.
             turn: Its first turn.
             check: Raises EpisodeError for an opening, or a reply to the turn, that the policy cannot
                 read.
 
         Raises:
-            ConfigError: The environment cannot be loaded, or the episode has failed.
-            ConfigError: The process has ended while it started.
-            TimeoutError: The process did not start in time.
+            ConfigError: The environment cannot be loaded, the episode has failed, or a process has
+                ended while it started.
+            TimeoutError: No process was ready in time.
         """
-        self._processes.open()
-        trial = None if prompt is None else partial(self._try_out, prompt, turn, check)
-        self.remote.trial = trial
-
-        async def try_here() -> None:
-            process = EnvironmentProcess(self._spec)
+        self.workers.start()
+        self.workers.trial = None
+        if prompt is None:
+            return
+        self.workers.trial = trial = partial(self._try_out, prompt, turn, check)
+        if self.workers.local.count:
             try:
-                await process.wait_ready()
-                if trial is not None:
-                    await trial(process)
-            finally:
-                process.kill()
-
-        if self._workers:
-            run_apart(try_here)
+                run_apart(lambda: trial(self.workers.local))
+            except BaseException:
+                self.close()
+                raise
 
     async def _try_out(
-        self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], player: Player
+        self, prompt: Prompt, turn: Written, check: Callable[[Reply, Reply], Any], machine: Workers
     ) -> None:
-        number = next(self._numbers)
+        job = self.workers.job_on(machine)
         try:
-            opening = await player.ask(number, prompt=_packed(prompt))
+            opening = await _reply(job.begin(_packed(prompt), read_reply))
             check_opening(opening)
-            check(opening, await player.ask(number, **turn._asdict()))
+            check(opening, await _reply(job.turn(turn._asdict(), read_reply)))
         except EpisodeError as error:
             raise ConfigError(
                 f"data.environment was tried with prompt {prompt.id} and the turn "
@@ -196,54 +169,69 @@ class EnvironmentPool:
                 f"{EPISODE_KINDS[error.kind]}"
             ) from None
         finally:
-            player.tell(number, "")
+            job.end()
 
     def close(self) -> None:
         """Kills all processes, whatever they are doing. May be called twice."""
-        self.remote.close()
-        self._processes.close()
+        self.workers.close()
 
 
 class EpisodeElsewhere:
     """An episode that another process plays; see `lrl.rollouts.episode.Conversation`."""
 
-    def __init__(self, pool: EnvironmentPool, number: int, prompt: Prompt) -> None:
+    def __init__(self, pool: EnvironmentPool, prompt: Prompt) -> None:
         self._pool = pool
-        self._number = number
         self._prompt = prompt
-        self._player: Player | None = None
+        self._job: WorkerJob | None = None
 
     async def begin(self) -> Reply:
         """Begins it."""
-        self._player = player = await self._pool.player()
-        player.episodes += 1
-        return await player.ask(self._number, prompt=_packed(self._prompt))
+        self._job = job = await self._pool.job()
+        return await _reply(job.begin(_packed(self._prompt), read_reply))
 
     async def reply(self, turn: Written) -> Reply:
         """Gives it a turn, and returns the reply."""
-        player = self._player
-        assert player is not None, "it has begun"
-        reply = await player.ask(self._number, **turn._asdict())
-        self._pool.answered_by[player.name] += 1
+        job = self._job
+        assert job is not None, "it has begun"
+        reply = await _reply(job.turn(turn._asdict(), read_reply))
+        self._pool.answered_by[job.machine.name] += 1
         return reply
 
     def close(self, why: str = "") -> None:
         """Ends it, if it has not ended; `why` is for those who still ask in it."""
-        if self._player is not None:
-            self._player.episodes -= 1
-            self._player.tell(self._number, why)
+        if self._job is not None:
+            self._job.end(why)
 
 
-def least_busy(players: Iterable[Player]) -> Player:
-    """Returns the first of the players with the fewest episodes for each process, counting one
-    more."""
-    return min(players, key=lambda one: (one.episodes + 1) / one.workers)
+async def _reply(call: Awaitable[Reply]) -> Reply:
+    """Returns the answer of a call; raises EpisodeError if the episode has failed."""
+    try:
+        return await call
+    except CallFailed as error:
+        kind = "tool_timeout" if error.kind == "timeout" else "environment_error"
+        raise EpisodeError(kind, error.message) from None
 
 
-def _packed(prompt: Prompt) -> str:
-    """Returns prompt and columns for the process alone to unpickle; a column `prompt` or `policy`
-    would clash with the arguments."""
+def read_reply(answer: Any) -> Reply:
+    """Returns the reply in the JSON of a worker; raises BadAnswer for what is none."""
+    match answer:
+        case {
+            "observation": observation,
+            "done": bool(done),
+            "reward": reward,
+            "tools": [*tools],
+            "after": int() | None as after,
+        }:
+            with suppress(TypeError):
+                seen = readable(observation)
+                return Reply(seen, done, finite(reward), tuple(tools), after=after)
+    raise BadAnswer(f"{str(answer)[:80]!r} is no reply")
+
+
+def _packed(prompt: Prompt) -> bytes:
+    """Returns prompt and columns for the worker; a column `prompt` or `policy` would clash with the
+    arguments."""
     columns = {
         name: value for name, value in prompt.columns.items() if name not in ("prompt", "policy")
     }
-    return base64.b64encode(pickle.dumps((prompt.text, columns))).decode()
+    return pickle.dumps((prompt.text, columns))

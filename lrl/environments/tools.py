@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from lrl.environments.base import Environment, Message, Policy, ToolCall
-from lrl.environments.tool_function import (
-    LONGEST_ERROR,
-    BadCallError,
-    Tool,
-    arguments_of,
-    error_text,
-    schema_of,
-    text_of,
-    tool_of,
-)
 from lrl.errors import ConfigError
 from lrl.system.config_errors import at_least
+from lrl.system.import_by_name import function
+from lrl.system.writable_text import writable
+from lrl.workers.user_code import message_of
+
+Tool = Callable[..., Any]
+LONGEST_ERROR = 500
+"""Characters of an error that the policy reads."""
+JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+"""The values that Python reads from JSON of these types."""
+
+
+class BadCallError(ValueError):
+    """A call that the tool does not take; the message is for the policy."""
 
 
 class Tools(Environment):
@@ -53,22 +65,19 @@ class Tools(Environment):
         at_least(1, "Tools", max_result_characters=max_result_characters)
         if isinstance(tools, str) or not isinstance(tools, Sequence) or not tools:
             raise ConfigError(f"Tools.tools is {tools!r}: give a list of functions.")
-        functions = [tool_of(tool) for tool in tools]
-        self.schemas = [schema_of(tool) for tool in functions]
-        self.functions: dict[str, Tool] = {}
-        for tool in functions:
-            if tool.__name__ in self.functions:
-                raise ConfigError(
-                    f"Tools.tools has two functions named {tool.__name__}: rename one."
-                )
-            self.functions[tool.__name__] = tool
+        self.functions = {tool.__name__: tool for tool in map(_tool_of, tools)}
+        self.schemas = {name: schema_of(tool) for name, tool in self.functions.items()}
+        if len(self.functions) < len(tools):
+            raise ConfigError(
+                f"Tools.tools has two functions of a name: {', '.join(self.functions)}."
+            )
         self.max_result_characters = max_result_characters
         self.deterministic = deterministic
 
     @property
     def tools(self) -> Sequence[dict[str, Any]]:
         """See `Environment`."""
-        return self.schemas
+        return list(self.schemas.values())
 
     async def rollout(self, policy: Policy, prompt: str, **columns: Any) -> float:
         """Plays one episode (`Environment.rollout`)."""
@@ -87,7 +96,12 @@ class Tools(Environment):
         for number, result in zip(waiting, ended, strict=True):
             results[number] = result
         return [
-            {"role": "tool", "name": text_of(call.name), "tool_call_id": call.id, "content": result}
+            {
+                "role": "tool",
+                "name": _text_of(call.name),
+                "tool_call_id": call.id,
+                "content": result,
+            }
             for call, result in zip(calls, results, strict=True)
         ]
 
@@ -96,27 +110,119 @@ class Tools(Environment):
         if (tool := self.functions.get(call.name)) is None:
             known = ", ".join(self.functions)
             return f"error: there is no tool {call.name[:80]!r}; there are {known}"
-        schema = next(one for one in self.schemas if one["function"]["name"] == call.name)
         try:
-            result = tool(**arguments_of(call.arguments, tool, schema))
-            return result if inspect.isawaitable(result) else self._cut(text_of(result))
+            result = tool(**_arguments_of(call.arguments, tool, self.schemas[call.name]))
+            return result if inspect.isawaitable(result) else self._cut(_text_of(result))
         except BadCallError as error:
             return f"error: {error}"[:LONGEST_ERROR]
         except MemoryError:  # the machine's fault, and not the policy's
             raise
         except (Exception, SystemExit) as error:
-            return error_text(error)
+            return _error_text(error)
 
     async def _ended(self, result: Awaitable[Any]) -> str:
         try:
-            return self._cut(text_of(await result))
+            return self._cut(_text_of(await result))
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:  # SystemExit would end the process
-            return error_text(error)
+            return _error_text(error)
 
     def _cut(self, text: str) -> str:
         most = self.max_result_characters
         if len(text) <= most:
             return text
         return f"{text[:most]}\n[cut: the first {most} of {len(text)} characters]"
+
+
+def _tool_of(tool: Tool | str) -> Tool:
+    """Returns a tool, which may be given by its name; raises ConfigError if there is none."""
+    if isinstance(tool, str):
+        try:
+            tool = function(tool)
+        except ValueError as error:
+            raise ConfigError(f"Tools.tools has {tool!r}, and {error}") from error
+    if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
+        raise ConfigError(f"Tools.tools has {tool!r}: give a function.")
+    return tool
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """Returns the JSON schema that a chat template shows the policy.
+
+    transformers makes it of the type hints and of the docstring, in Google's form with a part
+    `Args:`.
+
+    Raises:
+        ConfigError: They do not say enough.
+    """
+    # Here: an environment's process does not need it, and should start without it.
+    from transformers.utils import get_json_schema
+
+    name = tool.__name__
+    for one in inspect.signature(tool).parameters.values():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
+            raise ConfigError(
+                f"Tools.tools has {name}, and the policy cannot fill its parameter {one}: name each "
+                "parameter, with a type."
+            )
+    try:
+        schema = get_json_schema(tool)
+        json.dumps(schema)
+    except Exception as error:  # its parser of docstrings raises several kinds
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"Tools.tools has {name}, which has no schema: {why:.300} Give each parameter a type, "
+            'and a line under "Args:" in the docstring.'
+        ) from error
+    return schema
+
+
+def _arguments_of(text: str, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call, which the policy wrote as `text`; raises BadCallError if they
+    are no JSON, or do not fit the tool."""
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise BadCallError(f"the arguments are no JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise BadCallError("the arguments are no JSON object")
+    try:
+        inspect.signature(tool).bind(**arguments)
+    except TypeError as error:
+        raise BadCallError(str(error)) from error
+    properties = schema["function"]["parameters"].get("properties", {})
+    for name, value in arguments.items():
+        _check_type(name, value, properties.get(name, {}))
+    return arguments
+
+
+def _check_type(name: str, value: Any, schema: dict[str, Any]) -> None:
+    """Raises BadCallError for a value of another type than the schema's; what is within a list or an
+    object is the tool's own affair."""
+    types = schema.get("type", [])
+    types = [types] if isinstance(types, str) else types
+    if not types or (value is None and schema.get("nullable")):
+        return
+    of_bool = isinstance(value, bool) and "boolean" not in types
+    if of_bool or not any(isinstance(value, JSON_TYPES.get(one, object)) for one in types):
+        raise BadCallError(
+            f"{name} should be of type {' or '.join(types)}, and is {_json(value):.80}"
+        )
+    if "enum" in schema and value not in schema["enum"]:
+        raise BadCallError(f"{name} should be one of {_json(schema['enum'])}")
+
+
+def _text_of(result: Any) -> str:
+    """Returns what the policy reads of a result: text as it is, everything else as JSON."""
+    return writable(result) if isinstance(result, str) else _json(result)
+
+
+def _json(value: Any) -> str:
+    # Half of a surrogate pair has no tokens.
+    return writable(json.dumps(value, default=str, ensure_ascii=False))
+
+
+def _error_text(error: BaseException) -> str:
+    """Returns what the policy reads of an exception."""
+    return _text_of(f"error: {message_of(error)}"[:LONGEST_ERROR])

@@ -64,7 +64,7 @@ def environment(settings: ServerSettings, overrides: dict[str, str]) -> dict[str
         # vLLM compiles a helper of log-probs at the first request, in eager mode, too. It took 12 s
         # of every start, and without a C++ compiler every request failed.
         "TORCH_COMPILE_DISABLE": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # see `lrl.vllm_plugin.forked_engine`
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # see `lrl.vllm_plugin.plugin`
     }
     found = {name: overrides.get(name, value) for name, value in defaults.items()}
     if settings.threads is not None:

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from lrl.errors import GeneratorError, ServerError
@@ -69,7 +70,13 @@ class Fleet:
         """Generators that have served and are not replaced: removed ones, and lost ones of other
         processes."""
         self._slots = [
-            _ServerSlot(self, self.pools[index >= split], generator, server)
+            _ServerSlot(
+                name=generator.name,
+                fleet=self,
+                pool=self.pools[index >= split],
+                generator=generator,
+                server=server,
+            )
             for index, (generator, server) in enumerate(zip(self.generators, servers, strict=True))
         ]
         self._supervisor = JobSupervisor(self._slots, running=True)
@@ -82,7 +89,6 @@ class Fleet:
 
     @property
     def alive(self) -> int:
-        """Number of generators alive; see `GeneratorPool.alive`."""
         return sum(len(pool.alive) for pool in self.pools)
 
     @property
@@ -160,7 +166,7 @@ class Fleet:
         return self.loop.wait(work, deadline_s, purpose)
 
     async def _begin(self) -> None:
-        await asyncio.gather(*(_first_answer(one.server, one.generator) for one in self._slots))
+        await asyncio.gather(*(slot.first_answer() for slot in self._slots))
         for pool in self.pools:
             pool.on_evicted = lambda generator: self._spawn(self._close(generator))
             for generator in pool.generators:
@@ -219,29 +225,20 @@ class Fleet:
         await asyncio.gather(*(client.close() for client in self._clients))
 
 
+@dataclass(eq=False)
 class _ServerSlot(Slot):
-    """A server of the run, and the generator that it is at present.
+    """A server of the run, and the generator that it is at present."""
 
-    Args:
-        fleet: The fleet.
-        pool: The generator's.
-        generator: The first one.
-        server: Its server.
-    """
-
-    def __init__(
-        self, fleet: Fleet, pool: GeneratorPool, generator: Generator, server: Server
-    ) -> None:
-        self.fleet = fleet
-        self.pool = pool
-        self.generator = generator
-        self.server = server
-        self.name = generator.name
-        self.has_left = False
-        self.evicted: Generator | None = None
-        """The last one that its pool has evicted; one that ends with the run is not replaced."""
-        self._replaced: Generator | None = None  # the one whose server was started again
-        self._replacement: Future[None] | None = None
+    name: str
+    fleet: Fleet
+    pool: GeneratorPool
+    generator: Generator
+    server: Server
+    has_left: bool = False
+    evicted: Generator | None = None
+    """The last one that its pool has evicted; one that ends with the run is not replaced."""
+    _replaced: Generator | None = None  # the one whose server was started again
+    _replacement: Future[None] | None = None
 
     def start(self) -> None:
         self._replaced = self.generator
@@ -277,16 +274,16 @@ class _ServerSlot(Slot):
             work.close()
             return None
 
+    async def first_answer(self) -> None:
+        """Warms the generator up; raises ServerError with the cause in the log, at which an answer
+        only points: vLLM's engine computes here for the first time."""
+        try:
+            await _warm_up(self.generator)
+        except GeneratorError as error:
+            raise self.server.error("has started, and its first request failed") from error
+
     def end(self) -> None:
         self.server.stop()
-
-
-async def _first_answer(server: Server, generator: Generator) -> None:
-    # What it answers only points at its log: vLLM's engine computes here for the first time.
-    try:
-        await _warm_up(generator)
-    except GeneratorError as error:
-        raise server.error("has started, and its first request failed") from error
 
 
 async def _warm_up(generator: Generator) -> None:

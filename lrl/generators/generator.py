@@ -15,6 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Protocol
 
@@ -46,30 +47,24 @@ class ServerHandle(Protocol):
     """A vLLM server as its generator knows it, whichever process started it."""
 
     number: int
-    """Of the generator."""
     trust: ssl.SSLContext | None
     """The certificates that its client accepts; None without TLS."""
     token: str
     settings: ServerSettings
 
     @property
-    def name(self) -> str:
-        """Its name in errors and logs."""
+    def name(self) -> str: ...
 
     @property
-    def url(self) -> str:
-        """Its address."""
+    def url(self) -> str: ...
 
     @property
-    def location(self) -> Location:
-        """Its location for the trainer and for other generators."""
+    def location(self) -> Location: ...
 
     @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
+    def alive(self) -> bool: ...
 
-    def log_tail(self) -> str:
-        """The end of its log, with the cause."""
+    def log_tail(self) -> str: ...
 
 
 class State(Enum):
@@ -85,6 +80,20 @@ class State(Enum):
     """Writes on, and takes no new request: a sync is about to pause it."""
     EVICTED = "evicted"
     """Has ended for this run."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Work:
+    """What is to be written to one prompt."""
+
+    prompt: Prompt
+    sampling: Sampling
+    priority: int
+    """Lower goes first."""
+    deadline_s: float
+    """Seconds for a request, once it has a generator."""
+    verified: Callable[[], None] = lambda: None
+    """Called when the responses that have ended so far stay so, whatever fails."""
 
 
 class Generator(Slots):
@@ -116,20 +125,17 @@ class Generator(Slots):
         # Requests that end at the mark of the next flush.
         self._leaving: set[asyncio.Task[Any]] = set()
         self._flushes: set[asyncio.Task[None]] = set()
-        # The calls of `write`, each with what hears of a verification.
-        self._hearers: dict[Callable[[], None], Callable[[], None]] = {}
+        self._works: set[Work] = set()  # of the calls of `write`
         self._lengths_at_resume: list[tuple[Rollout, int]] = []
         self._verified = asyncio.Event()
         self._verified.set()
 
     @property
     def name(self) -> str:
-        """Its name in errors and logs."""
         return self.server.name
 
     @property
     def serving(self) -> bool:
-        """Whether it takes requests."""
         return self.state is State.SERVING
 
     @property
@@ -161,20 +167,12 @@ class Generator(Slots):
         )
 
     async def write(
-        self,
-        prompt: Prompt,
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        priority: int,
-        deadline_s: float,
-        ended: Callable[[], None] = lambda: None,
-        verified: Callable[[], None] = lambda: None,
+        self, work: Work, rollouts: Sequence[Rollout], ended: Callable[[], None] = lambda: None
     ) -> None:
         """Writes `rollouts` to their end or to `interrupt`, and waits until the version that wrote
         them is verified.
 
-        Calls `ended` at the end of each response, verified or not, and `verified` when all that
-        have ended are verified.
+        Calls `ended` at the end of each response, verified or not.
 
         Raises:
             GeneratorError: A request failed, or the generator was evicted; the rollouts keep their
@@ -184,22 +182,26 @@ class Generator(Slots):
         def one_ended() -> None:
             ended()
             if not self.unverified:
-                verified()
+                work.verified()
 
-        how: dict[str, Any] = {
-            "version": lambda: self.version,
-            "priority": priority,
-            "deadline_s": deadline_s,
-            "ended": one_ended,
-            "leaves": lambda: asyncio.current_task() in self._leaving,
-        }
         requests = {
-            asyncio.create_task(self.client.write(prompt.token_ids, part, sampling, **how)): part
+            asyncio.create_task(
+                self.client.write(
+                    work.prompt.token_ids,
+                    part,
+                    work.sampling,
+                    version=lambda: self.version,
+                    priority=work.priority,
+                    deadline_s=work.deadline_s,
+                    ended=one_ended,
+                    leaves=lambda: asyncio.current_task() in self._leaving,
+                )
+            ): part
             for part in in_requests(rollouts)
         }
-        self.stats.begin(len(prompt.token_ids), list(requests.values()))
+        self.stats.begin(len(work.prompt.token_ids), list(requests.values()))
         self._requests |= requests
-        self._hearers[one_ended] = verified
+        self._works.add(work)
         self._note()
         try:
             await _all(list(requests))
@@ -208,7 +210,7 @@ class Generator(Slots):
             for request in requests:
                 del self._requests[request]
             self._leaving -= requests.keys()
-            del self._hearers[one_ended]
+            self._works.remove(work)
             self.stats.end(rollouts)
             self._note()
         if self.eviction is not None:
@@ -309,8 +311,8 @@ class Generator(Slots):
             return
         self._lengths_at_resume.clear()
         self._verified.set()
-        for verified in self._hearers.values():
-            verified()
+        for work in self._works:
+            work.verified()
         self._enter(State.SERVING)
         self.served_from = self.served_from or asyncio.get_running_loop().time()
 
@@ -353,9 +355,8 @@ def in_requests(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
     """Divides rollouts into requests: the fresh ones share one, which costs the server less; the
     others have prompts of different lengths, one request each."""
     fresh = [rollout for rollout in rollouts if not rollout.token_ids]
-    return [
-        part for part in (fresh, *([rollout] for rollout in rollouts if rollout.token_ids)) if part
-    ]
+    begun = [[rollout] for rollout in rollouts if rollout.token_ids]
+    return [fresh, *begun] if fresh else begun
 
 
 async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:

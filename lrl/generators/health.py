@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lrl.errors import GeneratorError, NoGenerators
@@ -48,18 +49,19 @@ async def monitor(pool: GeneratorPool, generator: Generator, heartbeat_s: float)
                     pool.evict(generator, f"No heartbeat: {error}")
 
 
+@dataclass
 class OutageLimit:
-    """The limit, in seconds, on an outage; the error names the servers' `logs`.
+    """The limit on an outage.
 
     An outage begins when no generator is left, and ends when one is of use again. A replacement
     that only syncs, fails its probe, or ends at its first request does not end it: with such ones a
     run once waited for a day.
     """
 
-    def __init__(self, seconds: float, logs: Sequence[Path]) -> None:
-        self.seconds = seconds
-        self._logs = logs
-        self._logged_at = 0.0
+    seconds: float
+    logs: Sequence[Path]
+    """The servers', for the error."""
+    _logged_at: float = field(init=False, default=0.0)
 
     def check_outage(self, pool: GeneratorPool) -> None:
         """Logs an outage of `pool`, at most every `LOG_EVERY_S` seconds; raises NoGenerators at the
@@ -76,7 +78,7 @@ class OutageLimit:
             raise NoGenerators(
                 f"No generator has served for {waited:.0f} s "
                 f"(strategy.generator_timeout_s={self.seconds:g}). The last one was lost because: "
-                f"{pool.last_loss}\nTheir logs: {', '.join(map(str, self._logs))}"
+                f"{pool.last_loss}\nTheir logs: {', '.join(map(str, self.logs))}"
             )
         if now - self._logged_at > LOG_EVERY_S:
             self._logged_at = now

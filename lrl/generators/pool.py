@@ -14,7 +14,7 @@ from typing import Any
 
 from lrl.errors import GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.frames import HOLD_S
-from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, gather
+from lrl.generators.generator import FLUSH_DEADLINE_S, Generator, Work, gather
 from lrl.routing.dispatch import DispatchPolicy, Home, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.routing.request_queue import RequestQueue
@@ -62,7 +62,6 @@ class GeneratorPool:
 
     @property
     def serving(self) -> list[Generator]:
-        """The members that take requests."""
         return [generator for generator in self.generators if generator.serving]
 
     @property
@@ -106,16 +105,22 @@ class GeneratorPool:
         Raises:
             GeneratorError: The request itself is wrong, or takes longer than `deadline_s`.
         """
+        work = Work(
+            prompt=prompt,
+            sampling=sampling,
+            priority=priority,
+            deadline_s=deadline_s,
+            verified=verified,
+        )
         target: Generator | None = None
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
-            written = sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished)
             request = Request(
                 prompt,
                 len(unfinished),
                 priority=priority,
                 due=due,
-                written=written,
+                written=sum(len(rollout.token_ids) for rollout in unfinished) / len(unfinished),
                 home=home.generator,
             )
             generator = await self.requests.enter(request, unfinished, target)
@@ -123,16 +128,7 @@ class GeneratorPool:
             try:
                 if generator.serving:  # a sync may have drained it since it was chosen
                     ended = partial(self.requests.release, generator, request)
-                    await self._write(
-                        generator,
-                        prompt,
-                        unfinished,
-                        sampling,
-                        priority=priority,
-                        deadline_s=deadline_s,
-                        ended=ended,
-                        verified=verified,
-                    )
+                    await self._write(generator, work, unfinished, ended)
             finally:
                 target = self.requests.leave(generator, request)
 
@@ -147,7 +143,14 @@ class GeneratorPool:
         verified: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
-        """Generates in the spare slots, without waiting for rollouts."""
+        """Generates in the spare slots, without waiting for rollouts; see `generate`."""
+        work = Work(
+            prompt=prompt,
+            sampling=sampling,
+            priority=priority,
+            deadline_s=deadline_s,
+            verified=verified,
+        )
         home = home or Home()
         while unfinished := [rollout for rollout in rollouts if not rollout.finished]:
             # Not during a sync: an evaluation may follow it at once, and its responses must be of
@@ -159,39 +162,18 @@ class GeneratorPool:
                 self.serving, key=lambda one: (one is not home.generator, one.in_flight)
             )
             home.generator = generator
-            await self._write(
-                generator,
-                prompt,
-                unfinished,
-                sampling,
-                priority=priority,
-                deadline_s=deadline_s,
-                verified=verified,
-            )
+            await self._write(generator, work, unfinished)
 
     async def _write(
         self,
         generator: Generator,
-        prompt: Prompt,
+        work: Work,
         rollouts: list[Rollout],
-        sampling: Sampling,
-        *,
-        priority: int,
-        deadline_s: float,
-        verified: Callable[[], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes on one generator; a failure evicts it and leaves rollouts unfinished."""
         try:
-            await generator.write(
-                prompt,
-                rollouts,
-                sampling,
-                priority=priority,
-                deadline_s=deadline_s,
-                ended=ended,
-                verified=verified,
-            )
+            await generator.write(work, rollouts, ended)
         except GeneratorTimeout as error:
             raise GeneratorTimeout(
                 f"{error} Raise data.rollout_timeout_s, or lower data.max_response_tokens."

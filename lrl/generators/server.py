@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,9 @@ POINTS_AT_ANOTHER = re.compile(r"see (?:the )?(?:root cause|stack ?trace)", re.I
 DETAIL = re.compile(r" \[type=\w+, input_value=.*")
 """pydantic's addition: the wrong value with everything that contains it."""
 MAX_CAUSE_CHARACTERS = 800
-NO_DEVICE = "Failed to infer device type"
-"""vLLM's words where the installed build finds no device of its kind; all they advise is more lines
-of its log."""
-NO_DEVICE_REMEDY = (
-    "vLLM's build and this machine do not fit, or its driver does not answer. Type: lrl doctor"
-)
 
 
+@dataclass(eq=False, repr=False)
 class Server:
     """One vLLM server with its supervisor.
 
@@ -67,7 +63,7 @@ class Server:
         number: Number of the generator in the fleet.
         run_id: Name of the run. Files in /dev/shm that begin with `lrl-<run_id>-` are removed when
             the trainer is gone.
-        token: Token that callers of the generator need (`lrl.system.auth`); None makes one.
+        token: Token that callers of the generator need (`lrl.system.auth`); empty makes one.
         transport_environment: Variables that the transport needs (`Transport.server_environment`).
         middleware: Class paths of the transport's own routes (`Transport.middleware`), which the
             token guards.
@@ -78,54 +74,43 @@ class Server:
             one of them, or `settings.host` is not an address of this machine.
     """
 
-    def __init__(
-        self,
-        model: str,
-        settings: ServerSettings,
-        backend: str,
-        devices: list[int],
-        folder: Path,
-        number: int,
-        run_id: str,
-        token: str | None = None,
-        transport_environment: Mapping[str, str] | None = None,
-        middleware: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        if devices and len(devices) != (size := settings.tensor_parallel_size):
+    model: str
+    settings: ServerSettings
+    backend: str
+    devices: Sequence[int]
+    folder: Path
+    number: int
+    run_id: str
+    token: str = ""
+    transport_environment: Mapping[str, str] = field(default_factory=dict)
+    middleware: Sequence[str] = ()
+    seed: int = 0
+    _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _deadline: float = field(init=False, default=0.0)
+    _log_start: int = field(init=False, default=0)
+    _scratch: str = field(init=False, default="")
+    _starts: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.devices and len(self.devices) != (size := self.settings.tensor_parallel_size):
             raise ConfigError(
-                f"Generator {number} has the devices {devices}, but tensor_parallel_size={size}."
+                f"Generator {self.number} has the devices {self.devices}, but "
+                f"tensor_parallel_size={size}."
             )
-        self.model = model
-        self.settings = settings
-        self.backend = backend
-        self.number = number
-        self.run_id = run_id
-        self.transport_environment = transport_environment or {}
-        self.middleware = middleware
-        self.seed = seed
-        self.token = token or secrets.token_urlsafe(32)
-        self.log_path = Path(folder) / f"generator-{number}.log"
-        self._on_cpu = not devices
-        self._visible = _visible_devices(devices)
-        self._supervisor: subprocess.Popen[bytes] | None = None
-        self._deadline = 0.0
-        self._log_start = 0
-        self._scratch = self._files = ""
-        self._starts = 0
-        settings.endpoint.warn()
-        self.trust = settings.endpoint.trust()
-        self._reservation = settings.endpoint.reserve_port()
+        self.token = self.token or secrets.token_urlsafe(32)
+        self.log_path = Path(self.folder) / f"generator-{self.number}.log"
+        self._visible = _visible_devices(self.devices)
+        self.settings.endpoint.warn()
+        self.trust = self.settings.endpoint.trust()
+        self._reservation = self.settings.endpoint.reserve_port()
         self.port: int = self._reservation.getsockname()[1]
 
     @property
     def name(self) -> str:
-        """Its name in errors and logs."""
         return f"generator {self.number}"
 
     @property
     def url(self) -> str:
-        """Its address."""
         return self.settings.endpoint.url(self.port)
 
     @property
@@ -145,30 +130,22 @@ class Server:
 
     def processes(self) -> list[psutil.Process]:
         """Returns vLLM's processes; complete once the server is ready."""
-        return (
-            psutil.Process(self._supervisor.pid).children(recursive=True)
-            if self._supervisor is not None
-            else []
-        )
+        if self._supervisor is None:
+            return []
+        return psutil.Process(self._supervisor.pid).children(recursive=True)
 
     def start(self) -> None:
         """Starts the supervisor, which starts vLLM; returns at once. `start_timeout_s` begins to
         run."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        prefix = cpu_backend.command_prefix() if self._on_cpu else []
         self._scratch = supervisor.make_scratch()
-        self._files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
-        program = [
-            "-P",
-            supervisor.__file__,
-            "--owner",
-            str(os.getpid()),
-            "--scratch",
-            self._scratch,
+        files = tempfile.mkdtemp(prefix=self.own_files, dir=supervisor.SHM)
+        owned = [str(os.getpid()), f"lrl-{self.run_id}-", self.own_files, self._scratch]
+        command = [
+            *(() if self.devices else cpu_backend.command_prefix()),
+            *(sys.executable, "-P", supervisor.__file__, *owned),
+            *self.command(),
         ]
-        program += ["--prefix", f"lrl-{self.run_id}-", "--own", self.own_files, "--"]
-        command = [*prefix, sys.executable, *program, *self.command()]
-        environment = self.environment()
         self._starts += 1
         with self.log_path.open("ab") as output:
             self._log_start = output.tell()
@@ -178,7 +155,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                env=environment,
+                env=self.environment() | {FILES_VARIABLE: files},
                 start_new_session=True,
             )
         self._deadline = time.monotonic() + self.settings.start_timeout_s
@@ -234,10 +211,8 @@ class Server:
                 self.name,
                 self.settings.stop_timeout_s,
             )
-            process = psutil.Process(running.pid)
-            supervisor.kill([*process.children(recursive=True), process])
-            running.wait()
-        if running.returncode < 0:
+            running.kill()
+        if running.wait() < 0:
             supervisor.clear(self._scratch, self.own_files)
 
     def log_tail(self) -> str:
@@ -276,7 +251,7 @@ class Server:
             "enable-auto-tool-choice": settings.tool_parser is not None or None,
         }
         gpu = {"gpu-memory-utilization": settings.gpu_memory_utilization}
-        flags |= cpu_backend.flags(settings) if self._on_cpu else gpu
+        flags |= gpu if self.devices else cpu_backend.flags(settings)
         flags |= {dashed(name): value for name, value in settings.extra_args.items()}
         # vLLM puts each middleware around those before it: the token's is the last, and guards them
         # all.
@@ -293,16 +268,16 @@ class Server:
     def environment(self) -> dict[str, str]:
         """Returns the trainer's environment without its process group's variables, and with
         vLLM's."""
-        apart = {
-            name for name in os.environ if name.startswith(("MASTER_", "TORCHELASTIC_"))
-        } | set(TRAINER_ONLY)
-        environment = {name: value for name, value in os.environ.items() if name not in apart}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in TRAINER_ONLY and not name.startswith(("MASTER_", "TORCHELASTIC_"))
+        }
         environment |= self.transport_environment
-        if self._on_cpu:
+        if not self.devices:
             environment |= cpu_backend.environment(self.settings, environment)
         return environment | {
             TOKEN_VARIABLE: self.token,
-            FILES_VARIABLE: self._files,
             # The whole generator is on one machine; gloo would listen, open to all, on the address
             # of the host's name.
             "GLOO_SOCKET_IFNAME": "lo",
@@ -315,16 +290,13 @@ class Server:
 
     def error(self, event: str) -> ServerError:
         """Returns the error of what has happened to it, with the cause that its log names."""
+        what = f"{self.name.capitalize()} {event}"
         if found := cause(self._log()):
-            return ServerError(
-                f"{self.name.capitalize()} {event}:\n{found}\nIts whole log is {self.log_path}."
-            )
-        return ServerError(
-            f"{self.name.capitalize()} {event}. The end of {self.log_path}:\n{self.log_tail()}"
-        )
+            return ServerError(f"{what}:\n{found}\nIts whole log is {self.log_path}.")
+        return ServerError(f"{what}. The end of {self.log_path}:\n{self.log_tail()}")
 
 
-def _visible_devices(devices: list[int]) -> str:
+def _visible_devices(devices: Sequence[int]) -> str:
     """Returns CUDA_VISIBLE_DEVICES for `devices`, indices within the trainer's own
     CUDA_VISIBLE_DEVICES."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
@@ -355,8 +327,6 @@ def cause(log: str) -> str:
 
     A log ends with the exception of its last process, which often only points at another process
     ("See root cause above"). The cause is the last exception that does not point at another.
-
-    Where vLLM's own words do not help, a line with the remedy follows.
     """
     lines = [LOG_PREFIX.sub("", line) for line in log.splitlines()]
     for number, line in reversed(list(enumerate(lines))):
@@ -368,6 +338,5 @@ def cause(log: str) -> str:
                 ):
                     break
                 message.append(DETAIL.sub("", more).strip())
-            found = " ".join(message)[:MAX_CAUSE_CHARACTERS]
-            return f"{found}\n{NO_DEVICE_REMEDY}" if NO_DEVICE in found else found
+            return " ".join(message)[:MAX_CAUSE_CHARACTERS]
     return ""

@@ -19,23 +19,17 @@ TlsTrust = Literal["certificate", "system"]
 ENDPOINT = "a generator listens at a free port of `host`; TLS is set by tls_cert and tls_key"
 AUTH = "vLLM's own key leaves the RL routes open; lrl's token middleware protects every route"
 SAMPLED = "the trainer needs the log-probs of the very distribution that was sampled from"
-OWNED: dict[str, str] = {
-    **dict.fromkeys(("host", "port", "uds", "root-path"), ENDPOINT),
-    **dict.fromkeys(("ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"), ENDPOINT),
-    **dict.fromkeys(("api-key", "middleware"), AUTH),
-    **dict.fromkeys(("logprobs-mode", "generation-config", "override-generation-config"), SAMPLED),
-    **dict.fromkeys(("logits-processors", "logits-processor-pattern"), SAMPLED),
-    **dict.fromkeys(("temperature", "top-p", "top-k", "min-p", "typical-p"), SAMPLED),
-    **dict.fromkeys(
-        ("presence-penalty", "frequency-penalty", "repetition-penalty", "logit-bias"), SAMPLED
-    ),
-    **dict.fromkeys(
-        ("hf-overrides", "hf-config-path", "tokenizer"),
-        "the generator must compute what the policy does",
-    ),
-    **dict.fromkeys(
-        ("revision", "tokenizer-revision"), "the generator must compute what the policy does"
-    ),
+SAME_MODEL = "the generator must compute what the policy does"
+OWNED = {
+    **dict.fromkeys(["host", "port", "uds", "root-path"], ENDPOINT),
+    **dict.fromkeys(["ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "ssl-cert-reqs"], ENDPOINT),
+    **dict.fromkeys(["api-key", "middleware"], AUTH),
+    **dict.fromkeys(["logprobs-mode", "generation-config", "override-generation-config"], SAMPLED),
+    **dict.fromkeys(["logits-processors", "logits-processor-pattern", "logit-bias"], SAMPLED),
+    **dict.fromkeys(["temperature", "top-p", "top-k", "min-p", "typical-p"], SAMPLED),
+    **dict.fromkeys(["presence-penalty", "frequency-penalty", "repetition-penalty"], SAMPLED),
+    **dict.fromkeys(["hf-overrides", "hf-config-path"], SAME_MODEL),
+    **dict.fromkeys(["tokenizer", "revision", "tokenizer-revision"], SAME_MODEL),
     "skip-tokenizer-init": "a generator also answers in words (`lrl prompt`)",
     "trust-remote-code": "code that comes with a model is never run",
     "model": "the generator holds the policy's model",
@@ -44,13 +38,9 @@ OWNED: dict[str, str] = {
     "seed": "it follows from the run's (seed_everything) and is another one for each generator",
     "scheduling-policy": "lrl sends a priority with every request",
     "stream-interval": "the engine itself collects tokens before it sends them",
-    **dict.fromkeys(
-        ("tool-call-parser", "enable-auto-tool-choice"),
-        "it follows from strategy.server.tool_parser",
-    ),
-    "api-server-count": (
-        "lrl's routes know the responses of one API server, which is not a bottleneck"
-    ),
+    "tool-call-parser": "it is strategy.server.tool_parser",
+    "enable-auto-tool-choice": "it follows from strategy.server.tool_parser",
+    "api-server-count": "lrl's routes know the responses of one API server, no bottleneck",
     "enable-scale-out": "it opens the route of probes and heartbeats",
 }
 """vLLM flags that lrl sets itself, each with the reason."""

@@ -49,12 +49,10 @@ class GeneratorStats:
 
     @property
     def rollouts(self) -> list[Rollout]:
-        """The responses in it."""
         return [rollout for _, rollout in self._writing.values()]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no response in it."""
         return not self._writing
 
     @property
@@ -94,7 +92,6 @@ class GeneratorStats:
             self._since = now
 
     def snapshot(self) -> StatsSnapshot:
-        """Returns the present counts."""
         self._count_read(list(self._unread))
         unfinished = [
             (prompt, rollout) for prompt, rollout in self._writing.values() if not rollout.finished

@@ -1,8 +1,9 @@
 """The supervisor process of one generator: starts vLLM, and ends all of it on request or when the
 trainer is gone.
 
-A small program (`python supervisor.py --owner PID --prefix NAME --own NAME --scratch DIR -- COMMAND
-...`) in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin
+    python -P supervisor.py OWNER RUN_PREFIX OWN_PREFIX SCRATCH COMMAND ...
+
+runs in its own session, so that neither Ctrl-C nor a SIGKILL of the trainer reaches it. Its stdin
 is a pipe; the trainer holds the other end from the first moment. A byte means "stop, the run
 continues"; the end of the pipe without one means that the trainer ended, by whatever signal. vLLM
 is a tree of processes (API server, EngineCore, workers, resource tracker), and its lower parts
@@ -20,9 +21,7 @@ no memory.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import select
@@ -34,10 +33,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 import psutil
+
+from lrl.system.processes import KILL_S, adopt_orphans, shell_status, start_bound
 
 log = logging.getLogger("supervisor")
 
@@ -46,10 +48,6 @@ TICK_S = 0.2
 """The longest delay in noticing an end that the pipe does not show."""
 SCAN_S = 2.0
 """Seconds between two scans of the shared memory in use; after a crash it is too late for one."""
-KILL_S = 8.0
-"""Seconds that killed processes may take to end; one that waits for a driver can outlast
-SIGKILL."""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LONGEST_TEMPORARY = 107 - len("/lrl-xxxxxxxx/") - 36
 """A Unix socket's path has at most 107 characters, and vLLM names its sockets by a UUID of 36. The
 temporary folder of a cluster can be longer."""
@@ -64,13 +62,13 @@ class End(Enum):
     OWNER_GONE = 1.0
 
 
+@dataclass
 class Tree:
-    """All descendants of this process, with `child` as their root, and the shared memory they have
-    mapped so far."""
+    """All descendants of this process, with `child` as their root, and the inodes of the shared
+    memory they have mapped so far."""
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.child = child
-        self.shared: set[int] = set()
+    child: subprocess.Popen[bytes]
+    shared: set[int] = field(default_factory=set)
 
     def scan(self) -> list[psutil.Process]:
         """Records the shared memory in use, reaps orphans and returns the living processes."""
@@ -107,16 +105,10 @@ def wait_or_kill(scan: Callable[[], list[psutil.Process]], grace_s: float) -> No
                 [process.pid for process in living],
             )
             return
-        if passed > grace_s:
-            kill(living)
+        for process in living if passed > grace_s else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.05)
-
-
-def kill(processes: Iterable[psutil.Process]) -> None:
-    """Sends SIGKILL to each process that still lives."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
 
 
 def mapped(pids: Iterable[int]) -> set[int]:
@@ -151,12 +143,9 @@ def make_scratch() -> str:
     return tempfile.mkdtemp(prefix="lrl-", dir=usual if len(usual) <= LONGEST_TEMPORARY else "/tmp")
 
 
-def clear(scratch: str, generator_prefix: str) -> None:
-    """Cleans up after a killed supervisor: ends vLLM, and removes its leftover files.
-
-    Fetched weights are among them, as large as the model. `scratch` and `generator_prefix` are
-    those of `supervise`.
-    """
+def clear(scratch: str, own_prefix: str) -> None:
+    """Cleans up after a killed supervisor: ends vLLM, and removes the files that it left, fetched
+    weights as large as the model among them. See `supervise` for the arguments."""
     shared: set[int] = set()
 
     def scan() -> list[psutil.Process]:
@@ -167,7 +156,7 @@ def clear(scratch: str, generator_prefix: str) -> None:
         return living
 
     wait_or_kill(scan, End.STOPPED.value)  # vLLM has got its SIGTERM with the supervisor's end
-    remove_shared((generator_prefix,), shared - mapped(psutil.pids()))
+    remove_shared((own_prefix,), shared - mapped(psutil.pids()))
     shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -198,74 +187,45 @@ def wait_for_end(tree: Tree, owner: int, stop_signals: list[int]) -> End:
 
 
 def supervise(
-    command: list[str], owner: int, run_prefix: str, generator_prefix: str, scratch: str
+    owner: int, run_prefix: str, own_prefix: str, *, scratch: str, command: list[str]
 ) -> int:
     """Runs `command` until the first reason to end it, ends all of it, and removes the files it
     left.
 
-    Returns the exit status of `command` as a shell gives it (128 + signal). `owner` is the process
-    id of the trainer; the run's own files in /dev/shm, those with `run_prefix`, are removed only
-    when it is gone; those with `generator_prefix`, which only this generator uses, and the folder
-    `scratch` for its temporary files at every end.
+    Args:
+        owner: Process id of the trainer.
+        run_prefix: Prefix of the run's files in /dev/shm, removed only when the trainer is gone.
+        own_prefix: Prefix of the files there that only this generator uses, removed at every end.
+        scratch: Folder for its temporary files, removed at every end.
+        command: Program and arguments.
+
+    Returns:
+        The exit status of `command` as a shell gives it.
     """
     stop_signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)  # not SIG_IGN, which vLLM would inherit
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     try:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": scratch},
-            start_new_session=True,
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
+        environment = {**os.environ, "TMPDIR": scratch}
+        child = start_bound(command, by=signal.SIGTERM, stdin=subprocess.DEVNULL, env=environment)
         tree = Tree(child)
         why = wait_for_end(tree, owner, stop_signals)
-        log.info(
-            "%s after exit status %s; ending %s",
-            why.name,
-            child.returncode,
-            [p.pid for p in tree.scan()],
-        )
+        living = [process.pid for process in tree.scan()]
+        log.info("%s after exit status %s; ending %s", why.name, child.returncode, living)
         tree.end(why.value)
         run_is_over = why is End.OWNER_GONE or os.getppid() != owner
         remove_shared(
-            (generator_prefix, run_prefix) if run_is_over else (generator_prefix,),
+            (own_prefix, run_prefix) if run_is_over else (own_prefix,),
             tree.shared - mapped(psutil.pids()),
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    status = child.returncode if child.returncode is not None else -signal.SIGKILL
-    return status if status >= 0 else 128 - status
-
-
-def main() -> int:
-    """Runs the program; returns its exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--owner", type=int, required=True, help="process id of the trainer")
-    parser.add_argument("--prefix", required=True, help="prefix of the run's own files in /dev/shm")
-    parser.add_argument(
-        "--own", required=True, help="prefix of the files in /dev/shm that only this generator uses"
-    )
-    parser.add_argument(
-        "--scratch", required=True, help="folder for its temporary files, which is removed"
-    )
-    parser.add_argument("command", nargs="+", help="program and arguments, after --")
-    arguments = parser.parse_args()
-    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    return supervise(
-        arguments.command,
-        arguments.owner,
-        run_prefix=arguments.prefix,
-        generator_prefix=arguments.own,
-        scratch=arguments.scratch,
-    )
+    return shell_status(child.returncode)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    owner, run_prefix, own_prefix, scratch, *command = sys.argv[1:]
+    sys.exit(supervise(int(owner), run_prefix, own_prefix, scratch=scratch, command=command))

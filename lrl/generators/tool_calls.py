@@ -6,11 +6,8 @@ server of the exported policy will.
 
 from __future__ import annotations
 
-import ast
 import logging
 from collections.abc import Collection, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from lrl.environments import ParsedTurn, ToolCall
@@ -22,7 +19,6 @@ log = logging.getLogger(__name__)
 ROUTE = "/v1/chat/completions/derender"
 DEADLINE_S = 60.0
 """Seconds for a parse; it takes milliseconds when nothing is wrong."""
-_REGISTRY = "_TOOL_PARSERS_TO_REGISTER"
 
 
 class ToolCallParser:
@@ -104,20 +100,3 @@ def call_id(turn: int, number: int) -> str:
     """Returns the id of a call: the same at each play, and nine letters and digits, as Mistral's
     template asks."""
     return f"t{turn % 10_000:04d}c{number % 1_000:03d}"
-
-
-def known_parsers() -> list[str]:
-    """Returns the names of vLLM's parsers, read from its source, whose import takes 16 s; empty if
-    there is no vLLM here, or it names them elsewhere."""
-    spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
-        return []
-    file = Path(spec.origin).parent / "tool_parsers" / "__init__.py"
-    if not file.is_file():
-        return []
-    for node in ast.parse(file.read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(one, ast.Name) and one.id == _REGISTRY for one in targets):
-            assert isinstance(node, ast.Assign)
-            return sorted(ast.literal_eval(node.value))
-    return []

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lrl.errors import ConfigError, GeneratorError
 from lrl.generators.fleet import Fleet
@@ -20,7 +19,8 @@ from lrl.generators.server import end_of
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.system.endpoint import Location
-from lrl.system.remote_workers import MemberAddress, RemotePool, RemoteWorkers
+from lrl.workers.pool import Members
+from lrl.workers.remote import LEAVE_S, MemberAddress, RemoteWorkers
 
 log = logging.getLogger(__name__)
 
@@ -158,10 +158,9 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
 
 @dataclass
 class WorkerAdmission:
-    """Admits members of one kind without weights to their pool, and removes them."""
+    """Admits members with workers, and removes them."""
 
-    kind: Kind
-    pool: RemotePool[Any]
+    members: Members
     registry: Registry
     token: str
 
@@ -171,20 +170,20 @@ class WorkerAdmission:
 
     async def poll(self) -> None:
         """Looks once at the registry."""
-        alive = self.registry.alive(self.kind)
+        alive = self.registry.alive(Kind.WORKER)
         for number, member in alive.items():
             if member.status is Status.STARTING and number not in self._admissions:
                 task = asyncio.get_running_loop().create_task(self._admit(member))
                 self._admissions[number] = task
                 task.add_done_callback(lambda _, number=number: self._admissions.pop(number))  # type: ignore[misc]
-        known = {each.number: each for each in self.pool.members}
-        for number in self.registry.leaving(self.kind):
+        known = {each.number: each for each in self.members.all}
+        for number in self.registry.leaving(Kind.WORKER):
             self._release(number, known.get(number))
         for number, workers in known.items():
             why = workers.lost or ("" if number in alive else "its process has ended, or is silent")
-            if why and self.pool.remove(number, why):
-                log.warning("%s is lost (%s). Others do its work.", workers.title, why)
-                self.registry.set_status(self.kind, number, Status.LOST, why=why)
+            if why and self.members.remove(number, why):
+                log.warning("%s is lost (%s). Others do its work.", workers.name.capitalize(), why)
+                self.registry.set_status(Kind.WORKER, number, Status.LOST, why=why)
 
     async def _admit(self, member: Member) -> None:
         number, location = member.number, member.location
@@ -193,8 +192,8 @@ class WorkerAdmission:
         )
         status = Status.REFUSED
         try:
-            workers: RemoteWorkers = self.pool.reach(address)
-            await workers.check()
+            workers = RemoteWorkers(address)
+            await self.members.check(workers)
         except ConfigError as error:
             why = str(error)
         except (OSError, ValueError) as error:
@@ -207,25 +206,25 @@ class WorkerAdmission:
             )
         else:
             self._served.add(number)
-            self.pool.add(workers)
-            log.info("%s has joined, with %d workers.", workers.title, workers.workers)
-            self.registry.set_status(self.kind, number, Status.SERVING)
+            self.members.add(workers)
+            log.info("%s has joined, with %d workers.", workers.name.capitalize(), workers.count)
+            self.registry.set_status(Kind.WORKER, number, Status.SERVING)
             return
         log.warning("%s.", why.rstrip("."))
-        self.registry.set_status(self.kind, number, status, why=why)
+        self.registry.set_status(Kind.WORKER, number, status, why=why)
 
     def _release(self, number: int, workers: RemoteWorkers | None) -> None:
         """Has a member leave, when its work is done or has had the time for it."""
         if workers is None:
-            refusal = f"The run has no {self.kind} {number} now."
-            self.registry.answer_leave(self.kind, number, refusal)
+            refusal = f"The run has no {Kind.WORKER} {number} now."
+            self.registry.answer_leave(Kind.WORKER, number, refusal)
             return
         if workers.leaving_since is None:
-            if refusal := self.pool.leave_refusal(workers):
-                self.registry.answer_leave(self.kind, number, refusal)
+            if refusal := self.members.leave_refusal(workers):
+                self.registry.answer_leave(Kind.WORKER, number, refusal)
                 return
             workers.leaving_since = time.monotonic()
-        if workers.idle or time.monotonic() - workers.leaving_since >= workers.leave_s:
-            self.pool.remove(number, "it leaves the run")
-            self.registry.set_status(self.kind, number, Status.LEFT)
-            self.registry.answer_leave(self.kind, number)
+        if workers.idle or time.monotonic() - workers.leaving_since >= LEAVE_S:
+            self.members.remove(number, "it leaves the run")
+            self.registry.set_status(Kind.WORKER, number, Status.LEFT)
+            self.registry.answer_leave(Kind.WORKER, number)

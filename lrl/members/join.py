@@ -18,18 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from lrl.environments.environment_server import EnvironmentServer
-from lrl.environments.worker import WorkerSpec
 from lrl.errors import NoAnswer, NotRunning, WorkersError
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind, Member, Status
 from lrl.members.run_file import find_run
 from lrl.members.service import RunClient
-from lrl.rewards.job import ScoringTerms
-from lrl.rewards.scorer_server import ScorerServer
 from lrl.system.endpoint import Location, is_loopback, own_address_towards
 from lrl.weights import find_transport
+from lrl.workers.server import WorkersServer
 
 POLL_S = 0.5
 """Seconds between two requests to the run; a member's are its signs of life."""
@@ -362,18 +359,17 @@ def settings_here(spec: JoinSpec, endpoint: dict[str, Any], url: str) -> ServerS
 
 
 class JoiningWorkers(JoinSession):
-    """A scorer or an environment that joins a run: workers of this machine, served over HTTP."""
+    """Workers of this machine that join a run, served over HTTP."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         client = self.client
         settings = settings_here(self.spec, self.overrides.endpoint, client.location.url)
-        own = (self.overrides.workers, settings.endpoint, client.token)
-        terms = client.terms(self.kind)  # NotRunning if the run takes no such member
-        self.server: ScorerServer | EnvironmentServer = (
-            ScorerServer(ScoringTerms.from_json(terms), *own)
-            if self.kind is Kind.SCORER
-            else EnvironmentServer(WorkerSpec.from_json(terms), *own)
+        self.server = WorkersServer(
+            client.terms(self.kind),  # NotRunning if the run takes no such member
+            self.overrides.workers,
+            settings.endpoint,
+            client.token,
         )
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from lrl.system.endpoint import Location
-from lrl.system.process_identity import ProcessIdentity
+from lrl.system.processes import ProcessIdentity
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,12 @@ class Kind(StrEnum):
     """The work of a member."""
 
     GENERATOR = "generator"
-    SCORER = "scorer"
-    ENVIRONMENT = "environment"
+    WORKER = "worker"
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has the policy's weights. Others have workers, to which rank 0 gives work
-        (`lrl.system.remote_workers`)."""
+        """Whether it has the policy's weights. Others run the user's code, rewards or the environment
+        (`lrl.workers`)."""
         return self is Kind.GENERATOR
 
 

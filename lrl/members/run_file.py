@@ -30,7 +30,7 @@ from lrl.members.service import RegistryServer, RunClient
 from lrl.system.auth import TOKEN_VARIABLE, bearer, given_secret
 from lrl.system.config_errors import fault
 from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
-from lrl.system.process_identity import ProcessIdentity
+from lrl.system.processes import ProcessIdentity
 
 FOLDER, RUN = "fleet", "run.json"
 RUN_TOKEN, RUN_CERTIFICATE = "LRL_TOKEN", "LRL_CERTIFICATE"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -21,7 +21,7 @@ from lrl.members.run_file import remove_run_file, write_run_file
 from lrl.members.service import RegistryServer
 from lrl.system.best_effort import best_effort
 from lrl.system.endpoint import is_loopback
-from lrl.system.remote_workers import RemotePool
+from lrl.workers.pool import Members
 
 if TYPE_CHECKING:
     from lrl.members.launched import LaunchedMembers
@@ -38,8 +38,8 @@ class RunMembers:
     """Lets members join a run, from `open` to `close`."""
 
     fleet: Fleet
-    pools: Mapping[Kind, RemotePool[Any]]
-    """Where members without weights go, by the kinds that the run takes."""
+    workers: Members | None
+    """Members with workers; None if the run takes none."""
     launchers: dict[Kind, Launcher]
     """What starts members of a kind; without one they come by themselves."""
     settings: ServerSettings
@@ -60,23 +60,24 @@ class RunMembers:
         Raises:
             ConfigError: The port is taken.
         """
-        terms = {kind: pool.terms for kind, pool in self.pools.items()}
+        workers = self.workers
+        terms = {} if workers is None else {Kind.WORKER: workers.terms}
         self.server = server = RegistryServer(
             Registry(spec), self.settings.endpoint, token=token, port=port, terms=terms
         )
         with best_effort("The address for joining members", self.folder):
             write_run_file(self.folder, server)
-        for kind in (Kind.GENERATOR, *self.pools):
+        for kind in (Kind.GENERATOR, *terms):
             launcher = self.launchers.get(kind)
             by_others = launcher is not None and not launcher.starts
             if by_others or not is_loopback(self.settings.host):
                 rank_zero_info(
                     f"Other {kind}s join by: lrl join {server.elsewhere.url} --kind {kind}"
                 )
-        for kind, pool in self.pools.items():
-            admission = WorkerAdmission(kind, pool, server.registry, token)
+        if workers is not None:
+            admission = WorkerAdmission(workers, server.registry, token)
             self.fleet.run_in_background(poll_forever(admission.poll))
-            self._launch(kind, server)
+            self._launch(Kind.WORKER, server)
         return server
 
     def admit(self, of_nodes: int, interrupted: Callable[[], None]) -> None:
@@ -144,8 +145,8 @@ class RunMembers:
     def close(self) -> None:
         """Announces the end of the run, ends the launchers' jobs, and closes the registry."""
         if self.server is not None:
-            for pool in self.pools.values():
-                pool.close()
+            if self.workers is not None:
+                self.workers.close()
             self.registry.end()
             for launched in self.launched.values():
                 launched.stop()

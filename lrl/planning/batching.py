@@ -72,11 +72,7 @@ def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
 
 def drained(costs: GeneratorCosts, workload: Workload, generators: int) -> GenerationPhase:
     """Returns the phase of a step that starts with nothing in flight, on the generator with the
-    longest response.
-
-    The workload is spread evenly over the generators. Responses start in an order independent of
-    their lengths, each as soon as a slot is free.
-    """
+    longest response. Responses start in an order independent of their lengths."""
     responses = -(-workload.samples // generators)
     slots = min(slots_of(costs, workload), responses)
     followed = min(responses, REPRESENTATIVES)

@@ -61,23 +61,18 @@ def read_run(folder: Path, tool_ms: LengthSampler | None = None) -> Comparison:
     """Reads a run's folder and forecasts the run.
 
     Args:
-        folder: The run's.
+        folder: With `timeline.jsonl`, which the callback `Timeline` writes, and `config.yaml`, which
+            `lrl fit` writes.
         tool_ms: Milliseconds of each answer of its environment, which no timeline has; None for
             none.
 
     Raises:
-        FileNotFoundError: The folder has no `timeline.jsonl`, which the callback `Timeline` writes,
-            or no `config.yaml`, which `lrl fit` writes.
         ValueError: One of them has the wrong content.
     """
     timeline = read(folder / "timeline.jsonl")
-    path = folder / "config.yaml"
-    config = yaml.safe_load(path.read_text())
-    try:
-        data, trainer = config["data"]["init_args"], config["trainer"]
-        simulation = _simulation(timeline, data, trainer, tool_ms)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not of a run of `lrl fit`: {error!r}.") from error
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    data, trainer = config["data"]["init_args"], config["trainer"]
+    simulation = _simulation(timeline, data, trainer, tool_ms)
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     start = len(steps) // 5
     planned = [
@@ -100,16 +95,10 @@ def _simulation(
     trainer: Mapping[str, Any],
     tool_ms: LengthSampler | None,
 ) -> Simulation:
-    """Returns the run as a simulation, with its settings, fitted costs and response lengths.
-
-    Raises:
-        ValueError: The timeline has no work to fit costs to, or no group.
-    """
     groups = sorted(
         (r for r in timeline if isinstance(r, GroupRecord)), key=lambda group: group.index
     )
-    if not groups:
-        raise ValueError('The timeline has no record of kind "group".')
+    of_trainer = fit_trainer(timeline)
     steps = [record for record in timeline if isinstance(record, StepRecord)]
     strategy = trainer["strategy"]["init_args"]
     server = {"max_num_seqs": ServerSettings.max_num_seqs, "tensor_parallel_size": 1} | (
@@ -120,7 +109,7 @@ def _simulation(
     writing = max(1, strategy.get("generator_devices", 1) // server["tensor_parallel_size"])
     return Simulation(
         generators=[costs] * (writing - strategy.get("evaluation_generators", 0)),
-        trainer=fit_trainer(timeline),
+        trainer=of_trainer,
         lengths=ReplayedLengths([_first_turns(group) for group in groups]),
         steps=len(steps),
         max_num_seqs=server["max_num_seqs"],
@@ -146,7 +135,6 @@ def _first_turns(group: GroupRecord) -> list[int]:
 def _episodes(
     groups: Sequence[GroupRecord], tool_ms: LengthSampler | None
 ) -> ReplayedEpisodes | None:
-    """Returns the run's episodes; None for responses of a single turn."""
     if not any(group.turns for group in groups):
         return None
     played = [

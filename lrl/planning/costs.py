@@ -109,47 +109,32 @@ class LinearTrainer:
 def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:
     """Fits the costs of one of a run's generators; `kv_tokens` is given, as no timeline has it.
 
-    Work of which the timeline has no example (prefill, for instance) costs 0 in the fit. With a
-    constant number of responses, the costs of a decode step and of a response cannot be separated.
-
-    Raises:
-        ValueError: The timeline has no record of a generator's work, or no step.
+    Work of which the timeline has no example costs 0. With a constant number of responses, the
+    costs of a decode step and of a response cannot be separated.
     """
     work = [record for record in records if isinstance(record, GeneratorRecord)]
     rows = []
     for record in work:
         steps = record.tokens / record.responses if record.responses else 0.0
         rows.append((steps, record.tokens, steps * record.context_tokens, record.prefill_tokens))
-    step_s, response_s, context_token_s, prefill_token_s = _fit(
-        rows, [record.seconds for record in work], "generator"
-    )
+    names = ("step_s", "response_s", "context_token_s", "prefill_token_s")
+    found = _fit(rows, [record.seconds for record in work], "generator")
+    pause_s = median(record.pause_s for record in _steps(records))
     return LinearGenerator(
-        kv_tokens=kv_tokens,
-        step_s=step_s,
-        response_s=response_s,
-        context_token_s=context_token_s,
-        prefill_token_s=prefill_token_s,
-        pause_s=median(record.pause_s for record in _steps(records)),
+        kv_tokens=kv_tokens, pause_s=pause_s, **dict(zip(names, found, strict=True))
     )
 
 
 def fit_trainer(records: Sequence[Record]) -> LinearTrainer:
-    """Fits the costs of a run's trainer. The update includes the unnamed rest of a step.
-
-    Raises:
-        ValueError: The timeline has no micro-batch, or no step.
-    """
+    """Fits the costs of a run's trainer. The update includes the unnamed rest of a step."""
     passes = [record for record in records if isinstance(record, MicroBatchRecord)]
     rows = [(1, record.tokens, record.tokens_squared) for record in passes]
-    fixed_s, token_s, token_squared_s = _fit(
-        rows, [record.seconds for record in passes], "micro_batch"
-    )
+    names = ("micro_batch_fixed_s", "token_s", "token_squared_s")
+    found = _fit(rows, [record.seconds for record in passes], "micro_batch")
     steps = _steps(records)
     weights_s = median(record.sync_s for record in steps)
     return LinearTrainer(
-        micro_batch_fixed_s=fixed_s,
-        token_s=token_s,
-        token_squared_s=token_squared_s,
+        **dict(zip(names, found, strict=True)),
         optimizer_s=median(record.update_s + record.other_s for record in steps),
         weights_s=weights_s,
         pause_overlaps=weights_s < median(record.pause_s for record in steps),
@@ -187,12 +172,8 @@ def _fit(rows: Sequence[Sequence[float]], seconds: Sequence[float], kind: str) -
 
 
 def _non_negative(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Returns the coefficients c >= 0, float64 [columns], of least |work c - seconds|^2; work is
-    float64 [n, columns].
-
-    They are the unbounded solution for some of the columns, and 0 for the others. There are at most
-    16 choices.
-    """
+    """Returns the coefficients c >= 0, float64 [columns], of least |work c - seconds|^2, work being
+    float64 [n, columns]: the unbounded solution for some of the columns, 0 for the others."""
     best, least = np.zeros(work.shape[1]), float("inf")
     for used in product([False, True], repeat=work.shape[1]):
         found = np.zeros(work.shape[1])

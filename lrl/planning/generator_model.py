@@ -54,12 +54,11 @@ class SimulatedResponse:
 
     @property
     def last_step(self) -> int:
-        """The generator's decode steps at its end, if it stays in the batch."""
+        """The decode step of its last token, if it stays in the batch."""
         return self.joined + self.length - self.written
 
     @property
     def context(self) -> int:
-        """Tokens of the prompt and of the response when it last joined or left the batch."""
         return self.prompt_tokens + self.written
 
 
@@ -81,14 +80,9 @@ class ModelGenerator(Slots):
         self.version = 0
         self.tokens = 0
         """Tokens written so far."""
-        self.busy_s = 0.0
-        """Seconds of prefill and decoding."""
-        self.paused_s = 0.0
-        """Seconds of pause in syncs; with busy_s and idle_s the time since its start."""
-        self.idle_s = 0.0
-        """Seconds without a response to write."""
+        self.busy_s = self.paused_s = self.idle_s = 0.0
+        """Seconds of work, of pause in syncs and without a response: the time since its start."""
         self.preemptions = 0
-        """Responses preempted because keys and values did not fit."""
         self.keeps_cache = keeps_cache
         self.mark = 0
         """Tokens that its prefix cache has taken in so far."""
@@ -106,7 +100,7 @@ class ModelGenerator(Slots):
 
     @property
     def outstanding_tokens(self) -> float:
-        """Expected tokens of the responses in flight, as if none was written yet."""
+        """Expected of the responses in flight, as if none was written yet."""
         return sum(request.responses * request.tokens for request in self.load)
 
     def interrupt(self, rollouts: Sequence[Rollout]) -> bool:
@@ -114,11 +108,7 @@ class ModelGenerator(Slots):
         return False
 
     def write(self, responses: Sequence[SimulatedResponse]) -> None:
-        """Starts these responses as soon as they fit.
-
-        Raises:
-            ValueError: One would never fit.
-        """
+        """Starts these responses as soon as they fit; raises ValueError if one never will."""
         for response in responses:
             if response.prompt_tokens + response.length > self.costs.kv_tokens:
                 raise ValueError(
@@ -169,7 +159,6 @@ class ModelGenerator(Slots):
         return passed
 
     def _decode_s(self, steps: int) -> float:
-        """Returns the seconds of the batch's next `steps` decode steps."""
         responses = len(self._batch)
         first = self.costs.decode_s(responses, self._context_tokens)
         last = self.costs.decode_s(responses, self._context_tokens + responses * (steps - 1))
@@ -200,7 +189,6 @@ class ModelGenerator(Slots):
             self._decode(1 + bisect_left(range(1, self._planned), passed, key=self._decode_s))
 
     def _decode(self, steps: int) -> None:
-        """Plans as many decode steps since the last change."""
         self._planned = steps
         self._timer = self._loop.call_at(self._since + self._decode_s(steps), self._decoded)
 
@@ -215,18 +203,16 @@ class ModelGenerator(Slots):
         self._next()
 
     def _decoded(self) -> None:
-        """Ends the planned decode steps."""
-        steps = self._planned
-        responses = len(self._batch)
-        seconds = self._passed()
-        written = steps * responses
-        context = self._context_tokens + responses * (steps - 1) / 2
-        self._record(
-            GeneratorRecord(
-                seconds=seconds, tokens=written, responses=responses, context_tokens=context
-            )
+        steps, responses = self._planned, len(self._batch)
+        done = GeneratorRecord(
+            seconds=self._passed(),
+            tokens=steps * responses,
+            responses=responses,
+            context_tokens=self._context_tokens + responses * (steps - 1) / 2,
         )
-        self.busy_s += seconds
+        self._record(done)
+        written = done.tokens
+        self.busy_s += done.seconds
         self._steps += steps
         self.tokens += written
         self.mark += written
@@ -274,7 +260,7 @@ class ModelGenerator(Slots):
         return min(to_end, self._room()) if len(self._batch) > 1 else to_end
 
     def _room(self) -> int:
-        """Returns the tokens for which each response of the batch has room in the KV cache."""
+        """Returns the tokens for which each response has room in the KV cache."""
         return (self.costs.kv_tokens - self._context_tokens) // len(self._batch)
 
     def _leave(self, response: SimulatedResponse) -> None:

@@ -47,12 +47,10 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Parameters of one layer's four projections."""
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of one feed-forward network."""
         return 3 * self.hidden * self.ffn
 
     @property

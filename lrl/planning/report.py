@@ -115,19 +115,19 @@ def bottleneck(plan: Plan, workload: Workload) -> str:
     }[plan.bound]
 
 
-def write_recipe(
-    path: Path,
+def recipe_of(
     plan: Plan,
     workload: Workload,
     cluster: Cluster,
+    *,
     base: Path,
     model: Path,
-    dispatch: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes the recipe `base` with the settings of a plan that runs today; its comments are lost.
+    dispatch: Mapping[str, Any] | None,
+) -> str:
+    """Returns the recipe `base`, without its comments, with the settings of a plan that runs today.
 
-    The recipe's own model stays if `model` is only a config, and its own dispatch if `dispatch` is
-    None. It writes a timeline that knows the forecast, for `lrl plan --compare`.
+    Its own model stays if `model` is only a config, and its own dispatch if `dispatch` is None. It
+    writes a timeline that knows the forecast, for `lrl plan --compare`.
     """
     recipe = _merged(yaml.safe_load(base.read_text()), settings(plan, workload, cluster))
     if dispatch is not None:
@@ -144,7 +144,7 @@ def write_recipe(
     )
     if plan.devices > cluster.devices_per_node:
         head += SEVERAL_NODES
-    path.write_text(head + yaml.safe_dump(recipe, sort_keys=False))
+    return head + yaml.safe_dump(recipe, sort_keys=False)
 
 
 def with_timeline(callbacks: Sequence[Mapping[str, Any]], step_s: float) -> list[Mapping[str, Any]]:

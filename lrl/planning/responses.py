@@ -82,13 +82,9 @@ def fill(rollout: Rollout, versions: Sequence[tuple[int, int]], token: int = 0) 
 
 
 class LengthSampler(ABC):
-    """A distribution of lengths in tokens. Dispatch can use it as its `ExpectedLengths`.
-
-    Args:
-        prompt_share: Share of the variance between prompts, in [0, 1]; 1 makes all responses to a
-            prompt equally long.
-        seed: Another seed draws other lengths.
-    """
+    """A distribution of lengths in tokens, also a dispatch policy's `ExpectedLengths`.
+    `prompt_share`, in [0, 1], is the share of the variance between prompts: at 1 all responses to
+    a prompt are equally long."""
 
     def __init__(self, prompt_share: float = 0.5, seed: int = 0) -> None:
         self.prompt_share = prompt_share
@@ -120,14 +116,8 @@ class LengthSampler(ABC):
 
 
 class Lognormal(LengthSampler):
-    """exp of a normal number with mean log(`median`), cut at a limit, as responses are.
-
-    Args:
-        median: Tokens.
-        sigma: Standard deviation of the logarithm; 0 makes all responses equally long.
-        longest: Limit in tokens.
-        prompt_share, seed: See `LengthSampler`.
-    """
+    """exp of a normal number with mean log(`median`) and standard deviation `sigma`, cut at a limit,
+    as responses are."""
 
     def __init__(
         self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0
@@ -142,12 +132,7 @@ class Lognormal(LengthSampler):
 
 
 class ObservedLengths(LengthSampler):
-    """Observed lengths, all equally likely.
-
-    Args:
-        lengths: In tokens, each at least 1; rounded.
-        prompt_share, seed: See `LengthSampler`.
-    """
+    """Observed lengths, each at least 1, all equally likely."""
 
     def __init__(self, lengths: Sequence[float], prompt_share: float = 0.5, seed: int = 0) -> None:
         super().__init__(prompt_share, seed)
@@ -161,11 +146,7 @@ class ObservedLengths(LengthSampler):
 
 class ReplayedLengths(ObservedLengths):
     """A run's lengths, group by group in the order of its prompts; later groups draw from all of
-    them.
-
-    Args:
-        groups: Tokens of the responses of each group.
-    """
+    them."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__([length for group in groups for length in group])
@@ -195,24 +176,12 @@ class EpisodeShapes(ABC):
 
     @abstractmethod
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
-        """Returns the answers of an episode: one less than it has turns.
-
-        Args:
-            prompt: `Prompt.id`.
-            number: Of the episode in the run.
-            lengths: Of turns.
-        """
+        """Returns the answers of episode `number`, one less than it has turns of these lengths."""
 
 
 @dataclass(frozen=True)
 class DrawnEpisodes(EpisodeShapes):
-    """Episodes with drawn numbers of turns.
-
-    Args:
-        turns: Turns of an episode.
-        observation_tokens: Tokens of each observation, at least 1.
-        tool_ms: Milliseconds of each answer.
-    """
+    """Episodes with drawn numbers of turns, and observations of at least one token each."""
 
     turns: LengthSampler
     observation_tokens: int
@@ -227,12 +196,8 @@ class DrawnEpisodes(EpisodeShapes):
 
 @dataclass(frozen=True)
 class ReplayedEpisodes(EpisodeShapes):
-    """A run's episodes, in the order in which they began; later ones begin again with the first.
-
-    Args:
-        episodes: The answers of each.
-        tool_ms: Milliseconds of each answer.
-    """
+    """The answers of a run's episodes, in the order in which they began; later ones begin again
+    with the first."""
 
     episodes: Sequence[Sequence[Answer]]
     tool_ms: LengthSampler | None = None

@@ -13,40 +13,30 @@ from lrl.planning.cluster import GB, Cluster, Device
 from lrl.planning.model_shape import BYTES, ModelShape
 
 RESERVE = 4 * GB
-"""CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss. As benchmarks/gpu plans for
-one process; not measured."""
+"""CUDA's context, NCCL's buffers, CUDA graphs and the allocator's loss; not measured."""
 STATE_BYTES = 16
-"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8, as lrl keeps them.
-With bfloat16 weights and gradients besides a float32 copy it is 2 + 2 + 12, the same (ZeRO,
-1910.02054, section 3.1)."""
+"""A trained parameter: float32 weight 4, gradient 4 and AdamW's two moments 8."""
 HEAD_CHUNK_TOKENS = 1024
 """Tokens with their logits in memory at once (`model.head_chunk_tokens`)."""
 UPDATE_BYTES = 30
-"""AdamW for one parameter: reads weight, gradient and two moments (16), writes weight and moments
-(12) and a bfloat16 copy (2)."""
+"""AdamW for one parameter: reads 16 bytes, writes 12 and a bfloat16 copy (2)."""
 PASSES = 4
-"""A micro-batch in forward passes: forward, forward again (recomputation), and backward, which is
-two."""
+"""A micro-batch in forward passes: forward, recomputation, and backward, which is two."""
 MATMUL_SHARE = 0.55
-"""Reached share of peak FLOP/s, in large matrix products. Llama 3 trained with 0.38 to 0.43 of peak
-on 8,192 to 16,384 H100, exposed communication and pipeline bubbles included (2407.21783, table 4),
-so products alone do better."""
+"""Reached share of peak FLOP/s in large matrix products. Llama 3 trained with 0.38 to 0.43,
+communication and pipeline bubbles included (2407.21783, table 4)."""
 BANDWIDTH_SHARE = 0.8
-"""Reached share of a memory's bandwidth, when weights or keys and values are read. Our guess,
-between the 0.9 of a plain copy and what attention over many short sequences reaches; not measured
-here."""
+"""Reached share of a memory's bandwidth: a guess, between the 0.9 of a plain copy and attention over
+many short sequences."""
 LINK_SHARE = 0.8
-"""Reached share of a link's bandwidth, in large collectives; NCCL's own test prints 360 of 450 GB/s
-for all-reduces within an H100 node, as we remember; not measured here."""
+"""Reached share of a link's bandwidth in large collectives; not measured here."""
 STEP_OVERHEAD_S = 3.0e-3
-"""Seconds of a decode step without computing: scheduling, launch, sampling. The rest of the 8.4 ms of
-one response by a 7B model on an H800 (StreamRL, figure 6, its first point) after reading the
-weights."""
+"""Seconds of a decode step without computing: the rest of the 8.4 ms of one response by a 7B model on
+an H800 (StreamRL, figure 6, its first point) after reading the weights."""
 NODE_LATENCY_S = 10e-6
-"""Seconds of a tiny all-reduce within a node. Our guess: the usual size; not measured here."""
+"""Seconds of a tiny all-reduce within a node: a guess."""
 NETWORK_LATENCY_S = 20e-6
-"""Seconds that each doubling of the nodes adds to it. Our guess: the usual size; not measured
-here."""
+"""Seconds that each doubling of the nodes adds to it: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +47,6 @@ class Memory:
     per_token: float
 
     def bytes_for(self, tokens: float) -> float:
-        """Returns the bytes with `tokens` tokens in the batch."""
         return self.fixed + self.per_token * tokens
 
     def tokens_in(self, room: float) -> int:
@@ -73,15 +62,11 @@ def usable(device: Device) -> float:
 def training_memory(shape: ModelShape, shards: int, tp: int) -> Memory:
     """Returns training's memory on a device, by the tokens of its micro-batch.
 
-    Fixed: 16 bytes of each parameter, spread over `shards` devices (FSDP and tensor parallelism
-    together); the current layer, the prefetched one and the ends of the network, gathered in
-    bfloat16 over the FSDP group but still split by tensor parallelism; the logits of one chunk with
-    their softmax and gradient in float32.
-
-    Each token: with recomputation only a layer's input is kept for the backward pass, 2 bytes a
-    number; one layer at a time has its inner values and their gradients (about 10 widths and 4
-    feed-forward widths, for every expert of a token). Sequence parallelism splits these, too, by
-    tensor parallelism.
+    Fixed: the state, spread over `shards` devices (FSDP and tensor parallelism together); the
+    current layer, the prefetched one and the ends of the network, gathered in bfloat16; the logits
+    of one chunk with their softmax and gradient in float32. Each token: a layer's input for the
+    backward pass, and the inner values and gradients of one layer (about 10 widths and 4
+    feed-forward widths, for every expert of a token).
     """
     states = STATE_BYTES * shape.parameters / shards
     ends = shape.embedding_parameters * (1 if shape.tied else 2)
@@ -93,12 +78,8 @@ def training_memory(shape: ModelShape, shards: int, tp: int) -> Memory:
 
 
 def generation_memory(shape: ModelShape, tp: int, precision: str) -> Memory:
-    """Returns a generator's memory on each of its devices, by the tokens in its KV cache.
-
-    Fixed: the weights in `precision`, split over `tp` devices. Each token: keys and values in
-    bfloat16, split by heads. With more devices than key-value heads, each head is held more than
-    once.
-    """
+    """Returns a generator's memory on each of its devices, by the tokens in its KV cache. With more
+    devices than key-value heads, each head is held more than once."""
     return Memory(
         fixed=BYTES[precision] * shape.parameters / tp,
         per_token=shape.kv_bytes / min(tp, shape.kv_heads),
@@ -212,8 +193,7 @@ class RooflineTrainer:
         return share / (self.cluster.outward * LINK_SHARE)
 
     def _over_group_s(self, members: int) -> float:
-        """Returns the seconds to gather or scatter all layers once over the `members` that share
-        every matrix."""
+        """Returns the seconds to gather or scatter all layers once over the `members`."""
         if members == 1:
             return 0.0
         size = BYTES["bf16"] * self.shape.parameters / self.tp * (members - 1) / members

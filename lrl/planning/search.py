@@ -82,7 +82,6 @@ class Layouts:
     def training(
         self, cluster: Cluster, devices: int, shards: int | None = None
     ) -> Training | None:
-        """Returns the fastest of `trainings`; None if none fits."""
         found = self.trainings(cluster, devices, shards)
         return min(found, key=lambda one: one.seconds + one.last_s, default=None)
 
@@ -115,7 +114,6 @@ class Layouts:
 
     @cache  # noqa: B019 - it lives as long as the search
     def generation(self, cluster: Cluster, devices: int, lag: int) -> Generation | None:
-        """Returns the fastest of `generations`; None if none fits."""
         found = self.generations(cluster, devices, lag, usable(cluster.device))
         return min(found, key=lambda one: one.writing.shortest_step_s(lag), default=None)
 
@@ -172,7 +170,6 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Devices of the plan."""
         shared = self.placement == "shared"
         return self.training.devices if shared else self.training.devices + self.generation.devices
 
@@ -225,11 +222,8 @@ def asynchronous(
     layouts: Layouts, cluster: Cluster, max_lag: int, shards: int | None = None
 ) -> Iterator[Plan]:
     """Yields a plan for each division of the cluster and each lag up to `max_lag` (Algorithm 1, one
-    datacentre).
-
-    A side may leave devices idle, so divisions of fewer devices need not be tried. The trainer's
-    state is spread over `shards` devices; None for all of the trainer's.
-    """
+    datacentre). A side may leave devices idle. The trainer's state is spread over `shards` devices;
+    None for all of the trainer's."""
     # Numbers of generator devices: each one within two nodes, whole nodes beyond.
     unit = 1 if cluster.count <= 2 * cluster.devices_per_node else cluster.devices_per_node
     for writers in range(unit, cluster.count, unit):
@@ -266,11 +260,7 @@ def across(
 
 def synchronous(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
     """Yields plans that train and write in turn on all devices, on-policy, with both sides in
-    memory.
-
-    The trainer's state is spread over all devices, generators have their own size, and weights are
-    laid out anew between the two. Keys and values get the memory that training leaves.
-    """
+    memory: keys and values get what training leaves."""
     for training in layouts.trainings(cluster, cluster.count):
         room = usable(cluster.device) - training.memory
         for generation in layouts.generations(cluster, cluster.count, lag=0, room=room):
@@ -287,12 +277,9 @@ def synchronous(layouts: Layouts, cluster: Cluster) -> Iterator[Plan]:
 
 
 def best(plans: Iterable[Plan], most: int) -> list[Plan]:
-    """Returns the fastest `most` plans; of plans within 1 % of each other first less lag, then less
-    memory.
-
-    Of plans that differ only in layout, the first stands for all. If all are of one placement, the
-    best of the other takes the last place, for comparison.
-    """
+    """Returns the fastest `most` plans, of those within 1 % of each other first less lag, then less
+    memory. Of plans that differ only in layout, the first stands for all. If all are of one
+    placement, the best of the other takes the last place, for comparison."""
     ranked: dict[tuple[object, ...], Plan] = {}
     for plan in sorted(
         plans, key=lambda plan: (round(math.log(plan.step_s), 2), plan.lag, plan.memory)
@@ -307,12 +294,8 @@ def best(plans: Iterable[Plan], most: int) -> list[Plan]:
 
 
 def runs_today(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether lrl can run the plan.
-
-    Generators are in bfloat16. Both sides share one node, or each has whole nodes, or they share
-    several nodes, as many devices of either on each. A shared plan of one device counts, though its
-    sides then run concurrently and not in turn.
-    """
+    """Returns whether lrl can run the plan: generators in bfloat16, and both sides on one node, on
+    whole nodes each, or with as many devices of either on each node."""
     generation, node = plan.generation.costs, cluster.devices_per_node
     plain = generation.precision == "bf16" and generation.tp <= node and _divides(plan.training)
     if plan.placement == "shared":

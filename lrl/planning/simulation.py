@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lrl.planning import clock
@@ -43,30 +43,6 @@ from lrl.types import ENVIRONMENT, Group, Prompt, Rollout, Sampling
 class Simulation:
     """A run to forecast. Settings have their names and meanings in a run.
 
-    Args:
-        generators: Costs of each.
-        trainer: Its costs.
-        lengths: Distribution of the responses; with `episodes`, of their turns.
-        steps: Optimizer steps.
-        groups_per_step: Prompts that a step trains.
-        rollouts_per_group: Responses to each.
-        max_lag: Most versions between the one that wrote a token and the one that trains it.
-        stragglers: Treatment of an unfinished group at that bound; see `RolloutDataModule`.
-        micro_batch_tokens: Most tokens in one forward pass, padding included.
-        ranks: Trainer ranks, which train a micro-batch each at the same time.
-        max_num_seqs: Responses that a generator writes at once.
-        prompt_tokens: Length of every prompt.
-        prompts: Prompts in the data set.
-        dispatch: Makes the dispatch policy.
-        placement: `split` gives trainer and generators separate devices. `shared` alternates on the
-            same ones: no micro-batch begins while responses are being written, and max_lag must be
-            0; both sides then have the costs of all devices.
-        episodes: The later turns of episodes; None for responses of a single turn.
-        prefix_cache: Whether a later turn reads only what is new; else the whole episode.
-        keys_and_values: What a generator does with that cache at a sync; see `WeightSync`.
-        attention_tokens: How many responses share a prompt in training, see
-            `lrl.training.tree_cost`; 0 gives each its own.
-
     Raises:
         ValueError: There is no step or no generator, or max_lag is not 0 on shared devices.
     """
@@ -74,6 +50,7 @@ class Simulation:
     generators: Sequence[GeneratorCosts]
     trainer: TrainerCosts
     lengths: LengthSampler
+    """Of responses; with `episodes`, of their turns."""
     steps: int
     groups_per_step: int = 16
     rollouts_per_group: int = 8
@@ -81,15 +58,23 @@ class Simulation:
     stragglers: Literal["wait", "mask"] = "wait"
     micro_batch_tokens: int = 8192
     ranks: int = 1
+    """Trainer ranks, which train a micro-batch each at the same time."""
     max_num_seqs: int = 256
     prompt_tokens: int = 256
+    """Of every prompt."""
     prompts: int = 1_000_000
+    """In the data set."""
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
+    """`shared`: no micro-batch begins while responses are being written; both sides have the costs
+    of all devices."""
     episodes: EpisodeShapes | None = None
+    """The later turns of episodes; None for responses of a single turn."""
     prefix_cache: bool = True
+    """Whether a later turn reads only what is new; else the whole episode."""
     keys_and_values: Literal["recompute", "keep"] = "recompute"
     attention_tokens: int = 0
+    """See `lrl.training.tree_cost`; 0 gives each response its own prompt in training."""
 
     def __post_init__(self) -> None:
         if not self.generators or self.steps < 1:
@@ -139,14 +124,12 @@ class Forecast:
 
     steps: list[StepRecord]
     generators: list[ModelGenerator]
-    """At the run's end: seconds busy, idle and paused, and tokens, of each."""
     prefix_reuse: float | None
     """Share of later turns that found their episode in the generator's prefix cache; None without
     any."""
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole run."""
         return self.steps[-1].started_s + self.steps[-1].seconds
 
     @property
@@ -181,12 +164,8 @@ class NoRewards:
 
 
 class ModelFleet:
-    """Writes responses for the controller (`lrl.rollouts.controller.ResponseWriter`): the real
-    request queue and dispatch before models of generators.
-
-    A response's tokens appear at its end. A request for a later turn of an episode is told by the
-    tokens of its prompt (`lrl.planning.responses`).
-    """
+    """The real request queue and dispatch before models of generators
+    (`lrl.rollouts.controller.ResponseWriter`). A response's tokens appear at its end."""
 
     def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
         self.generators = [
@@ -200,10 +179,8 @@ class ModelFleet:
         )
         self.lengths = scene.lengths
         self.prefix_cache = scene.prefix_cache
-        self.later_turns = 0
-        """Requests for a later turn of an episode."""
-        self.reused = 0
-        """Those of them whose generator still had the episode so far."""
+        self.later_turns = self.reused = 0
+        """Requests for a later turn of an episode, and those whose generator still had it."""
         self._arrivals = 0
 
     async def generate(
@@ -300,7 +277,7 @@ class ModelFleet:
 
 @dataclass(frozen=True, slots=True)
 class TrainedTree:
-    """Responses behind their prompt, or a single one (`lrl.rollouts.bin_packing.Packable`)."""
+    """Responses behind their prompt, or a single one."""
 
     group: int
     tokens: int
@@ -309,15 +286,15 @@ class TrainedTree:
         return self.tokens
 
 
+@dataclass
 class StepTally:
     """Groups and tokens of the current step."""
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.lags = Counter[int]()
-        self.groups: list[Group] = []
-        self.waits: list[tuple[float, int]] = []
-        """Of each group: seconds waited for it, and its trained tokens, prompts included."""
+    tokens: int = 0
+    lags: Counter[int] = field(default_factory=Counter)
+    groups: list[Group] = field(default_factory=list)
+    waits: list[tuple[float, int]] = field(default_factory=list)
+    """Of each group: seconds waited for it, and its trained tokens, prompts included."""
 
 
 class ModelTrainer:
@@ -342,7 +319,6 @@ class ModelTrainer:
         self._loop = asyncio.get_running_loop()
 
     async def step(self, step: int) -> StepRecord:
-        """Trains step `step`, syncs, and has the controller admit the next groups."""
         started, tally = self._loop.time(), StepTally()
         train_s = await self._train(step, tally)
         update_s = self.costs.update_s()
@@ -371,7 +347,6 @@ class ModelTrainer:
         return done
 
     async def _train(self, step: int, tally: StepTally) -> float:
-        """Runs all forward and backward passes of a step; returns their seconds."""
         train_s = 0.0
         for _ in range(self.controller.ledger.pacing.groups_in(step)):
             waiting = self._loop.time()
@@ -415,8 +390,7 @@ class ModelTrainer:
         return sum(trees)
 
     async def _compute(self, each: Sequence[Rows[TrainedTree]]) -> float:
-        """Runs a micro-batch on every rank, after the rank's previous one; returns the seconds of
-        rank 0's."""
+        """Runs a micro-batch on every rank, behind the one before; returns the seconds of rank 0's."""
         now, rank_0_s = self._loop.time(), 0.0
         for rank, rows in enumerate(each):
             if not rows:
@@ -433,12 +407,10 @@ class ModelTrainer:
         return rank_0_s
 
     async def _sync(self, version: int) -> tuple[float, float]:
-        """Moves the weights and admits more groups; returns the seconds of the sync, and of its
-        longest pause.
+        """Moves the weights and admits more groups; returns the seconds of the sync and of its
+        longest pause: of the sync before, if the pause overlaps the next step.
 
-        The trainer's work beyond the pause runs while the generators still write. If the pause
-        overlaps the next step, the returned pause is of the sync before, which ends before this one
-        begins.
+        The trainer's work beyond the pause runs while the generators still write.
         """
         started, overlaps = self._loop.time(), self.costs.pause_overlaps
         last_s = await self._delivery if self._delivery else 0.0
@@ -452,7 +424,6 @@ class ModelTrainer:
         return self._loop.time() - started, last_s
 
     async def _deliver(self, version: int) -> float:
-        """Gives the fleet the version; returns the seconds of the pause."""
         pause_s = await self.fleet.sync(version)
         await self.controller.new_version(version)
         return pause_s

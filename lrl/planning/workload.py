@@ -112,18 +112,13 @@ def _measured(path: Path) -> Quantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """Episodes of a step.
-
-    The number of turns does not depend on their lengths; the lengths of an episode's turns are
-    alike, as those of a prompt's are in the simulator.
-    """
+    """Episodes of a step. The number of turns does not depend on their lengths; the lengths of an
+    episode's turns are alike, as those of a prompt's are in the simulator."""
 
     turns: Quantiles
-    """Turns of an episode."""
     turn_lengths: Quantiles
-    """Tokens of a turn."""
     observation_tokens: int
-    """Tokens of an observation: one between each two turns."""
+    """Of an observation: one between each two turns."""
     tool_ms: Quantiles | None = None
     """Milliseconds of an answer, of which each turn gets one; None for none."""
 
@@ -153,11 +148,10 @@ class Workload:
     """Prompts and responses of one optimizer step."""
 
     prompts: int
-    """Groups."""
     responses: int
-    """Responses to each prompt."""
+    """To each prompt."""
     prompt_tokens: int
-    """Tokens of every prompt."""
+    """Of every prompt."""
     lengths: Quantiles
     """Tokens of the responses; of whole episodes, if there are `episodes`."""
     episodes: Episodes | None = None
@@ -167,7 +161,6 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Responses of the step."""
         return self.prompts * self.responses
 
     @property

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lrl.preflight.data import check_data, check_export, check_monitors
+from lrl.errors import ConfigError
+from lrl.preflight.data import check_data, check_monitors
 from lrl.preflight.model import check_policy
 from lrl.preflight.resources import check_resources
 from lrl.preflight.settings import check_settings
-from lrl.preflight.trainer import check_flags, check_strategy, check_verb
+from lrl.preflight.trainer import check_flags, check_strategy
 
 if TYPE_CHECKING:
     import lightning as L
@@ -26,7 +27,11 @@ __all__ = ["check_run", "check_strategy", "check_trainer"]
 
 def check_trainer(trainer: L.Trainer, policy: PolicyModel) -> None:
     """Checks the verb, the flags and the callbacks of a trainer: what Lightning would take."""
-    check_verb(trainer)
+    if trainer.state.fn in ("test", "predict"):
+        raise ConfigError(
+            f"trainer.{trainer.state.fn.value}: an lrl policy is trained and validated. Use "
+            "trainer.validate with lrl.callbacks.Evaluation, or `lrl chat`."
+        )
     if trainer.is_global_zero:
         check_flags(trainer, policy)
 
@@ -45,17 +50,10 @@ def check_run(run: Run) -> None:
     evaluations = find_all(trainer, Evaluation)
     check_settings(trainer, policy, data)
     check_monitors(trainer, evaluations)
-    check_export(trainer, policy)
-    resumed = data.resumes_from
-    if resumed is not None:
-        from lrl.preflight.checkpoint import (  # here: most runs begin anew
-            check_contents,
-            check_path,
-        )
-
-        check_path(resumed, run.strategy.resumes_parts)
     read = check_data(data, evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
     check_resources(trainer, policy, shape)
-    if resumed is not None:
-        check_contents(resumed, policy, data, shape)
+    if (resumed := data.resumes_from) is not None:
+        from lrl.preflight.checkpoint import check_checkpoint  # here: most runs begin anew
+
+        check_checkpoint(run, resumed, shape)

@@ -15,46 +15,29 @@ from lrl.rollouts.ledger import Ledger
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy_model import PolicyModel
     from lrl.preflight.model import Shape
+    from lrl.run import Run
 
 WORDS = ("last", "best", "hpc")
 """What Lightning resolves itself."""
 
 
-def local(ckpt_path: str) -> Path | None:
-    """Returns the file or folder of `ckpt_path`; None for Lightning's words and for addresses."""
+def check_checkpoint(run: Run, ckpt_path: str, shape: Shape) -> None:
+    """Checks that the checkpoint can be read, and is one of this run; not of one at an address."""
     if "://" in ckpt_path or ckpt_path in WORDS or ckpt_path.startswith("registry"):
-        return None
-    return Path(ckpt_path)
-
-
-def check_path(ckpt_path: str, resumes_parts: bool) -> None:
-    """Checks that the path exists, and that the strategy reads such a checkpoint."""
-    path = local(ckpt_path)
-    if path is None:
         return
-    if not path.exists() or (path.is_dir() and not is_checkpoint_folder(path)):
+    path = Path(ckpt_path)
+    in_parts = is_checkpoint_folder(path)
+    if not path.exists() or (path.is_dir() and not in_parts):
         raise ConfigError(f"--ckpt_path {ckpt_path!r}: there is no checkpoint.")
-    if path.is_dir() and not resumes_parts:
+    if in_parts and not run.strategy.resumes_parts:
         raise ConfigError(
             f"--ckpt_path {ckpt_path!r} is a folder of parts, which only lrl.AsyncFSDP resumes. "
             "Train with that, or begin anew with the policy in it (`lrl export`)."
         )
-
-
-def check_contents(
-    ckpt_path: str, policy: PolicyModel, data: RolloutDataModule, shape: Shape
-) -> None:
-    """Checks that the checkpoint is one of this run."""
-    path = local(ckpt_path)
-    if path is None:
-        return
-    in_parts = is_checkpoint_folder(path)
     try:
-        state: Any = torch.load(
-            path / META if in_parts else path, map_location="cpu", weights_only=True, mmap=True
-        )
+        file = path / META if in_parts else path
+        state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         sizes = (
             shapes(path)
             if in_parts
@@ -69,12 +52,13 @@ def check_contents(
     for name, size in shape.trained.items():
         if found.get(name) != size:
             raise ConfigError(
-                f"--ckpt_path {ckpt_path!r} is of another model than model.model={policy.model!r}: "
-                f"{name} is {list(found.get(name, ()))} in it and {list(size)} here. Resume with "
-                "the model, and the model.lora, it was made with."
+                f"--ckpt_path {ckpt_path!r} is of another model than "
+                f"model.model={run.policy.model!r}: {name} is {list(found.get(name, ()))} in it "
+                f"and {list(size)} here. Resume with the model, and the model.lora, it was made "
+                "with."
             )
-    if data.trains:
-        _check_progress(ckpt_path, state, data)
+    if run.data.trains:
+        _check_progress(ckpt_path, state, run.data)
 
 
 def _check_progress(ckpt_path: str, state: dict[str, Any], data: RolloutDataModule) -> None:

@@ -1,9 +1,8 @@
-"""Checks of the data sets, and of the callbacks that evaluate, monitor and export."""
+"""Checks of the data sets, and of the callbacks that evaluate and monitor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -18,7 +17,6 @@ from lrl.system.import_by_name import did_you_mean
 if TYPE_CHECKING:
     from lrl.callbacks.evaluation import Evaluation
     from lrl.datamodule import RolloutDataModule
-    from lrl.policy_model import PolicyModel
 
 
 def check_data(data: RolloutDataModule, evaluations: Sequence[Evaluation]) -> list[Prompts]:
@@ -91,15 +89,3 @@ def check_monitors(trainer: Any, evaluations: Sequence[Evaluation]) -> None:
                 f"{name}.monitor is {metric!r}, which no lrl.callbacks.Evaluation of this run "
                 f"gives.{known}"
             )
-
-
-def check_export(trainer: Any, policy: PolicyModel) -> None:
-    """Checks that the export does not overwrite the first policy."""
-    from lrl.callbacks.base import find_all
-    from lrl.callbacks.export import Export
-
-    first = Path(policy.model)
-    for export in find_all(trainer, Export):
-        folder = Path(export.folder or "")
-        if export.folder and folder.exists() and first.exists() and folder.samefile(first):
-            raise ConfigError(f"Export.folder is {str(folder)!r}, the model's own folder.")

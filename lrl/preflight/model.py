@@ -175,12 +175,10 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
     policy, and its tokenizer if it is a teacher."""
     reference = policy.reference
     assert reference is not None, "the caller has looked"
-    other = _beside(model, "model.reference.model", policy)
     # A teacher's rows are often padded to another number, and the tokenizers are compared.
-    if other.vocabulary < shape.vocabulary or (
-        other.vocabulary != shape.vocabulary and not reference.rewards_tokens
-    ):
-        raise ConfigError(_other_vocabulary("model.reference.model", model, other, shape))
+    other = check_beside(
+        model, "model.reference.model", policy, shape, may_have_more=reference.rewards_tokens
+    )
     if reference.refresh_every_n_steps is not None and other.tensors != shape.tensors:
         raise ConfigError(
             f"model.reference.refresh_every_n_steps is {reference.refresh_every_n_steps}, and "
@@ -197,25 +195,22 @@ def check_reference(model: str, policy: PolicyModel, shape: Shape) -> None:
             )
 
 
-def check_beside(model: str, setting: str, policy: PolicyModel, shape: Shape) -> None:
-    """Checks that a model beside the policy has the policy's vocabulary."""
-    other = _beside(model, setting, policy)
-    if other.vocabulary != shape.vocabulary:
-        raise ConfigError(_other_vocabulary(setting, model, other, shape))
-
-
-def _beside(model: str, setting: str, policy: PolicyModel) -> Shape:
+def check_beside(
+    model: str, setting: str, policy: PolicyModel, shape: Shape, may_have_more: bool = False
+) -> Shape:
+    """Checks that a model beside the policy has the policy's vocabulary, or more rows; returns its
+    shape."""
     with _naming(setting.removesuffix("model")):
         other = shape_of(model, policy.attention)
     check_weights(model, other, setting)
+    if other.vocabulary < shape.vocabulary or (
+        other.vocabulary > shape.vocabulary and not may_have_more
+    ):
+        raise ConfigError(
+            f"{setting}={model!r} has {other.vocabulary} tokens and model.model "
+            f"{shape.vocabulary}: it needs the policy's vocabulary."
+        )
     return other
-
-
-def _other_vocabulary(setting: str, model: str, other: Shape, shape: Shape) -> str:
-    return (
-        f"{setting}={model!r} has {other.vocabulary} tokens and model.model {shape.vocabulary}: it "
-        "needs the policy's vocabulary."
-    )
 
 
 def other_token(tokenizer: PreTrainedTokenizerBase, policys: PreTrainedTokenizerBase) -> str:
@@ -281,13 +276,10 @@ def check_positions(folder: str, config: Any, longest: int) -> None:
             )
 
 
-def rotary_positions(config: Any) -> Iterator[dict[str, Any]]:
-    """Yields the parameters of the rotary positions, of each kind of layer if they have their
+def rotary_positions(config: Any) -> list[dict[str, Any]]:
+    """Returns the parameters of the rotary positions, of each kind of layer if they have their
     own."""
-    found = getattr(config, "rope_parameters", None)
-    if isinstance(found, dict):
-        yield from (
-            [found]
-            if "rope_type" in found
-            else [each for each in found.values() if isinstance(each, dict)]
-        )
+    found = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in found:
+        return [found]
+    return [each for each in found.values() if isinstance(each, dict)]

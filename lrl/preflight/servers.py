@@ -59,7 +59,7 @@ def check_teacher(teacher: Teacher, policy: PolicyModel, data: RolloutDataModule
     trial = [*sample, max(policy.tokenizer.get_vocab().values())]
     try:
         theirs = run_apart(lambda: teacher.endpoint.tokens_of(text))
-        run_apart(lambda: teacher.endpoint.once().logprobs([trial]))
+        run_apart(lambda: teacher.endpoint.logprobs([trial], once=True))
     except TeacherError as error:
         raise ConfigError(f"model.reference.url cannot be the run's teacher: {error}") from error
     if theirs.token_ids != ours:

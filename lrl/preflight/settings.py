@@ -38,7 +38,7 @@ def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -
         check_objective(policy, data)
         check_skipping(policy, data)
         check_layers(strategy, policy)
-        check_critic(trainer, policy, data)
+        check_critic(trainer, policy)
     elif trainer.world_size > 1:  # the others would wait for ever
         raise ConfigError(
             f"{trainer.world_size} trainer ranks have nothing to do without training: lower "
@@ -86,38 +86,32 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
 
 def check_launchers(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     """Checks that members with workers can be started, can join, and can import what they need."""
-    pool = data.reward_pool
-    script = [f"data.rewards has {one.name!r}" for one in pool.rewards if is_in_main(one)]
+    launchers: dict[str, Launcher | None] = {}
+    script: list[str] = []
     if data.trains:
-        setting = "data.reward_launcher"
-        _check_launcher(strategy, data.reward_launcher, setting, members="scorers", script=script)
+        launchers["data.reward_launcher"] = data.reward_launcher
+        own = [one for one in data.reward_pool.rewards if is_in_main(one)]
+        script += [f"data.rewards has {one.name!r}" for one in own]
     if data.environment is not None:
+        launchers["data.environment_launcher"] = data.environment.launcher
         name = type(data.environment.environment).__name__
-        script = [f"data.environment is {name}"] if data.environment.pool.is_in_main else []
-        setting = "data.environment_launcher"
-        launcher = data.environment.launcher
-        _check_launcher(strategy, launcher, setting, members="environments", script=script)
-
-
-def _check_launcher(
-    strategy: GeneratorDevices,
-    launcher: Launcher | None,
-    setting: str,
-    *,
-    members: str,
-    script: list[str],
-) -> None:
-    if launcher is None:
-        return
-    kind = type(launcher).__name__
-    if script:
+        script += [f"data.environment is {name}"] if data.environment.pool.is_in_main else []
+    wanted = {setting: one for setting, one in launchers.items() if one is not None}
+    if len(wanted) > 1:
         raise ConfigError(
-            f"{setting} is {kind}, and {script[0]}, which is defined in the script that runs: "
-            "other machines cannot import it. Define it in a module that is on each of them."
+            f"{' and '.join(wanted)} are set, and each starts workers that score and play episodes: "
+            "leave one of them out."
         )
-    if not launcher.starts and not strategy.has_given_token:
-        fault_without_token(f"{setting} is {kind}", members)
-    launcher.prepare(0, strategy.server_settings.host, setting)
+    for setting, launcher in wanted.items():
+        kind = type(launcher).__name__
+        if script:
+            raise ConfigError(
+                f"{setting} is {kind}, and {script[0]}, which is defined in the script that runs: "
+                "other machines cannot import it. Define it in a module that is on each of them."
+            )
+        if not launcher.starts and not strategy.has_given_token:
+            fault_without_token(f"{setting} is {kind}", "workers")
+        launcher.prepare(0, strategy.server_settings.host, setting)
 
 
 def check_callbacks(trainer: Any, data: RolloutDataModule) -> None:
@@ -229,15 +223,10 @@ def check_layers(strategy: Any, policy: PolicyModel) -> None:
         )
 
 
-def check_critic(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -> None:
-    """Checks that the policy learns at all, and that the critic's settings have an effect."""
+def check_critic(trainer: Any, policy: PolicyModel) -> None:
+    """Checks that the policy learns at all."""
     if (critic := policy.critic) is None:
         return
-    if critic.clip is not None and data.replay is None:
-        raise ConfigError(
-            f"model.critic.clip is {critic.clip}, and without data.replay a step trains each value "
-            "once: none would be clipped. Leave it out."
-        )
     if 0 < trainer.max_steps <= critic.value_only_steps:
         raise ConfigError(
             f"model.critic.value_only_steps is {critic.value_only_steps} and trainer.max_steps "

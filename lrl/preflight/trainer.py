@@ -1,4 +1,4 @@
-"""Refusals of Lightning's verbs, flags and callbacks that would be ignored or wrong.
+"""Refusals of Lightning's flags and callbacks that would be ignored or wrong.
 
 docs/lightning.md has the table; each row has a test.
 """
@@ -22,10 +22,6 @@ from lrl.training.schedule import check_end
 if TYPE_CHECKING:
     from lrl.policy_model import PolicyModel
 
-VERBS = {
-    "test": "Use trainer.validate with lrl.callbacks.Evaluation: its prompts are the test set",
-    "predict": "Prompt an exported policy with `lrl chat`, or evaluate with trainer.validate",
-}
 STEP_SIZE = "data.micro_batch_tokens and data.groups_per_step set the sizes of a step"
 NO_LOSS = "the loss of a step says nothing about how good the policy is"
 CALLBACKS: dict[type[L.Callback], str] = {
@@ -38,21 +34,10 @@ CALLBACKS: dict[type[L.Callback], str] = {
     callbacks.BackboneFinetuning: "freeze weights in a PolicyModule of your own",
     callbacks.OnExceptionCheckpoint: "every run saves at a bad end by itself",
     callbacks.SpikeDetection: "it reads a loss that no step returns. See lrl.callbacks.Health",
-    callbacks.BasePredictionWriter: "there is no trainer.predict. See `lrl chat`",
 }
 """Lightning's callbacks that cannot work, and the reason."""
 PRECISIONS = ("32-true", "bf16-mixed")
 """The precisions that leave torch's default dtype as it is."""
-
-
-def check_verb(trainer: Any) -> None:
-    """Checks that lrl has a meaning for the trainer's verb, and that a fit has got data."""
-    verb = trainer.state.fn.value if trainer.state.fn else "fit"
-    if verb in VERBS:
-        raise ConfigError(f"trainer.{verb}: an lrl policy is trained and validated. {VERBS[verb]}.")
-    has_data = trainer.datamodule is not None or trainer.fit_loop._data_source.is_defined()
-    if verb == "fit" and not has_data:
-        raise ConfigError("trainer.fit has no data: give it a lrl.RolloutDataModule.")
 
 
 def check_strategy(trainer: L.Trainer) -> None:
@@ -87,9 +72,10 @@ def check_flags(trainer: Any, policy: PolicyModel) -> None:
             raise ConfigError(f"trainer.{flag}={value!r}: {remedy}.")
     check_precision(str(trainer.precision))
     for callback in trainer.callbacks:
-        for reason in (why for kind, why in CALLBACKS.items() if isinstance(callback, kind)):
-            name = type(callback).__name__
-            raise ConfigError(f"trainer.callbacks has {name}: {reason}. Remove it.")
+        for kind, reason in CALLBACKS.items():
+            if isinstance(callback, kind):
+                name = type(callback).__name__
+                raise ConfigError(f"trainer.callbacks has {name}: {reason}. Remove it.")
     if trainer.state.fn != "fit":
         return
     if trainer.global_step and getattr(trainer.datamodule, "resumes_from", None) is None:
@@ -102,31 +88,19 @@ def check_flags(trainer: Any, policy: PolicyModel) -> None:
 
 def _flags(trainer: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], str]]:
     """Yields flags of the trainer, each with its value, the allowed values, and the remedy."""
-    algorithm = trainer.gradient_clip_algorithm
     clips = "set model.max_grad_norm, which clips the gradient of a whole step"
     yield "gradient_clip_val", trainer.gradient_clip_val, (None, 0), clips
-    yield "gradient_clip_algorithm", algorithm and algorithm.value, (None,), clips
     yield "accumulate_grad_batches", trainer.accumulate_grad_batches, (1,), STEP_SIZE
-    yield "barebones", trainer.barebones, (False,), "it turns off metrics and checkpoints"
     yield "overfit_batches", trainer.overfit_batches, (0,), "set data.prompts.limit"
-    connector = trainer._accelerator_connector
-    yield "sync_batchnorm", connector._layer_sync is not None, (False,), "there is no batch norm"
     if isinstance(trainer.strategy, AsyncSingleDevice):
-        yield "num_nodes", connector._num_nodes_flag, (1,), "use lrl.AsyncDDP"
-    if trainer.fast_dev_run:
-        return  # it sets the flags below
-    evaluates = "evaluations run beside the training: set Evaluation.every_n_steps"
-    if trainer.state.fn == "fit":
+        nodes = trainer._accelerator_connector._num_nodes_flag
+        yield "num_nodes", nodes, (1,), "use lrl.AsyncDDP"
+    if trainer.state.fn == "fit" and not trainer.fast_dev_run:  # which sets them itself
+        evaluates = "evaluations run beside the training: set Evaluation.every_n_steps"
         seconds: float | None = trainer._val_check_time_interval
         interval = trainer.val_check_interval if seconds is None else f"{seconds:g} s"
         yield "val_check_interval", interval, (1.0,), evaluates
         yield "check_val_every_n_epoch", trainer.check_val_every_n_epoch, (1,), evaluates
-        # 2 is Lightning's default.
-        yield "num_sanity_val_steps", trainer.num_sanity_val_steps, (0, 2), evaluates
-    if not trainer.overfit_batches:  # which sets it
-        yield "limit_val_batches", trainer.limit_val_batches, (1.0,), "set `limit` of the Prompts"
-    for flag in ("limit_test_batches", "limit_predict_batches"):
-        yield flag, getattr(trainer, flag), (1.0,), "an lrl policy is trained and validated"
 
 
 def check_precision(precision: str) -> None:

@@ -1,6 +1,5 @@
-"""Rewards: `base` has the interface, every reward a file, and `pool` runs them in worker processes
-that can be killed, here (`processes`) and on other machines (`remote_pool` on rank 0,
-`scorer_server` there).
+"""Rewards: `base` has the interface, every reward a file, and `pool` has workers (`lrl.workers`)
+score responses by `scoring`.
 
 No module here imports torch, and each reward is imported at its first use: sympy (`Math`) would slow
 the start of every worker.

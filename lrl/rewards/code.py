@@ -8,12 +8,12 @@ import logging
 import re
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.sandbox.forms import Pair, Tests, tests_in
-from lrl.rewards.sandbox.session import Run, Sandbox, Session
-from lrl.system.config_errors import fault
+from lrl.rewards.sandbox.session import Isolation, Run, Sandbox, Session
+from lrl.system.config_errors import above, fault, one_of
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Code(Reward):
         cpu_s: int = 2,
         max_processes: int = 8,
         max_output_bytes: int = 2**20,
-        isolation: Literal["bubblewrap", "none"] = "bubblewrap",
+        isolation: Isolation = "bubblewrap",
         python: str = "",
     ) -> None:
         super().__init__(weight, name)
@@ -96,7 +96,22 @@ class Code(Reward):
             python=python,
         )
         self._tried: set[int] = set()  # hashes of tests that an empty program fails
-        self._check()
+        above(0, "Code", timeout_s=timeout_s, memory_mib=memory_mib, cpu_s=cpu_s)
+        above(0, "Code", max_processes=max_processes, max_output_bytes=max_output_bytes)
+        one_of("Code", isolation=(get_args(Isolation), isolation))
+        if found := self.sandbox.fault():
+            fault(
+                f"Code.isolation is {isolation!r}, and no program can run so on this machine: "
+                f"{found}. (docs/rewards.md, section Code, has the remedies; `isolation: none` "
+                "runs programs without a sandbox.)"
+            )
+        if isolation == "none":
+            log.warning(
+                "Code.isolation is none: programs that the policy writes run as this user, and can "
+                "read and change what the user can."
+            )
+        else:
+            log.info("Programs run in a sandbox, by %s.", self.sandbox.interpreter_path)
 
     def missing_column(self, columns: Collection[str]) -> str:
         return "" if self.tests in columns else repr(self.tests)
@@ -118,11 +133,11 @@ class Code(Reward):
             OSError: No process can be started.
         """
         verdict = self.verdict(response, **columns)
-        all_passed = verdict.passed == verdict.tests
-        reward = verdict.passed / verdict.tests if self.partial else float(all_passed)
-        return (
-            GaveUp(f"the program broke {verdict.limit}") if verdict.limit and not reward else reward
-        )
+        share = verdict.passed / verdict.tests
+        reward = share if self.partial else float(share == 1)
+        if verdict.limit and not reward:
+            return GaveUp(f"the program broke {verdict.limit}")
+        return reward
 
     def verdict(self, response: str, **columns: Any) -> Verdict:
         """Returns how many tests a response passes, and why not all; see `__call__`."""
@@ -170,39 +185,16 @@ class Code(Reward):
 
     def _by_pairs(self, session: Session, pairs: Sequence[Pair]) -> Verdict:
         passed = 0
-        first: Verdict | None = None
+        first = Verdict(0, len(pairs))
         for pair in pairs:
             run = session.run(pair.stdin.encode())
             reason = _difference(run, pair)
-            if not reason:
-                passed += 1
-                continue
-            first = first or Verdict(0, len(pairs), reason, run.limit)
-            if not self.partial or run.is_last:
+            passed += not reason
+            if reason and not first.reason:
+                first = Verdict(0, len(pairs), reason, run.limit)
+            if reason and (not self.partial or run.is_last):
                 break
-        found = first or Verdict(0, len(pairs))
-        return found._replace(passed=passed)
-
-    def _check(self) -> None:
-        limits = self.sandbox
-        for name in ("timeout_s", "memory_mib", "cpu_s", "max_processes", "max_output_bytes"):
-            if not getattr(limits, name) > 0:
-                fault(f"Code.{name} is {getattr(limits, name)!r}; it must be above 0.")
-        if limits.isolation not in ("bubblewrap", "none"):
-            fault(f"Code.isolation is {limits.isolation!r}; it must be `bubblewrap` or `none`.")
-        elif found := limits.fault():
-            fault(
-                f"Code.isolation is {limits.isolation!r}, and no program can run so on this "
-                f"machine: {found}. (docs/rewards.md, section Code, "
-                "has the remedies; `isolation: none` runs programs without a sandbox.)"
-            )
-        elif limits.isolation == "none":
-            log.warning(
-                "Code.isolation is none: programs that the policy writes run as this user, and can "
-                "read and change what the user can."
-            )
-        else:
-            log.info("Programs run in a sandbox, by %s.", limits.interpreter_path)
+        return first._replace(passed=passed)
 
 
 def program_in(response: str) -> str | None:

@@ -1,131 +1,170 @@
-"""A model behind an HTTP endpoint: its address, its key, and what an answer and a failure are.
+"""A model behind an HTTP endpoint: its address, its key, and what an answer and a failure are."""
 
-`model_request` sends the requests.
-"""
+from __future__ import annotations
 
+import asyncio
+import copy
+import functools
 import json
 import logging
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from lrl.errors import ConfigError, CountedError, LrlError, TeacherError
 from lrl.system.config_errors import above, at_least
 from lrl.system.endpoint import stays_here
 
-if TYPE_CHECKING:
-    from lrl.rewards.model_request import Unanswered
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 _SHOWN = 160
+"""Characters of a server's text in a message."""
 
 
-class ModelEndpoint(ABC, Generic[T]):
-    """Asks a model behind an endpoint, again where that may help. A subclass reads the answer.
+class NotSent(BaseException):
+    """Why a request is not sent. Not an `Exception`: the client would try it again."""
+
+
+@dataclass
+class ModelEndpoint:
+    """A route of a model's server. The openai client asks it, and again after 408, 409, 429 (when
+    Retry-After says), 5xx, a timeout or a lost connection.
 
     Args:
-        url: `http://host:port`, `https://host/path`, or the whole address of the route.
+        owner: The class with these settings, in messages.
+        kind: The beginning of the kinds of its errors: `<kind>_refused`, `<kind>_failed`.
+        error: Their class.
+        route: Such as `/v1/completions`.
+        url: `http://host:port`, `https://host/v1`, or the whole address of the route; then the
+            latter.
         api_key_env: Name of the environment variable with the key; None for no key. The key itself
-            is read at each answer, and never stored or sent to another process.
+            is read for each answer, and never stored or sent to another process.
         timeout_s: Seconds for one request.
         retries: Further requests for an answer.
         deadline_s: Seconds for an answer, all requests and the waits between them.
 
     Raises:
-        ConfigError: `url` is no address, there is no key, or the times do not fit together.
+        ConfigError: `url` is no address, there is no key, or a number is out of range.
     """
 
-    owner: ClassVar[str]
-    """The class that has these settings, in messages."""
-    kind: ClassVar[str]
-    """The beginning of the kinds of its errors: `<kind>_refused`, `<kind>_failed`."""
-    error: ClassVar[type[CountedError | TeacherError]]
-    route: ClassVar[str]
-    first_path: ClassVar[str] = ""
-    """What stands before the route if `url` has no path."""
-    answers_with: ClassVar[str]
-    """What an answer is, in messages."""
-    remedies: ClassVar[Mapping[int, str]]
-    """What to do about a status."""
+    owner: str
+    kind: str
+    error: type[CountedError | TeacherError]
+    route: str
+    url: str
+    api_key_env: str | None
+    timeout_s: float
+    retries: int
+    deadline_s: float
 
-    def __init__(
-        self, url: str, api_key_env: str | None, timeout_s: float, retries: int, deadline_s: float
-    ) -> None:
-        at_least(0, self.owner, retries=retries)
-        above(0, self.owner, timeout_s=timeout_s, deadline_s=deadline_s)
-        if timeout_s > deadline_s:
-            raise ConfigError(
-                f"{self.owner}.timeout_s is {timeout_s:g}, and {self.owner}.deadline_s, for all "
-                f"requests of a response, is {deadline_s:g}: raise deadline_s, or lower timeout_s."
-            )
-        self.url = self.address_of(url)
-        self.api_key_env = api_key_env
-        self.timeout_s = timeout_s
-        self.retries = retries
-        self.deadline_s = deadline_s
-        if api_key_env is not None:
-            self._check_key(api_key_env)
+    def __post_init__(self) -> None:
+        at_least(0, self.owner, retries=self.retries)
+        above(0, self.owner, timeout_s=self.timeout_s, deadline_s=self.deadline_s)
+        self.url = self._address()
+        if self.api_key_env is not None:
+            self._check_key(self.api_key_env)
 
-    @abstractmethod
-    def read(self, found: Any) -> T:
-        """Returns the answer in the JSON of a response; raises an error of reading if there is
-        none."""
+    def once(self) -> Self:
+        """Returns the same route, asked once."""
+        found = copy.copy(self)
+        found.retries = 0
+        return found
 
-    async def before_request(self, number: int) -> None:
-        """Called before each request of an answer with its number, from 1."""
+    def sibling(self, route: str) -> Self:
+        """Returns another route of the server, asked once."""
+        found = self.once()
+        found.route = route
+        found.url = (
+            self.url.removesuffix(self.route.removeprefix("/v1")).removesuffix("/v1") + route
+        )
+        return found
 
-    async def answer(self, body: dict[str, Any]) -> T:
+    async def ask(
+        self,
+        body: dict[str, Any],
+        read: Callable[[Any], T],
+        before_request: Callable[[int], Awaitable[None]] | None = None,
+    ) -> T:
         """Returns the answer to a request.
 
         Args:
             body: The request's JSON.
+            read: Returns the answer in the JSON of a response; any error of reading is a refusal.
+            before_request: Called before each request with its number, from 1. It ends the request
+                by `NotSent` of an error.
 
         Raises:
             LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
                 requests.
         """
-        from lrl.rewards.model_request import Unanswered, post  # see there
-
+        text = await self._posted(body, before_request)
         try:
-            text = await post(
-                self.url,
-                body,
-                self._key(),
-                timeout_s=self.timeout_s,
-                retries=self.retries,
-                deadline_s=self.deadline_s,
-                before_request=self.before_request,
-            )
-        except Unanswered as unanswered:
-            raise self._error_of(unanswered) from None
-        try:
-            return self.read(json.loads(text))
+            return read(json.loads(text))
         except _UNREADABLE as error:
-            raise self.refused(
-                f"status 200 with what is no {self.answers_with}: {self._shown(text)!r}. See "
-                f"{self.owner}.url"
-            ) from error
+            shown = self._shown(text)
+            raise self.refused(f"cannot read its answer ({error!r:.80}): {shown!r}") from error
 
     def refused(self, message: str) -> LrlError:
         """Returns the error of a request that would be refused again."""
         return self.error(f"{self.kind}_refused", f"{self.url}: {message}")
 
-    def _error_of(self, unanswered: "Unanswered") -> LrlError:
-        reason = self._shown(unanswered.reason)
-        if unanswered.refused:
-            remedy = self.remedies.get(unanswered.status or 0, f"See {self.owner}.url")
-            return self.refused(f"{reason}. {remedy}")
-        return self.error(
+    async def _posted(
+        self, body: dict[str, Any], before_request: Callable[[int], Awaitable[None]] | None
+    ) -> str:
+        import openai  # here: it takes seconds and 59 MB
+
+        requests = 0
+
+        async def count(request: object) -> None:
+            nonlocal requests
+            requests += 1
+            if before_request is not None:
+                await before_request(requests)
+
+        key = self._key()
+        # The client takes what is not given from OPENAI_... variables, which are not for this server.
+        left_out = ["OpenAI-Organization", "OpenAI-Project"]
+        left_out += ["Authorization"] if key is None else []
+        headers = dict.fromkeys(left_out, openai.Omit())
+        # A client for each answer: a server may close an idle connection as a request goes out.
+        client = openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=key or "not sent",
+            timeout=self.timeout_s,
+            max_retries=self.retries,
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False,  # a POST would become a GET
+                trust_env=not stays_here(urlsplit(self.url).hostname or ""),  # no proxy leads here
+                verify=_certificates(),
+                event_hooks={"request": [count]},
+            ),
+        )
+        try:
+            async with client, asyncio.timeout(self.deadline_s):
+                options: Any = {"headers": headers}
+                return await client.post(self.url, body=body, cast_to=str, options=options)
+        except NotSent as not_sent:
+            raise not_sent.args[0] from None
+        except openai.APIStatusError as error:
+            reason = self._shown(str(error))
+            if error.status_code not in (408, 409, 429) and error.status_code < 500:
+                raise self.refused(f"{reason}. See the settings of {self.owner}") from None
+        except openai.APITimeoutError:
+            reason = f"no answer within {self.timeout_s:g} s"
+        except openai.APIConnectionError as error:
+            reason = self._shown(repr(error.__cause__ or error))
+        except TimeoutError:
+            reason = f"no answer within {self.deadline_s:g} s in all"
+        raise self.error(
             f"{self.kind}_failed",
-            f"{self.url}: {reason}. No answer to {unanswered.requests} requests "
-            f"({self.owner}.retries is {self.retries}) within {self.owner}.deadline_s "
-            f"({self.deadline_s:g})",
+            f"{self.url}: {reason}. No answer to {requests} requests ({self.owner}.retries is "
+            f"{self.retries}) within {self.owner}.deadline_s ({self.deadline_s:g})",
         )
 
     def _shown(self, text: str) -> str:
@@ -135,7 +174,6 @@ class ModelEndpoint(ABC, Generic[T]):
         return (text.replace(key, "***") if key else text)[:_SHOWN]
 
     def _key(self) -> str | None:
-        """Returns the key; None if the endpoint needs none."""
         if self.api_key_env is None:
             return None
         key = os.environ.get(self.api_key_env, "").strip()
@@ -149,9 +187,8 @@ class ModelEndpoint(ABC, Generic[T]):
     def _check_key(self, name: str) -> None:
         """Raises ConfigError for no key, and warns of one that others can read."""
         if not os.environ.get(name, "").strip():
-            shown = (
-                name if re.fullmatch(r"[A-Z_][A-Z0-9_]*", name) else "(it may be the key itself)"
-            )
+            is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)
+            shown = name if is_name else "(it may be the key itself)"
             raise ConfigError(
                 f"{self.owner}.api_key_env names an environment variable {shown}, which is not set: "
                 f"set it to the key, and give its name, such as {self.kind.upper()}_API_KEY."
@@ -165,22 +202,24 @@ class ModelEndpoint(ABC, Generic[T]):
                 self.url,
             )
 
-    @classmethod
-    def address_of(cls, url: str) -> str:
-        """Returns the address of the route.
-
-        Raises:
-            ConfigError: It is no such URL, or has a password.
-        """
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"{cls.owner}.url is {url!r:.80}: give http://host:port.")
-        if address.password is not None or address.username is not None:
+    def _address(self) -> str:
+        """Returns the address of the route."""
+        address = urlsplit(self.url)
+        if "@" in address.netloc:
             raise ConfigError(
-                f"{cls.owner}.url has a user or a password in it (not shown): give the key in "
-                f"the environment variable that {cls.owner}.api_key_env names."
+                f"{self.owner}.url has a user or a password in it (not shown): give the key in "
+                f"the environment variable that {self.owner}.api_key_env names."
             )
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(f"{self.owner}.url is {self.url!r:.80}: give http://host:port.")
         path = address.path.rstrip("/")
-        if not path.endswith(cls.route):
-            path = (path or cls.first_path) + cls.route
+        end = self.route.removeprefix("/v1")
+        if not path.endswith(end):
+            path = path + end if path else self.route
         return urlunsplit((address.scheme, address.netloc, path, address.query, ""))
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Reading them takes 60 ms, so not for each client."""
+    return ssl.create_default_context()

@@ -1,10 +1,8 @@
-"""The reward pool: worker processes that can be killed one by one, since a reward is foreign code
-that may hang.
+"""The reward pool: has workers score responses, and fills in their rewards.
 
 A whole group is one job, so the overhead of a job does not matter. Responses that the job did not
 reach are scored alone, so a bad one costs only itself. A response that fails is tried once more,
-alone. A job goes to the workers of this machine or of a scorer, whichever have the fewest jobs for
-each worker.
+alone.
 """
 
 from __future__ import annotations
@@ -15,21 +13,21 @@ import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lrl.errors import ConfigError, ScorerLostError
+from lrl.errors import CallFailed, ConfigError, WorkerLost, WorkersClosed
 from lrl.rewards.base import Reward
 from lrl.rewards.failure_stats import JUDGE_KINDS, KINDS, REWARD_MODEL_KINDS, FailureStats
 from lrl.rewards.function import OneReward, as_reward
-from lrl.rewards.job import Job, Response, WorkerSpec
-from lrl.rewards.job_state import Outcome, Scored
-from lrl.rewards.processes import Processes
 from lrl.rewards.reference import trial_response
-from lrl.rewards.remote_pool import RemoteScorers, least_busy
+from lrl.rewards.scoring import Outcome, Response, Scored, Scoring, read_outcomes
 from lrl.rewards.turn_rewards import TurnRewards
 from lrl.system.config_errors import above, at_least, fault
 from lrl.system.event_loop import run_apart
-from lrl.system.foreign_code import START_TIMEOUT_S, check_main, names_main, pickled
+from lrl.workers.pool import WorkerJob, WorkerPool, Workers
+from lrl.workers.process import WorkerSpec
+from lrl.workers.user_code import START_TIMEOUT_S, check_main, names_main, pickled
 
 if TYPE_CHECKING:
     from lrl.types import Prompt, Rollout
@@ -37,8 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_SHOWN = 80
-_LOST_SCORERS = 3
-"""Scorers that a job may lose; then this machine scores it, whose workers are always there."""
+_LOST_MEMBERS = 3
+"""Workers that a job may lose before this machine scores it, whose workers are always there."""
+_ATTEMPTS = _LOST_MEMBERS + 5
 
 
 class RewardPool:
@@ -85,20 +84,20 @@ class RewardPool:
             )
         _check_give_up(self.rewards, timeout_s)
         _check_deadlines(self.rewards, timeout_s)
-        spec = WorkerSpec.of(
-            self.rewards,
+        spec = WorkerSpec(
+            "reward",
+            pickle.dumps(Scoring(self.rewards, timeout_s)),
             timeout_s=timeout_s,
             memory_gib=memory_gib,
             start_timeout_s=start_timeout_s,
         )
-        self._processes = Processes(spec, workers)
-        self.remote = RemoteScorers(spec)
-        """Scorers, with workers on other machines."""
+        self.workers = WorkerPool(spec, workers)
         self.moved = 0
-        """Responses that were given to others, since their scorer was lost."""
+        """Responses that were given to others, since their machine was lost."""
         self.scored_by: Counter[str] = Counter()
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
+        self._replaced_by_trial = 0
         self._parts: set[str] | None = None  # of the first response
         self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
         self._turn_weight = sum(
@@ -110,13 +109,13 @@ class RewardPool:
         """Counts since the start: responses `scored`, `zero` of these, `gave_up` of these (see
         `GaveUp`), `retried`; responses without a reward by kind
         (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and responses
-        `moved` from a scorer that was lost."""
-        replaced = self._processes.replaced + self.remote.replaced_by.total()
+        `moved` from a machine that was lost."""
+        replaced = self.workers.replaced - self._replaced_by_trial
         return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
-        """Returns another pool with the same limits, for other rewards, without scorers."""
-        limits = self._processes.spec
+        """Returns another pool with the same limits, for other rewards, for this machine alone."""
+        limits = self.workers.spec
         return RewardPool(
             rewards,
             workers,
@@ -129,50 +128,51 @@ class RewardPool:
     def start(self, first: Prompt | None = None) -> None:
         """Starts the workers, waits until one is ready, and scores a trial response.
 
-        Call it on a thread that outlives the pool: Linux ends a worker with the thread that started
-        it.
-
         Args:
             first: Prompt of the trial, with the columns of its row. The response is the text of the
                 column `answer`, else of `solution`, else `0`. None for no trial.
 
         Raises:
-            ConfigError: The workers died while they started.
+            ConfigError: A reward cannot be loaded in a worker, the workers died while they started,
+                or the response got no reward, also when tried again. (With `max_failures` 1 the
+                latter is only logged.)
             TimeoutError: No worker was ready within `start_timeout_s`.
-            ValueError: A reward cannot be loaded in a worker, or the response got no reward, also
-                when tried again. (With `max_failures` 1 the latter is only logged.)
         """
         # Once more: a reward may have been told where its server is.
-        spec = replace(self._processes.spec, rewards=pickle.dumps(self.rewards))
-        self._processes.spec = self.remote.spec = spec
-        self._processes.start()
-        if first is not None:
-            self._run_trial(first)
+        code = pickle.dumps(Scoring(self.rewards, self.workers.spec.timeout_s))
+        self.workers.start(replace(self.workers.spec, code=code))
+        if first is None:
+            return
+        trial = partial(self._try_out, first)
+        try:
+            run_apart(lambda: trial(self.workers.local))
+        except ConfigError as error:
+            if self._failure_stats.max_failures < 1:
+                self.close()
+                raise
+            log.warning("%s The run continues, as data.max_reward_failures is 1.", error)
+            self._replaced_by_trial = self.workers.replaced
+        else:
+            self.workers.trial = trial  # other machines must score what this one has
 
     def close(self) -> None:
         """Kills the workers, whatever they are doing. May be called twice."""
-        self.remote.close()
-        self._processes.close()
+        self.workers.close()
 
-    def _run_trial(self, prompt: Prompt) -> None:
+    async def _try_out(self, prompt: Prompt, machine: Workers) -> None:
         text = trial_response(prompt.columns)
         columns = _columns(prompt, "stop", max(1, len(text.split())))
-        trial = Job.of(prompt.text, [(text, columns | self._tokens(prompt))])
-        outcome = run_apart(lambda: self._processes.trial(trial))
+        group = prompt.text, [(text, columns | self._tokens(prompt))]
+        (outcome,) = await self._outcomes_on(self.workers.job_on(machine), *group)
+        if isinstance(outcome, str):
+            (outcome,) = await self._outcomes_on(self.workers.job_on(machine), *group)
         if not isinstance(outcome, str):
-            self.remote.trial = trial
             return
-        self.close()  # the successor of a lost worker would have ended with the trial's thread
-        message = (
+        raise ConfigError(
             f"The rewards were tried on the response {text[:_LONGEST_SHOWN]!r} to prompt "
             f"{prompt.id}, before any response is sampled, and failed: {outcome}. The row's "
             f"columns: {', '.join(prompt.columns) or 'none'}. {_remedy(outcome)}"
         )
-        if self._failure_stats.max_failures < 1:
-            fault(message)
-        log.warning("%s The run continues, as data.max_reward_failures is 1.", message)
-        self._processes.replaced = 0
-        self._processes.start()
 
     async def score(self, prompt: Prompt, rollouts: Sequence[Rollout]) -> None:
         """Fills `reward` and `reward_parts`, or `reward_failure`, of rollouts of one prompt; one
@@ -240,19 +240,48 @@ class RewardPool:
         return outcome
 
     async def _outcomes(self, prompt: str, responses: Sequence[Response]) -> list[Outcome]:
-        """Returns the outcomes of a job, from the least busy workers; a lost scorer's job goes to
+        """Returns the outcomes of a group, from the least busy machine; what is lost there goes to
         others."""
-        job = Job.of(prompt, responses)
-        for attempt in range(_LOST_SCORERS + 1):
-            remote = self.remote.ready if attempt < _LOST_SCORERS else []
-            scorer = least_busy([*remote, self._processes])
+        for attempt in range(_ATTEMPTS):
+            job = self.workers.job(here=attempt >= _LOST_MEMBERS)
+            assert job is not None, "this machine has workers"
             try:
-                outcomes = await scorer.outcomes(job)
-                break
-            except ScorerLostError:
-                self.moved += job.count
-        self.scored_by[scorer.name] += sum(isinstance(outcome, Scored) for outcome in outcomes)
-        return outcomes
+                outcomes = await self._outcomes_on(job, prompt, responses)
+            except WorkersClosed:
+                raise
+            except WorkerLost:
+                self.moved += len(responses) if job.where else 0
+            else:
+                scored = sum(isinstance(outcome, Scored) for outcome in outcomes)
+                self.scored_by[job.machine.name] += scored
+                return outcomes
+        return [f"crash: the worker was lost {_ATTEMPTS} times in a row"] * len(responses)
+
+    async def _outcomes_on(
+        self, job: WorkerJob, prompt: str, responses: Sequence[Response]
+    ) -> list[Outcome]:
+        """Returns the outcomes of a group that a machine gets; None for responses that it did not
+        reach. Raises WorkerLost."""
+        count = len(responses)
+        packed = pickle.dumps((prompt, list(responses)))
+        try:
+            outcomes = await job.begin(packed, partial(read_outcomes, count=count))
+        except CallFailed as error:
+            return self._blamed(error, count)
+        finally:
+            job.end()
+        if not job.where:
+            return outcomes
+        return [f"{each}{job.where}" if isinstance(each, str) else each for each in outcomes]
+
+    def _blamed(self, error: CallFailed, count: int) -> list[Outcome]:
+        """Returns the outcomes of a group that ended its worker: failures of the response whose code
+        ran, and of those that had failed before it."""
+        names = {part: f"{reward.name}: " for part, reward in enumerate(self.rewards)}
+        by = "" if error.part is None else names.get(error.part, "")
+        reason = f"{error.kind}: {by}{error.message}"
+        failed = {0} if count == 1 else error.items
+        return [reason if item in failed else None for item in range(count)]
 
     def _checked(self, outcome: Outcome) -> Outcome:
         """Refuses parts with other names than the first response of the run had: a missing part

@@ -1,10 +1,12 @@
 """A reward model: a sequence classifier reads the response, and its number is the reward."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+from lrl.errors import RewardModelError
 from lrl.rewards.base import Reward
-from lrl.rewards.score_endpoint import ScoreEndpoint, TokenizeEndpoint
+from lrl.rewards.model_endpoint import ModelEndpoint
 from lrl.system.config_errors import at_least, one_of
 
 Reads = Literal["messages", "text", "tokens"]
@@ -63,9 +65,13 @@ class RewardModel(Reward):
         self.label = label
         self.activation = activation
         self.deadline_s = deadline_s
-        self._endpoint = ScoreEndpoint(
-            url,
-            api_key_env,
+        self._endpoint = ModelEndpoint(
+            owner="RewardModel",
+            kind="reward_model",
+            error=RewardModelError,
+            route="/classify",
+            url=url,
+            api_key_env=api_key_env,
             timeout_s=timeout_s,
             retries=retries,
             deadline_s=deadline_s,
@@ -83,11 +89,10 @@ class RewardModel(Reward):
         Raises:
             RewardModelError: It does not say.
         """
-        found = self._endpoint
-        sibling = found.url.removesuffix(ScoreEndpoint.route)
-        limits = {"timeout_s": found.timeout_s, "retries": 0, "deadline_s": found.deadline_s}
-        endpoint = TokenizeEndpoint(sibling, found.api_key_env, **limits)  # type: ignore[arg-type]
-        return await endpoint.answer({"prompt": text, "add_special_tokens": False})
+        body = {"prompt": text, "add_special_tokens": False}
+        return await self._endpoint.sibling("/tokenize").ask(
+            body, lambda found: [int(token) for token in found["tokens"]]
+        )
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns the score.
@@ -96,7 +101,7 @@ class RewardModel(Reward):
             RewardModelError: There is no score, or not the one of `label`.
         """
         body = self._input(prompt, response, columns) | {"use_activation": self.activation}
-        return self._chosen(await self._endpoint.answer(body))
+        return self._chosen(await self._endpoint.ask(body, _scores_in))
 
     def _input(self, prompt: str, response: str, columns: dict[str, Any]) -> dict[str, Any]:
         if self.reads == "tokens":
@@ -116,3 +121,12 @@ class RewardModel(Reward):
             f"{labels}, and RewardModel.label is {self.label}. Set it to the number of the label "
             f"that is the reward, from 0 to {len(scores) - 1}"
         )
+
+
+def _scores_in(found: Any) -> list[float]:
+    """Returns the numbers of the labels in the answer to `/classify`."""
+    (only,) = found["data"]
+    scores = [float(number) for number in only["probs"]]
+    if not scores or not all(map(math.isfinite, scores)):
+        raise ValueError(f"{scores} are no finite numbers")
+    return scores

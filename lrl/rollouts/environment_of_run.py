@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lrl.checkpoints.made_with import Settings, fingerprint
 from lrl.environments import Agent, Environment, Written
@@ -23,9 +23,9 @@ from lrl.rollouts.observations import (
 from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stop_tokens import turn_stop_tokens
 from lrl.system.config_errors import fault
-from lrl.system.foreign_code import START_TIMEOUT_S
-from lrl.system.remote_workers import RemotePool
 from lrl.types import Prompt
+from lrl.workers.pool import WorkerPool
+from lrl.workers.user_code import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from lrl.generators.tool_calls import ToolCallParser
@@ -96,9 +96,9 @@ class EnvironmentOfRun:
         """The settings on which episodes depend."""
 
     @property
-    def remote(self) -> RemotePool[Any] | None:
-        """Where members that play episodes join; None if lrl does not start the agents."""
-        return None if self._processes is None else self._processes.remote
+    def workers(self) -> WorkerPool | None:
+        """What plays episodes; None if lrl does not start the agents."""
+        return None if self._processes is None else self._processes.workers
 
     @property
     def prompt_part(self) -> PromptPart:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from lrl.environments import ParsedTurn, Written
 from lrl.environments.base import BEGINNING
 from lrl.environments.play import Reply, check_opening
-from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.errors import EpisodeError, WorkerLost
 from lrl.rollouts.response_text import Decode
 from lrl.routing.dispatch import Home
 from lrl.types import ENVIRONMENT, Fork, Prompt, Rollout, Sampling
@@ -49,7 +49,7 @@ NO_PARSER = (
 
 class Conversation(Protocol):
     """An episode, as its environment plays it. Each call may raise EpisodeError, and
-    EnvironmentLost if the environment has ended through no fault of the episode."""
+    WorkerLost if the environment has ended through no fault of the episode."""
 
     async def begin(self) -> Reply:
         """Begins it; the observation follows the prompt."""
@@ -200,7 +200,7 @@ class Episode:
         """Most turns with a reply. One that begins anew has to get further: else it would never end
         with an environment that is lost at every second turn."""
 
-    async def begin(self, loss: EnvironmentLost | None = None) -> None:
+    async def begin(self, loss: WorkerLost | None = None) -> None:
         """Opens the environment's side, which gets to know the recorded turns; else the episode
         begins anew.
 
@@ -242,7 +242,7 @@ class Episode:
             if len(self.rollout.turn_ends) > self._furthest:
                 self._furthest = len(self.rollout.turn_ends)
                 self._losses = self._losses_by_others = 0
-        except EnvironmentLost as error:
+        except WorkerLost as error:
             await self.begin(error)
         except EpisodeError as error:
             self.fail(error)
@@ -276,7 +276,7 @@ class Episode:
             if await self._replayed(self._conversation, opening):
                 self._environments.counts["replayed"] += bool(self.rollout.turn_ends)
                 return True
-        except EnvironmentLost as error:
+        except WorkerLost as error:
             self._count_loss(error)
             return False
         self._begin_anew()
@@ -315,7 +315,7 @@ class Episode:
         rollout.forks = []
         rollout.open_turn = None
 
-    def _count_loss(self, error: EnvironmentLost) -> None:
+    def _count_loss(self, error: WorkerLost) -> None:
         self._losses += not error.by_other
         self._losses_by_others += error.by_other
         if self._losses == ATTEMPTS:

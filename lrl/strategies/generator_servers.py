@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lrl.checkpoints.newest_checkpoint import steps_done
 from lrl.checkpoints.run_folder import run_folder
@@ -17,7 +17,7 @@ from lrl.generators.settings import ServerSettings
 from lrl.members.registry import JoinSpec, Kind
 from lrl.members.run_members import RunMembers
 from lrl.system.cpu_affinity import cores_of_generators
-from lrl.system.remote_workers import RemotePool
+from lrl.workers.pool import Members
 
 if TYPE_CHECKING:
     from lrl.run import Run
@@ -56,17 +56,16 @@ def make_members(run: Run, fleet: Fleet) -> RunMembers:
     """Makes the members of a run that other processes start."""
     data = run.data
     launchers = {Kind.GENERATOR: run.strategy.generator_launcher}
-    pools: dict[Kind, RemotePool[Any]] = {}
+    pools = []
     if run.trains:  # the responses of an evaluation are scored on rank 0 alone
-        launchers[Kind.SCORER] = data.reward_launcher
-        pools[Kind.SCORER] = data.reward_pool.remote
-    if data.environment is not None:
-        launchers[Kind.ENVIRONMENT] = data.environment.launcher
-        if (remote := data.environment.remote) is not None:
-            pools[Kind.ENVIRONMENT] = remote
+        launchers[Kind.WORKER] = data.reward_launcher
+        pools.append(data.reward_pool.workers)
+    if data.environment is not None and data.environment.workers is not None:
+        launchers[Kind.WORKER] = launchers.get(Kind.WORKER) or data.environment.launcher
+        pools.append(data.environment.workers)
     return RunMembers(
         fleet,
-        pools=pools,
+        workers=Members(*pools) if pools else None,
         launchers={kind: one for kind, one in launchers.items() if one is not None},
         settings=server_settings(run),
         folder=run_folder(run.trainer),

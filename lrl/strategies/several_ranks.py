@@ -45,7 +45,7 @@ from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.strategies.shared_folder import check_reads, check_writes
 from lrl.system.config_errors import above, fault
 from lrl.system.endpoint import is_loopback
-from lrl.system.parent_death import die_with, unbind_from_parent
+from lrl.system.processes import die_with, unbind_from_parent
 
 if TYPE_CHECKING:
     import lightning as L

@@ -75,13 +75,8 @@ def instances(where: str, **kinds_and_values: tuple[type, object]) -> None:
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     if getattr(error, "shown_alone", False):
         sys.stderr.write(f"lrl: error: {error}\n")
-        return
-    _previous_hook(kind, error, traceback)
-    if isinstance(error, TypeError):
-        from lrl.system import unknown_argument  # 200 names that only an error needs
-
-        if answer := unknown_argument.answer(error):
-            sys.stderr.write(f"{answer}\n")
+    else:
+        _previous_hook(kind, error, traceback)
 
 
 # Only uncaught errors of a script come here; a notebook shows the errors of its cells by itself.

@@ -67,20 +67,11 @@ class Endpoint:
     def check(self) -> None:
         """Raises ConfigError if others could read the token on its way, or the trainer would not
         trust `tls_cert`."""
-        if not self.host:
-            raise ConfigError(
-                "strategy.server.host is empty: give an address of this machine, or 0.0.0.0 for "
-                "all."
-            )
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
             raise ConfigError(
                 f"strategy.server.{lacking} is not set: a certificate and its key are given "
                 "together."
-            )
-        if self.tls_cert and self.insecure:
-            raise ConfigError(
-                "strategy.server.insecure is true, but tls_cert is set: leave one of the two out."
             )
         if self.tls_cert:
             self._check_certificate()
@@ -94,7 +85,7 @@ class Endpoint:
     def warn(self) -> None:
         """Warns of settings that are allowed but not safe. Python shows a warning of the same text
         once."""
-        if self.insecure and not is_loopback(self.host):
+        if self.insecure and not self.tls_cert and not is_loopback(self.host):
             warnings.warn(OPEN_TO_A_NETWORK.format(host=self.host), stacklevel=1)
         if self.tls_key and Path(self.tls_key).stat().st_mode & 0o077:
             warnings.warn(
@@ -117,14 +108,10 @@ class Endpoint:
             reservation.bind((self.host, port))
         except OSError as error:
             reservation.close()
-            if port:
-                raise ConfigError(
-                    f"{setting} is {port}, which cannot be had at strategy.server.host "
-                    f"{self.host} ({error}): give another one, or 0 for a free one."
-                ) from error
+            what = f"{setting} is {port}, which" if port else "A port"
             raise ConfigError(
-                f"strategy.server.host is {self.host!r}, and no port can be had there ({error}): "
-                "give an address of this machine (`ip address` lists them), or 0.0.0.0 for all."
+                f"{what} cannot be had at strategy.server.host {self.host} ({error}): give another "
+                "port, or another address of this machine."
             ) from error
         return reservation
 
@@ -139,11 +126,9 @@ class Endpoint:
         url = self.url(port, address)
         if not self.tls_cert:
             return Location(url)
-        return Location(
-            url,
-            self.tls_trust,
-            first_certificate(self.tls_cert) if self.tls_trust == "certificate" else "",
-        )
+        if self.tls_trust == "system":
+            return Location(url, "system")
+        return Location(url, "certificate", first_certificate(self.tls_cert))
 
     def flags(self) -> dict[str, Any]:
         """Returns vLLM's flags; None leaves one out. Paths are absolute, for readers of the command
@@ -169,7 +154,7 @@ class Endpoint:
     def is_everywhere(self) -> bool:
         """Whether `host` stands for every address of this machine."""
         with contextlib.suppress(ValueError):  # a name
-            return ipaddress.ip_address(self.host).is_unspecified
+            return ipaddress.ip_address(self.host or "0.0.0.0").is_unspecified
         return False
 
     @property
@@ -180,18 +165,9 @@ class Endpoint:
         return self.host
 
     def _check_certificate(self) -> None:
-        for name in ("tls_cert", "tls_key"):
-            path = getattr(self, name)
-            try:
-                Path(path).read_bytes()
-            except OSError as error:
-                remedy = "give a PEM file that this user can read"
-                raise ConfigError(
-                    f"strategy.server.{name}={path!r}: {error.strerror}; {remedy}."
-                ) from error
         try:
             self._shake_hands()
-        except ssl.SSLError as error:
+        except OSError as error:  # SSLError is one
             raise ConfigError(
                 f"strategy.server.tls_cert={self.tls_cert!r} with tls_key={self.tls_key!r} and "
                 f"tls_trust={self.tls_trust!r} fails: {error}. Give a certificate that is valid "
@@ -199,8 +175,8 @@ class Endpoint:
             ) from error
 
     def _shake_hands(self) -> None:
-        """Does a handshake in memory between the trainer's end and vLLM's; raises ssl.SSLError if
-        it fails."""
+        """Does a handshake in memory between the trainer's end and vLLM's; raises OSError if it
+        fails."""
         trust, context = self.trust(), self.identity()
         assert trust is not None and context is not None, "only with a certificate"
         requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -1,4 +1,5 @@
-"""The asyncio loop of a run, on a thread of rank 0, and the trainer's way to wait for its work."""
+"""Work on other threads: the asyncio loop of a run, the trainer's way to wait for its work, and
+calls that may never return."""
 
 import asyncio
 import threading
@@ -32,13 +33,11 @@ class LoopThread:
 
     @property
     def thread(self) -> int:
-        """The native id of the thread."""
         assert self._thread.native_id is not None, "it was started"
         return self._thread.native_id
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self.loop.is_closed()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -98,6 +97,25 @@ def run_apart(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     notebook."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: asyncio.run(work())).result()
+
+
+def start_daemon_call(work: Callable[[], T], name: str) -> Future[T]:
+    """Runs `work` on a daemon thread and returns its future.
+
+    Not on a `ThreadPoolExecutor`: Python joins the threads of one at its end, and would wait for
+    ever with them.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever asks for the result raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
 
 
 async def cancel_all() -> None:

@@ -24,7 +24,6 @@ FORMS = "Write module:function, or file.py:function."
 MIN_SIMILARITY = 0.75
 """Least share of letters that a misspelt word has in common with the right one (difflib's
 ratio)."""
-MANY_NAMES = 12
 _NAME = re.compile(r"(?P<module>.+\.py|[\w.]+):(?P<attribute>\w+(\.\w+)*)")
 
 
@@ -56,11 +55,12 @@ def function(name: str) -> Callable[..., Any]:
     found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            known = [
-                name for name in public_names(found) if name[0].isupper() or not part[0].isupper()
-            ]
-            near = did_you_mean(part, known) or _own_names(found)
-            raise ValueError(f"{_named(found, module)} has no {part!r}.{near}")
+            # Classes alone for the name of a class.
+            known = [one for one in public_names(found) if one[0].isupper() or part[0].islower()]
+            place = (
+                getattr(found, "__file__", None) or module
+            )  # the module may not be the one meant
+            raise ValueError(f"{place} has no {part!r}.{did_you_mean(part, known)}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{name} is a {type(found).__name__}, not a function. {FORMS}")
@@ -101,17 +101,6 @@ def public_names(thing: Any) -> list[str]:
     ]
 
 
-def _own_names(module: Any) -> str:
-    """Returns a sentence with what a module defines itself; empty if that is nothing, or more than
-    a reader would look through."""
-    own = [
-        name
-        for name in public_names(module)
-        if getattr(getattr(module, name, None), "__module__", None) == module.__name__
-    ]
-    return f" It has {', '.join(own)}." if 0 < len(own) <= MANY_NAMES else ""
-
-
 def _module_of_file(file: Path) -> ModuleType:
     file = file.expanduser()
     if not file.is_file():
@@ -134,12 +123,6 @@ def _module_of_file(file: Path) -> ModuleType:
     return module
 
 
-def _named(found: Any, name: str) -> str:
-    """Returns a name, for a module with its file, which may not be the one that was meant."""
-    file = getattr(found, "__file__", None)
-    return name if file is None or name.endswith(".py") else f"{name} ({file})"
-
-
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -149,18 +132,12 @@ def _module(name: str) -> ModuleType:
             near = did_you_mean(name, _neighbours(name))
             raise ValueError(f"there is no module {name!r}.{near or f' {FORMS}'}") from error
         last = traceback.extract_tb(error.__traceback__)[-1]
-        file = last.filename
-        line = last.lineno
-        text = str(error)
+        file, line, text = last.filename, last.lineno, str(error)
         if isinstance(error, SyntaxError):
-            file = error.filename or file
-            line = error.lineno
-            text = error.msg
-        kind = type(error).__name__
-        message = (
-            f"{name} cannot be imported: {kind}: {text} ({file}, line {line}). Correct the file."
-        )
-        raise ValueError(message) from error
+            file, line, text = error.filename or file, error.lineno, error.msg
+        raise ValueError(
+            f"{name} cannot be imported: {type(error).__name__}: {text} ({file}, line {line})."
+        ) from error
 
 
 def _neighbours(name: str) -> list[str]:

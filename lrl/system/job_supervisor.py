@@ -1,8 +1,7 @@
 """Jobs that must always run: started, watched, and started again when they have failed.
 
-A run's own generators, what a launcher starts, and the generators of another trainer node are kept
-alive by this one class. It knows nothing of any of them, so the fleet can use it as well as the
-rooms above the fleet.
+This one class keeps a run's own generators alive, what a launcher starts, and the generators of
+another trainer node.
 """
 
 import logging
@@ -10,6 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -111,18 +111,18 @@ class JobSupervisor:
             watch.slot.end()
 
 
+@dataclass
 class _Watch:
     """A slot, and the record of its jobs."""
 
-    def __init__(self, slot: Slot, running: bool) -> None:
-        self.slot = slot
-        self.running = running
-        self.failures = 0
-        self.why = ""
-        self.failed_at = 0.0
-        self._next_start = 0.0
-        self._serving_since: float | None = None
-        self._left = False
+    slot: Slot
+    running: bool
+    failures: int = 0
+    why: str = ""
+    failed_at: float = 0.0
+    _next_start: float = 0.0
+    _serving_since: float | None = None
+    _left: bool = False
 
     def poll(self) -> None:
         """Starts the job if it is time, or looks at it."""

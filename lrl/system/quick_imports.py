@@ -13,18 +13,16 @@ def quick_imports() -> Iterator[None]:
     it.
 
     torch, transformers and vLLM make a million objects that stay, and the collector looks at them
-    again and again: of the seconds until `lrl fit` knows its settings it took a third, of the start
-    of a generator on a CPU a quarter.
+    again and again. Side by side, in seconds of a processor: 4.9 with and 5.9 without this until
+    `lrl fit` knows its settings, 7.4 and 10.4 until a generator on a CPU answers.
 
     Ctrl-C ends the process: numpy and matplotlib turn a KeyboardInterrupt within their import into
     other errors.
     """
     enabled = gc.isenabled()
     on_interrupt = signal.getsignal(signal.SIGINT)
-    ends = (
-        on_interrupt is signal.default_int_handler
-        and threading.current_thread() is threading.main_thread()
-    )
+    of_python = on_interrupt is signal.default_int_handler
+    ends = of_python and threading.current_thread() is threading.main_thread()
     gc.disable()
     if ends:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

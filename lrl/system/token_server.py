@@ -74,8 +74,7 @@ class TokenServer:
         self._loop.wait(start(), START_S, "starting an HTTP server")
 
     def location(self, address: str = "") -> Location:
-        """Returns its location for clients of this machine, or for clients that reach it at
-        `address`."""
+        """See `Endpoint.location`."""
         return self.endpoint.location(self.port, address)
 
     def wait(self, work: Coroutine[Any, Any, None], deadline_s: float, purpose: str) -> None:

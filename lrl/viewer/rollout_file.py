@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lrl.viewer import line_form
-
 FILE = "rollouts.jsonl"
 Record = dict[str, Any]
 GROUP = b'{"kind": "group"'
 """Beginning of a group's line."""
+NEEDED = ("step", "index", "prompt_id", "prompt", "responses")
+"""What it must say, so that the group can be listed."""
 OTHERS = (b'{"kind": "prompt"', b'{"kind": "response"')
 END = b"}\n"
 CUT = " (cut short)\n"
@@ -211,7 +211,9 @@ class RolloutIndex:
         if not line.endswith(END):
             return None  # the run is writing it
         try:
-            shown = line_form.parsed(line, line_form.GROUP)
+            shown = _parsed(line)
+            if lacking := [name for name in NEEDED if name not in shown]:
+                raise ValueError(f"it has no {', '.join(lacking)}")
         except ValueError as error:
             self.faults[number] = str(error)
             return None
@@ -236,16 +238,19 @@ class RolloutIndex:
         with self.path.open("rb") as file:
             file.seek(group.start)
             lines = file.read(group.end - group.start).splitlines()
-        prompt = self._parsed(lines[1], line_form.PROMPT, group.line + 1)
-        responses = [
-            self._parsed(line, line_form.RESPONSE, number)
-            for number, line in enumerate(lines[2:], group.line + 2)
-        ]
-        return group.shown | {"prompt": prompt, "responses": responses}
+        parsed = []
+        for number, line in enumerate(lines[1:], group.line + 1):
+            try:
+                parsed.append(_parsed(line))
+            except ValueError as error:
+                raise ValueError(f"{self.path}, line {number}: {error}.") from error
+        return group.shown | {"prompt": parsed[0], "responses": parsed[1:]}
 
-    def _parsed(self, line: bytes, form: line_form.Form, number: int) -> Record:
-        """Returns the object of a line; raises ValueError, with file and line, if it is broken."""
-        try:
-            return line_form.parsed(line, form)
-        except ValueError as error:
-            raise ValueError(f"{self.path}, line {number}: {error}.") from error
+
+def _parsed(line: bytes) -> Record:
+    """Returns the object of a line; raises ValueError, with the fault, if it is none."""
+    try:
+        found: Record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from error
+    return found

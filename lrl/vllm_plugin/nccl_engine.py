@@ -26,7 +26,7 @@ import torch
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 from vllm.logger import init_logger
 
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
 from lrl.vllm_plugin.abort_route import abort_mark
 from lrl.weights.communicator import abort, transfer_name
 

@@ -40,12 +40,10 @@ moment."""
 
 def install() -> None:
     """Puts an `OutputBatcher` in front of the socket of every engine that starts in this process;
-    may be called twice."""
+    once in a process."""
     from vllm.v1.engine.core import EngineCoreProc
 
     send = EngineCoreProc.process_output_sockets
-    if send.__name__ == "batching":
-        return
 
     def batching(self: Any, *addresses: Any) -> None:
         self.output_queue = OutputBatcher(self.output_queue)

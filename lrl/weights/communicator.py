@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lrl.errors import ConfigError
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
 
 ABORT_ROUTE = "/lrl/abort_transfer/"
 """The route of a generator that ends its part of a transfer (`lrl.vllm_plugin.abort_route`), before

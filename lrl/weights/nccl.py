@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lrl.errors import StuckTransfer
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
 from lrl.weights import communicator
 from lrl.weights.both_ends import wait_for_both_ends
 from lrl.weights.group_calls import GeneratorGroupCalls

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import forecast
-from benchmarks.forced_lengths import long_tailed
 from lrl.planning.costs import LinearGenerator, LinearTrainer
-from lrl.planning.simulation import Simulation
 from lrl.rollouts.timeline import Record
 
 GENERATOR = LinearGenerator(
@@ -17,30 +15,18 @@ TRAINER = LinearTrainer(
     micro_batch_fixed_s=0.05, token_s=8e-4, token_squared_s=1e-6, optimizer_s=0.1, weights_s=0.4
 )
 ARGS = forecast.make_parser().parse_args(["--steps", "8", "--warmup", "2"])
+RUNS = {run["run"]: run for run in forecast.runs(ARGS)}
 
 
 def timeline(name: str) -> list[Record]:
-    scene, records = forecast.SCENES[name], list[Record]()
-    Simulation(
-        generators=[GENERATOR] * scene.generators,
-        trainer=TRAINER,
-        lengths=long_tailed(),
-        steps=forecast.steps_of(ARGS, name),
-        groups_per_step=scene.groups,
-        rollouts_per_group=forecast.RESPONSES,
-        max_lag=scene.max_lag,
-        micro_batch_tokens=ARGS.micro_batch_tokens,
-        max_num_seqs=ARGS.max_num_seqs,
-        prompt_tokens=35,
-        prompts=forecast.ROWS,
-        placement=scene.placement,  # type: ignore[arg-type]
-    ).run(records.append)
+    records = list[Record]()
+    forecast.simulation(RUNS[name], GENERATOR, TRAINER, prompt_tokens=35).run(records.append)
     return records
 
 
 def test_where_the_simulator_is_right_every_forecast_is_the_fact() -> None:
     fitted = timeline(forecast.FITTED)
-    rows = [forecast.compare(ARGS, name, timeline(name), fitted) for name in forecast.SCENES]
+    rows = [forecast.compare(run, timeline(name), fitted) for name, run in RUNS.items()]
     assert all(row["same_responses"] for row in rows)
     for row in rows:
         assert forecast.error(row) == pytest.approx(0, abs=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import overlap, timed_run
 from benchmarks.against_trl import speed
 from benchmarks.forced_lengths import Before, equal, long_tailed
-from benchmarks.skewness import Oracle, newest, ratios, table
+from benchmarks.skewness import Oracle, ratios, table
 from benchmarks.timed_run import Timed
 from lrl.types import Prompt
 
@@ -68,14 +68,10 @@ def test_an_epoch_before_has_other_responses_to_the_same_prompts() -> None:
 
 
 def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:
+    times = {"step_ms": 10.0, "response_ms": 0.5, "alone_ms": 10.0, "longest": [100, 300]}
+
     def row(case: str, repeat: int, *seconds: float) -> dict:
-        facts = {"case": case, "repeat": repeat, "seconds": list(seconds)}
-        return facts | {
-            "step_ms": 10.0,
-            "response_ms": 0.5,
-            "alone_ms": 10.0,
-            "longest": [100, 300],
-        }
+        return {"case": case, "repeat": repeat, "seconds": list(seconds)} | times
 
     first = [row("RoundRobin:nothing", 0, 4.0, 6.0), row("RoundRobin:nothing", 1, 10.0, 10.0)]
     rows = [
@@ -85,13 +81,3 @@ def test_a_case_is_compared_with_the_first_one_of_the_same_repeat() -> None:
     ]
     assert ratios(rows, "SkewnessAware:oracle") == [0.8, 0.5]
     assert "| the longest group alone | 2.00 |  |" in table(rows)
-
-
-def test_a_later_measurement_of_a_repeat_replaces_the_earlier_one_in_the_whole_table() -> None:
-    shared = {"case": "RoundRobin:nothing", "repeat": 0, "longest": [1000]}
-    slow = shared | {"seconds": [9.0], "alone_ms": 9.0, "step_ms": 9.0, "response_ms": 0.9}
-    fast = shared | {"seconds": [2.0], "alone_ms": 1.0, "step_ms": 5.0, "response_ms": 0.5}
-    text = table(newest([slow, fast]))
-    assert "| 2.00 (2.00 to 2.00) |" in text
-    assert "| the longest group alone | 1.00 |  |" in text
-    assert text.endswith("decode_latency: 5.00 ms and 0.500 ms for each response")

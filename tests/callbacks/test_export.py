@@ -133,40 +133,25 @@ def test_the_whole_folder_with_its_card_is_on_the_hub_after_the_run(
     assert card.data.library_name == "transformers" and "lrl" in card.data.tags
 
 
-def test_a_hub_that_refuses_costs_the_run_nothing_and_says_how_to_upload(
-    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
+FAULTS: dict[str, tuple[dict[str, Any], float | None, str]] = {
+    "it refuses": ({"refuses": True}, None, "403"),
+    "it refuses the card": ({"faults": ["license is none"]}, None, "license is none"),
+    "a portal answers": ({"is_behind_a_page": True}, None, "not on the hub"),
+    "its storage is out of reach": ({"upload_mode": "lfs"}, 1.0, "it is not there after 1 s"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_hub_that_fails_costs_the_run_nothing_and_the_log_says_how_to_upload(
+    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    hub.refuses = True
+    state, timeout_s, said = FAULTS[fault]
+    vars(hub).update(state)
     folder = tmp_path / "policy"
-    running = trainer(tmp_path, Export(str(folder), push_to_hub=NAME), max_steps=1)
-    fit(policy, running)
-    assert (folder / "model.safetensors").exists()
-    assert f"hf upload {NAME} {folder}" in caplog.text and "403" in caplog.text
-
-
-@pytest.mark.parametrize("behind_a_page", [False, True])
-def test_a_hub_that_refuses_the_card_or_gives_no_answer_costs_the_run_nothing(
-    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture, behind_a_page: bool
-) -> None:
-    hub.is_behind_a_page = behind_a_page
-    hub.faults = ["license is none"]
-    folder = tmp_path / "policy"
-    running = trainer(tmp_path, Export(str(folder), push_to_hub=NAME), max_steps=1)
-    fit(policy, running)
-    assert f"hf upload {NAME} {folder}" in caplog.text
-    assert behind_a_page or "license is none" in caplog.text
-
-
-def test_a_storage_that_cannot_be_reached_holds_no_run_beyond_its_deadline(
-    policy: str, tmp_path: Path, hub: Hub, caplog: pytest.LogCaptureFixture
-) -> None:
-    hub.upload_mode = "lfs"
-    folder = tmp_path / "policy"
-    export = Export(str(folder), push_to_hub=NAME, upload_timeout_s=1.0)
+    export = Export(str(folder), push_to_hub=NAME, upload_timeout_s=timeout_s)
     fit(policy, trainer(tmp_path, export, max_steps=1))
-    assert "it is not there after 1 s (Export.upload_timeout_s)" in caplog.text
-    assert f"hf upload {NAME} {folder}" in caplog.text and hub.made and not hub.commits
-    assert (folder / "model.safetensors").exists()
+    assert f"hf upload {NAME} {folder}" in caplog.text and said in caplog.text
+    assert (folder / "model.safetensors").exists() and not hub.commits
 
 
 def test_an_upload_has_a_minute_and_a_second_for_each_megabyte(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from lrl.rollouts.timeline import (
 )
 from lrl.system.stopwatch import Stopwatch
 from lrl.types import Group, Rollout
-from tests.generators.test_pool import ask, gather, make_pool, resync
+from tests.generators.model_fleet import ask, gather, make_pool, resync
 from tests.rollouts.test_packing import make_group
 from tests.run_without_generators import trainer
 

@@ -66,17 +66,12 @@ def test_the_end_of_the_input_ends_the_chat(
     assert capsys.readouterr().out == "8\n"
 
 
-def test_a_folder_without_a_policy_is_an_error_of_two_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_without_a_policy_or_a_prompt_that_cannot_be_read_is_an_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["chat", str(tmp_path / "nowhere"), "1+7="]) == 2
     written = capsys.readouterr()
     assert not written.out and written.err.count("\n") == 2 and "nowhere" in written.err
-
-
-def test_a_prompt_that_cannot_be_read_is_an_error(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert chat.main([str(folder), "hello"]) == 2
     assert "cannot read 'hello'" in capsys.readouterr().err
 
@@ -94,7 +89,6 @@ def test_a_quantised_policy_is_refused(
 
 BROKEN = {
     "a config that is no JSON": {"config.json": "{"},
-    "a config of nothing": {"config.json": "{}"},
     "no weights and no tokenizer": {"config.json": '{"model_type": "llama"}'},
     "weights that are none": {"config.json": '{"model_type": "llama"}', "model.safetensors": "x"},
 }

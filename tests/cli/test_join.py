@@ -13,7 +13,7 @@ from lrl.members import join
 from lrl.members.join import LocalOverrides
 from lrl.members.registry import Kind
 
-SCORER = ["--kind", "scorer"]
+WORKER = ["--kind", "worker"]
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ SCORER = ["--kind", "scorer"]
             "argument --devices: invalid indices value: 'a'",
         ),
         (["join", "somewhere", "--workers", "2"], "--workers: a member of kind generator"),
-        (["join", "somewhere", *SCORER, "--devices", "0"], "--devices: a member of kind scorer"),
+        (["join", "somewhere", *WORKER, "--devices", "0"], "--devices: a member of kind worker"),
         (["leave", "somewhere", "--host", "10.0.0.1"], "--host"),
     ],
 )
@@ -39,7 +39,7 @@ def test_words_that_cannot_work_are_refused(
     assert caught.value.code == 2 and named in capsys.readouterr().err
 
 
-def test_a_scorer_has_a_worker_for_each_core_of_its_process(
+def test_a_member_has_a_worker_for_each_core_of_its_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[tuple[str, Kind, int]] = []
@@ -50,13 +50,13 @@ def test_a_scorer_has_a_worker_for_each_core_of_its_process(
 
     monkeypatch.setattr(join, "join", note)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    assert main(["join", "RUN", *SCORER]) == 0
+    assert main(["join", "RUN", *WORKER]) == 0
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "7")
-    assert main(["join", "RUN", *SCORER]) == 0
-    assert found == [("RUN", Kind.SCORER, len(os.sched_getaffinity(0))), ("RUN", Kind.SCORER, 7)]
+    assert main(["join", "RUN", *WORKER]) == 0
+    assert found == [("RUN", Kind.WORKER, len(os.sched_getaffinity(0))), ("RUN", Kind.WORKER, 7)]
 
 
-@pytest.mark.parametrize("words", [["join"], ["join", *SCORER], ["leave"]])
+@pytest.mark.parametrize("words", [["join"], ["join", *WORKER], ["leave"]])
 def test_without_a_live_run_the_error_names_the_folder(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,7 +64,7 @@ def test_without_a_live_run_the_error_names_the_folder(
     assert f"{tmp_path} is not the folder of a live run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["join"], ["join", *SCORER], ["leave"]])
+@pytest.mark.parametrize("words", [["join"], ["join", *WORKER], ["leave"]])
 def test_an_address_where_nobody_answers_is_named_with_the_setting(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

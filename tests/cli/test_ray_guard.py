@@ -1,7 +1,5 @@
 """The guard of a command: whoever owned it and however that one ends, the command may save and
 nothing is left.
-
-Covers lrl/system/parent_death.py.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ HANGS = (
     "flush=True); time.sleep(600)"
 )
 LIVES_ON = """
-from lrl.system.parent_death import unbind_from_parent
+from lrl.system.processes import unbind_from_parent
 import time
 unbind_from_parent()
 print("runs", flush=True)

@@ -1,6 +1,6 @@
 """An unknown setting is answered with the one that was meant, whoever has its name.
 
-Covers lrl/system/aliases.py.
+Covers lrl/cli/aliases.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import re
 import pytest
 
 import lrl
-from lrl.cli import fit_help
+from lrl.cli import aliases, fit_help
 from lrl.cli.setting_errors import explain
-from lrl.system import aliases
 
 ELSEWHERE = {
     "num_generations": "data.rollouts_per_group",

@@ -59,14 +59,11 @@ def viewed(run: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]
 def test_a_folder_without_rollouts_is_refused_with_the_remedy(
     tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "config.yaml").touch()
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     for words, told in {
-        (str(tmp_path / "none"),): "is no folder: give that of a run",
-        (str(tmp_path),): "is no run: nothing in it is a run's",
-        (str(tmp_path / "old"),): "trainer.callbacks has lrl.callbacks.RolloutFile",
+        (str(tmp_path / "none"),): "Give the folder of a run",
+        (str(tmp_path),): "trainer.callbacks has lrl.callbacks.RolloutFile",
         (str(run.parent),): f"The newest in it is {run}",
         (str(run), "--port", "70000"): "--port is 70000; it must be from 0 to 65535",
         (str(run), "--port", str(port)): f"--port is {port}, which cannot be had at --host",

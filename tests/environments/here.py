@@ -7,7 +7,7 @@ from collections import Counter
 
 from lrl.environments import Environment, Written
 from lrl.environments.play import Play, Reply
-from lrl.errors import EnvironmentLost, EpisodeError
+from lrl.errors import EpisodeError, WorkerLost
 from lrl.types import Prompt
 
 
@@ -49,7 +49,7 @@ class EpisodeHere:
     async def begin(self) -> Reply:
         self.calls += 1
         if self.calls == self.lost_at:
-            raise EnvironmentLost("its process has ended", by_other=self.host.by_other)
+            raise WorkerLost("its process has ended", by_other=self.host.by_other)
         reply = asyncio.ensure_future(self.replies.get())
         await asyncio.wait({reply, self.task}, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done() and (error := self.task.exception()):

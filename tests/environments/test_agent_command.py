@@ -1,6 +1,6 @@
 """A program as an agent: its reward, its failure and its end.
 
-Covers lrl/system/reaper.py.
+Covers lrl/system/processes.py.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_what_a_program_has_started_ends_with_its_episode(way: str) -> None:
 def test_what_a_program_has_started_ends_with_a_killed_worker() -> None:
     command = [sys.executable, "-c", leaves("a daemon", "time.sleep(600)")]
     script = (
-        "import asyncio\nfrom lrl.environments.agent_command import run_command\n"
+        "import asyncio\nfrom lrl.environments.agent import run_command\n"
         "from lrl.environments.agent_server import AgentAddress\n"
         f"asyncio.run(run_command({command!r}, AgentAddress('x', 'y'), {{}}))"
     )

@@ -16,21 +16,19 @@ USER = {"role": "user", "content": "go"}
     ("body", "said"),
     [
         ([], "the body is no chat"),
-        ({}, "give `messages`, a list"),
-        ({"messages": "go"}, "give `messages`, a list"),
+        ({}, "the body is no chat"),
+        ({"messages": "go"}, "the body is no chat"),
         ({"messages": []}, "`messages` is empty"),
-        ({"messages": ["go"]}, "messages[0] has no `role`"),
-        ({"messages": [{"content": "go"}]}, "messages[0] has no `role`"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages[0] has a part of type 'int'"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0] has a part of type 'image_url', and the policy reads text",
-        ),
-        ({"messages": [USER | {"tool_calls": 3}]}, "messages[0].tool_calls is no list"),
-        ({"messages": [USER | {"tool_calls": [{}]}]}, "without a function's `name`"),
-        ({"messages": [USER], "tools": 3}, "`tools` is no list"),
-        ({"messages": [USER], "tools": [{}]}, "tools[0] is no function with a `name`"),
-        ({"messages": [USER], "tools": ["add"]}, "tools[0] is no function with a `name`"),
+        ({"messages": ["go"]}, "the body is no chat"),
+        ({"messages": [{"content": "go"}]}, "the body is no chat"),
+        ({"messages": [{"role": "user", "content": 3}]}, "the body is no chat"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text"),
+        ({"messages": [USER | {"tool_calls": 3}]}, "the body is no chat"),
+        ({"messages": [USER | {"tool_calls": [{}]}]}, "the body is no chat"),
+        ({"messages": [USER], "tools": 3}, "the body is no chat"),
+        ({"messages": [USER], "tools": [{}]}, "the body is no chat"),
+        ({"messages": [USER], "tools": [{"function": {"name": 3}}]}, "the body is no chat"),
+        ({"messages": [USER], "tools": ["add"]}, "the body is no chat"),
         *(
             ({"messages": [USER], name: value}, f"`{name}` is")
             for name, value in {

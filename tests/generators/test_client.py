@@ -201,17 +201,12 @@ def test_a_flush_waits_until_every_stream_that_it_names_has_its_mark() -> None:
 
 
 def test_a_request_that_leaves_ends_at_a_flush_whether_or_not_a_response_ends_behind_it() -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(frame(0, [5, 6]) + line({"flushed": 1}))
-        await response.write(
-            frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)])
-        )
-        return response
-
+    frames = [
+        frame(0, [5, 6]) + line({"flushed": 1}),
+        frame(0, [7], "stop", [("4", 0, 3)]) + frame(1, [8], "stop", [("4", 0, 1)]),
+    ]
     rollouts = [Rollout(), Rollout()]
-    at_server(handler, lambda client: write(client, *rollouts, leaves=lambda: True))
+    at_server(stream_handler(frames), lambda client: write(client, *rollouts, leaves=lambda: True))
     assert [rollout.token_ids for rollout in rollouts] == [[5, 6], []]
     assert not any(rollout.finished for rollout in rollouts), (
         "the longer of two would be drawn again more often"
@@ -268,42 +263,6 @@ async def never(request: web.Request) -> web.Response:
     return web.Response()
 
 
-def test_a_deadline_names_the_generator_the_route_and_the_seconds() -> None:
-    with pytest.raises(
-        GeneratorTimeout, match=f"generator 7: {WRITE} did not answer within 0.05 s"
-    ):
-        at_server(never, lambda client: write(client, Rollout(), deadline_s=0.05))
-
-
-def test_a_rejection_is_a_separate_error_that_quotes_the_server() -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        return web.Response(status=403, text="scale-out is off")
-
-    with pytest.raises(RequestRejected, match="generator 7: /pause answered 403: scale-out is off"):
-        at_server(refuse, lambda client: client.post("/pause", deadline_s=60.0))
-
-
-def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
-    async def scene() -> None:
-        client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7", "secret")
-        try:
-            await client.post("/resume", deadline_s=60.0)
-        finally:
-            await client.close()
-
-    with pytest.raises(GeneratorError, match="generator 7: /resume failed"):
-        asyncio.run(scene())
-
-
-def test_a_server_error_is_no_rejection() -> None:
-    async def ill(request: web.Request) -> web.Response:
-        return web.Response(status=500, text="EngineCore encountered an issue")
-
-    with pytest.raises(GeneratorError, match="answered 500: EngineCore") as caught:
-        at_server(ill, lambda client: client.heartbeat(60.0))
-    assert not isinstance(caught.value, RequestRejected)
-
-
 @pytest.mark.parametrize("posted", ["before", "never before"])
 def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure(
     posted: str,
@@ -324,26 +283,62 @@ def test_a_request_after_the_end_or_in_the_midst_of_it_is_the_generators_failure
     at_server(json_handler({"fine": 1}), close_and_post)
 
 
-@pytest.mark.parametrize(
-    "response",
-    [{}, {"prompt_logprobs": None}, {"prompt_logprobs": [None, {"9": {"logprob": -1.0}}]}, []],
-)
-def test_a_probe_without_its_logprobs_is_the_generators_failure(response: Any) -> None:
-    with pytest.raises(
-        GeneratorError, match=f"generator 7: {GENERATE} answered without the prompt's log-probs"
-    ):
-        at_server(
-            json_handler(response),
-            lambda client: client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0),
-        )
-
-
-def test_a_response_that_is_no_json_is_the_generators_failure() -> None:
+def answers(status: int, text: str) -> Any:
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(text="{", content_type="application/json")
+        return web.Response(status=status, text=text, content_type="application/json")
 
-    with pytest.raises(GeneratorError, match="generator 7: /pause answered no JSON"):
-        at_server(handler, lambda client: client.post("/pause", deadline_s=60.0))
+    return handler
+
+
+def post(client: GeneratorClient) -> Any:
+    return client.post("/pause", deadline_s=60.0)
+
+
+def probe(client: GeneratorClient) -> Any:
+    return client.prompt_logprobs([1, 2], salt="probe-1", deadline_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("handler", "call", "kind", "words"),
+    [
+        (
+            never,
+            lambda client: write(client, Rollout(), deadline_s=0.05),
+            GeneratorTimeout,
+            f"{WRITE} did not answer within 0.05 s",
+        ),
+        (answers(403, "off"), post, RequestRejected, "/pause answered 403: off"),
+        (answers(500, "ill"), post, GeneratorError, "/pause answered 500: ill"),
+        (answers(200, "{"), post, GeneratorError, "/pause answered no JSON"),
+        *(
+            (answers(200, text), probe, GeneratorError, f"{GENERATE} answered without the prompt")
+            for text in (
+                "{}",
+                '{"prompt_logprobs": null}',
+                '{"prompt_logprobs": [null, {"9": {"logprob": -1.0}}]}',
+                "[]",
+            )
+        ),
+    ],
+)
+def test_a_failed_call_is_the_generators_and_names_it_with_the_route(
+    handler: Any, call: Any, kind: type[GeneratorError], words: str
+) -> None:
+    with pytest.raises(GeneratorError, match=f"generator 7: {words}") as caught:
+        at_server(handler, call)
+    assert type(caught.value) is kind
+
+
+def test_a_server_that_is_gone_is_an_error_that_names_the_route() -> None:
+    async def scene() -> None:
+        client = GeneratorClient(f"http://127.0.0.1:{unused_port()}", "generator 7", "secret")
+        try:
+            await client.post("/resume", deadline_s=60.0)
+        finally:
+            await client.close()
+
+    with pytest.raises(GeneratorError, match="generator 7: /resume failed"):
+        asyncio.run(scene())
 
 
 def test_another_run_on_the_same_server_shares_no_keys_and_values_with_this_one() -> None:

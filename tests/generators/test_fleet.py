@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -14,56 +13,11 @@ from lrl.errors import NoGenerators, ServerError
 from lrl.generators.client import GeneratorClient
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import State
-from lrl.generators.settings import ServerSettings
 from lrl.system import job_supervisor
 from lrl.system.job_supervisor import JobState
+from tests.generators.model_fleet import ModelServer
 from tests.leftovers import wait_for
 from tests.scripted_run import let_requests_succeed
-
-
-class ModelServer:
-    """A process that starts at once and counts its starts."""
-
-    token = "secret"
-    trust = None
-    url = "http://127.0.0.1:1"
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.name = f"generator {number}"
-        self.log_path = f"generator-{number}.log"
-        self.settings = ServerSettings()
-        self.alive = False
-        self.starts: list[float] = []
-        self.failing = 0
-        self.looks = 0
-
-    def start(self) -> None:
-        self.starts.append(time.monotonic())
-        self.alive = True
-
-    def processes(self) -> list[Any]:
-        self.looks += 1
-        return []
-
-    def ready(self) -> bool:
-        if self.failing:
-            self.failing -= 1
-            self.alive = False
-            raise ServerError(f"Generator {self.number} ended with exit status 1.")
-        return True
-
-    def wait_ready(self, interrupted: Any = None) -> None:
-        self.ready()
-
-    def stop(self) -> None:
-        self.alive = False
-
-    def log_tail(self) -> str:
-        return "CUDA out of memory"
-
-    def error(self, event: str) -> ServerError:
-        return ServerError(f"{self.name.capitalize()} {event}:\nCUDA out of memory")
 
 
 @pytest.fixture

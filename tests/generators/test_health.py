@@ -18,7 +18,7 @@ from lrl.planning.clock import VirtualClock
 from lrl.routing.dispatch import Request
 from lrl.system import job_supervisor
 from lrl.types import Prompt, Rollout
-from tests.generators.test_pool import make_generator
+from tests.generators.model_fleet import make_generator
 
 LIMIT_S = 900.0
 START_S, SYNC_S, LOOK_S = 30.0, 2.0, 0.2

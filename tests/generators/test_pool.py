@@ -6,8 +6,7 @@ Covers lrl/generators/generator.py, lrl/routing/request_queue.py.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,131 +17,19 @@ from lrl.errors import GeneratorError, RequestRejected
 from lrl.generators.generator import Generator, State
 from lrl.generators.pool import GeneratorPool
 from lrl.planning.clock import Deadlock, run
-from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
-from lrl.routing.migration import Migration
+from lrl.routing.dispatch import GeneratorLoad, LeastLoaded, Request
 from lrl.types import Prompt, Rollout, Sampling
-
-TOKENS = 1_000
-
-
-class ModelClient:
-    """Writes the responses to a prompt in `prompt.token_ids[0]` seconds, a token a second, and
-    records what it did."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int, int, float]] = []
-        """(first token of the prompt, version, priority, deadline)"""
-        self.requests: list[tuple[int, int]] = []
-        """(responses, tokens they had)"""
-        self.posted: list[str] = []
-        self.writing = self.most = 0
-        self.frozen = False
-        self.last_token_at = 0.0
-        self.error: GeneratorError | None = None
-
-    async def write(
-        self,
-        prompt_ids: list[int],
-        rollouts: Sequence[Rollout],
-        sampling: Sampling,
-        *,
-        version: Callable[[], int],
-        priority: int,
-        deadline_s: float,
-        ended: Callable[[], None],
-        leaves: Callable[[], bool],
-    ) -> None:
-        self.asked.append((prompt_ids[0], version(), priority, deadline_s))
-        self.requests.append((len(rollouts), len(rollouts[0].token_ids)))
-        self.writing += len(rollouts)
-        self.most = max(self.most, self.writing)
-        try:
-            for _ in range(prompt_ids[0] - len(rollouts[0].token_ids)):
-                await asyncio.sleep(1)
-                while self.frozen:
-                    await asyncio.sleep(1)
-                if self.error is not None:
-                    raise self.error
-                for rollout in rollouts:
-                    rollout.token_ids.append(len(rollout.token_ids))
-                    rollout.logprobs.append(-1.0)
-                    rollout.versions.append(version())
-        finally:
-            self.writing -= len(rollouts)
-        for rollout in rollouts:
-            rollout.finish_reason = "stop"
-            ended()
-
-    async def flush(self, deadline_s: float) -> None:
-        if self.error is not None:
-            raise self.error
-        self.posted.append("flush")
-
-    async def post(self, route: str, body: Any = None, *, deadline_s: float) -> None:
-        self.posted.append(route)
-        await asyncio.sleep(0.1)
-
-
-class Known:
-    """Expects what the model client writes."""
-
-    def expected(self, prompt: Prompt, written: float = 0.0) -> float:
-        return prompt.token_ids[0]
-
-    def quantile(self, share: float) -> float:
-        return 100 * share
-
-
-def make_pool(
-    *capacities: int, dispatch: DispatchPolicy | None = None, migration: Migration | None = None
-) -> tuple[GeneratorPool, list[ModelClient]]:
-    generators = [make_generator(number, capacity) for number, capacity in enumerate(capacities)]
-    for generator in generators:
-        generator.version = 0
-        generator.state = State.SERVING
-    pool = GeneratorPool(generators, dispatch, migration)
-    return pool, [generator.client for generator in generators]  # type: ignore[misc]
-
-
-def make_generator(number: int, capacity: int) -> Generator:
-    server: Any = SimpleNamespace(
-        url="",
-        name=f"generator {number}",
-        token="",
-        trust=None,
-        alive=False,
-        log_tail=lambda: "out of memory",
-    )
-    generator = Generator(server, capacity)
-    generator.client = ModelClient()  # type: ignore[assignment]
-    return generator
-
-
-async def ask(
-    pool: GeneratorPool, n: int = 2, seconds: int = 1, priority: int = 0
-) -> list[Rollout]:
-    rollouts = [Rollout() for _ in range(n)]
-    prompt = Prompt(id=0, token_ids=[seconds], text="")
-    await pool.generate(
-        prompt, rollouts, Sampling(n=n, max_tokens=TOKENS), priority=priority, deadline_s=9.0
-    )
-    assert all(
-        rollout.finished and rollout.token_ids == list(range(seconds)) for rollout in rollouts
-    )
-    return rollouts
-
-
-async def gather(questions: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    return list(await asyncio.gather(*questions))
-
-
-async def resync(pool: GeneratorPool, version: int) -> None:
-    """A sync in which nothing goes wrong."""
-    await gather([generator.pause() for generator in pool.generators])
-    await gather([generator.resume(version) for generator in pool.generators])
-    for generator in pool.generators:
-        generator.verify()
-    await pool.finish_sync({})
+from tests.generators.model_fleet import (
+    TOKENS,
+    Known,
+    Uneven,
+    ask,
+    gather,
+    make_generator,
+    make_pool,
+    on_a_virtual_clock,
+    resync,
+)
 
 
 def test_a_flush_goes_on_without_a_generator_that_does_not_answer_and_the_log_names_it(
@@ -174,20 +61,6 @@ def test_no_generator_writes_more_than_its_capacity(
     assert sum(len(client.asked) for client in clients) == len(groups)
     assert all(generator.in_flight == 0 for generator in pool.generators)
     assert pool.capacity == sum(capacities)
-
-
-class Uneven(ModelClient):
-    """Responses to a prompt end one after another, a second apart."""
-
-    async def write(
-        self, prompt_ids: list[int], rollouts: Sequence[Rollout], *args: Any, **how: Any
-    ) -> None:
-        self.asked.append((prompt_ids[0], 0, how["priority"], asyncio.get_running_loop().time()))
-        self.asked_for = list(rollouts)
-        for rollout in rollouts:
-            await asyncio.sleep(1)
-            rollout.finish_reason = "stop"
-            how["ended"]()
 
 
 def test_the_slot_of_an_ended_response_is_free_before_the_longest_of_its_group_ends() -> None:
@@ -231,37 +104,32 @@ def test_an_error_of_a_dispatch_policy_is_raised_in_the_waiting_requests() -> No
         run(ask(pool))
 
 
-def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
+@on_a_virtual_clock
+async def test_outstanding_tokens_fall_as_they_are_written_and_leave_with_the_request() -> None:
     pool, _ = make_pool(8)
     (generator,) = pool.generators
     pool.requests.dispatch.lengths = Known()
-
-    async def scene() -> list[float]:
-        questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
-        outstanding = []
-        for _ in range(4):
-            await asyncio.sleep(2.2)
-            outstanding.append(generator.outstanding_tokens)
-        await asyncio.wait(questions)
-        return [*outstanding, generator.outstanding_tokens]
-
-    assert run(scene()) == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
+    questions = [asyncio.create_task(ask(pool, n, seconds)) for n, seconds in ((2, 5), (1, 30))]
+    outstanding = []
+    for _ in range(4):
+        await asyncio.sleep(2.2)
+        outstanding.append(generator.outstanding_tokens)
+    await asyncio.wait(questions)
+    found = [*outstanding, generator.outstanding_tokens]
+    assert found == [2 * 3 + 28, 2 * 1 + 26, 24, 22, 0]
 
 
-def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
+@on_a_virtual_clock
+async def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     pool, _ = make_pool(2, 2)
-
-    async def scene() -> dict[str, float]:
-        await resync(pool, 0)  # 0.1 s for each of its two calls
-        await pool.lap()
-        long = asyncio.create_task(ask(pool, seconds=10))
-        await ask(pool, seconds=4)
-        await resync(pool, 1)
-        await long
-        await asyncio.sleep(1.0)
-        return await pool.lap()
-
-    seconds = run(scene())
+    await resync(pool, 0)  # 0.1 s for each of its two calls
+    await pool.lap()
+    long = asyncio.create_task(ask(pool, seconds=10))
+    await ask(pool, seconds=4)
+    await resync(pool, 1)
+    await long
+    await asyncio.sleep(1.0)
+    seconds = await pool.lap()
     frozen = 0.2  # the model client writes on through a pause, and the first one's is not counted as writing
     assert seconds == pytest.approx(
         {"writing": 10 - frozen + 4, "paused": 2 * frozen, "starved": 1 + 7 - frozen}
@@ -269,7 +137,8 @@ def test_the_generators_time_is_divided_by_state_and_adds_up() -> None:
     assert sum(seconds.values()) == pytest.approx(2 * 11)
 
 
-def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
+@on_a_virtual_clock
+async def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when_there_are_none() -> (
     None
 ):
     class Holding(LeastLoaded):
@@ -280,45 +149,39 @@ def test_a_generator_is_idle_while_dispatch_holds_requests_back_and_starved_when
 
     rule = Holding()
     pool, _ = make_pool(2, 2, dispatch=rule)
-
-    async def scene() -> dict[str, float]:
-        await resync(pool, 0)
-        await pool.lap()
-        long = asyncio.create_task(ask(pool, seconds=10))
-        await asyncio.sleep(1.0)
-        rule.holds = True
-        held = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(3.0)
-        rule.holds = False
-        pool.requests.send_soon()
-        await held
-        await long
-        return await pool.lap()
-
-    assert run(scene()) == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
+    await resync(pool, 0)
+    await pool.lap()
+    long = asyncio.create_task(ask(pool, seconds=10))
+    await asyncio.sleep(1.0)
+    rule.holds = True
+    held = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(3.0)
+    rule.holds = False
+    pool.requests.send_soon()
+    await held
+    await long
+    assert await pool.lap() == pytest.approx({"writing": 10 + 4, "idle": 3, "starved": 1 + 2})
 
 
-def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
+@on_a_virtual_clock
+async def test_a_generator_that_serves_only_now_is_idle_too_while_requests_are_held_back() -> None:
     class Holding(LeastLoaded):
         def send(self, generators: Sequence[GeneratorLoad]) -> tuple[Request, int] | None:
             return None
 
     pool, _ = make_pool(2, dispatch=Holding())
-
-    async def scene() -> dict[str, float]:
-        pool.generators[0].state = State.DRAINING
-        held = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(1.0)
-        await resync(pool, 0)
-        await pool.lap()
-        await asyncio.sleep(3.0)
-        held.cancel()
-        return await pool.lap()
-
-    assert run(scene()) == pytest.approx({"idle": 3})
+    pool.generators[0].state = State.DRAINING
+    held = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(1.0)
+    await resync(pool, 0)
+    await pool.lap()
+    await asyncio.sleep(3.0)
+    held.cancel()
+    assert await pool.lap() == pytest.approx({"idle": 3})
 
 
-def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
+@on_a_virtual_clock
+async def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
     class ClosesBehindTheSecond(LeastLoaded):
         sent = 0
 
@@ -330,69 +193,56 @@ def test_a_request_chosen_in_the_turn_of_a_drain_waits() -> None:
             return chosen
 
     pool, (client,) = make_pool(2, dispatch=ClosesBehindTheSecond())
-
-    async def scene() -> None:
-        questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
-        await asyncio.sleep(1000)
-        assert len(client.asked) == 1
-        await resync(pool, 1)
-        await asyncio.wait(questions)
-
-    run(scene())
+    questions = [asyncio.create_task(ask(pool)) for _ in range(2)]
+    await asyncio.sleep(1000)
+    assert len(client.asked) == 1
+    await resync(pool, 1)
+    await asyncio.wait(questions)
     assert [version for _, version, _, _ in client.asked] == [0, 1]
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
+@on_a_virtual_clock
+async def test_a_cancelled_waiting_request_leaves_its_slots_to_others(turns: int) -> None:
     pool, (client,) = make_pool(2)
-
-    async def scene() -> None:
-        questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
-        await asyncio.sleep(0.5)
-        await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        questions[1].cancel()
-        await asyncio.wait(questions)
-
-    run(scene())
+    questions = [asyncio.create_task(ask(pool, priority=number)) for number in range(4)]
+    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # the first is about to end, and the second to be sent
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    questions[1].cancel()
+    await asyncio.wait(questions)
     assert {0, 2, 3} <= {priority for _, _, priority, _ in client.asked}
     assert pool.generators[0].in_flight == 0 and client.most == 2
 
 
-def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
+@on_a_virtual_clock
+async def test_no_request_is_sent_between_a_pause_and_the_proof_of_the_new_version() -> None:
     pool, clients = make_pool(4, 4)
-
-    async def scene() -> None:
-        await gather([generator.pause() for generator in pool.generators])
-        waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
-        await asyncio.sleep(1000)
-        await gather([generator.resume(5) for generator in pool.generators])
-        await asyncio.sleep(1000)
-        assert not clients[0].asked and not clients[1].asked
-        for generator in pool.generators:
-            generator.verify()
-        await pool.finish_sync({})
-        await asyncio.gather(*waiting)
-
-    run(scene())
+    await gather([generator.pause() for generator in pool.generators])
+    waiting = [asyncio.create_task(ask(pool)) for _ in range(3)]
+    await asyncio.sleep(1000)
+    await gather([generator.resume(5) for generator in pool.generators])
+    await asyncio.sleep(1000)
+    assert not clients[0].asked and not clients[1].asked
+    for generator in pool.generators:
+        generator.verify()
+    await pool.finish_sync({})
+    await asyncio.gather(*waiting)
     asked = clients[0].asked + clients[1].asked
     assert [version for _, version, _, _ in asked] == [5, 5, 5]
     assert clients[1].posted == ["/pause?mode=keep&clear_cache=true", "/resume"]
 
 
-def test_requests_are_held_before_the_generators_pause() -> None:
+@on_a_virtual_clock
+async def test_requests_are_held_before_the_generators_pause() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> None:
-        pausing = asyncio.create_task(pool.generators[0].pause())
-        await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
-        waiting = asyncio.create_task(ask(pool))
-        await pausing
-        assert not client.asked
-        waiting.cancel()
-
-    run(scene())
+    pausing = asyncio.create_task(pool.generators[0].pause())
+    await asyncio.sleep(0.05)  # the pause is on its way: what comes now would start behind it
+    waiting = asyncio.create_task(ask(pool))
+    await pausing
+    assert not client.asked
+    waiting.cancel()
 
 
 def test_priority_and_deadline_pass_through() -> None:
@@ -413,31 +263,25 @@ async def spare(pool: GeneratorPool) -> None:
     assert all(rollout.finished for rollout in rollouts)
 
 
-def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
+@on_a_virtual_clock
+async def test_an_evaluation_that_follows_a_sync_waits_for_its_end_although_the_generators_serve() -> (
     None
 ):
     pool, (client,) = make_pool(4)
-
-    async def scene() -> int:
-        await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
-        evaluation = asyncio.create_task(spare(pool))
-        await asyncio.sleep(10)
-        begun = len(client.asked)
-        await pool.finish_sync({})
-        await evaluation
-        return begun
-
-    assert run(scene()) == 0 and len(client.asked) == 1
+    await pool.admit_pending()  # a sync begins; while they fetch, generators go on serving
+    evaluation = asyncio.create_task(spare(pool))
+    await asyncio.sleep(10)
+    begun = len(client.asked)
+    await pool.finish_sync({})
+    await evaluation
+    assert begun == 0 and len(client.asked) == 1
 
 
-def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
+@on_a_virtual_clock
+async def test_spare_places_neither_wait_for_rollouts_nor_take_their_places() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> float:
-        await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
-        return asyncio.get_running_loop().time()
-
-    assert run(scene()) == 1.0
+    await gather([ask(pool), ask(pool), spare(pool), spare(pool)])
+    assert asyncio.get_running_loop().time() == 1.0
     assert client.most == 8
 
 
@@ -471,10 +315,7 @@ def test_a_failed_generator_is_left_out_and_another_continues_after_every_token(
     with caplog.at_level(logging.WARNING):
         run(scene())
     # Behind the four tokens they had, each with a prompt of its own.
-    assert second.requests == [
-        (1, 4),
-        (1, 4),
-    ]
+    assert second.requests == [(1, 4), (1, 4)]
     assert lost == [failing] and failing.in_flight == 0 and pool.reissued == 2
     assert len(pool.generators) == 1 and failing not in pool.generators
     assert (
@@ -494,72 +335,60 @@ def test_a_request_that_no_generator_accepts_is_an_error_and_evicts_none() -> No
     assert pool.generators[0].in_flight == 0 and pool.generators[0].serving
 
 
-def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
+@on_a_virtual_clock
+async def test_without_a_generator_requests_wait_for_a_replacement_and_its_first_sync() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(pool, seconds=6))
-        await asyncio.sleep(3.5)
-        pool.evict(pool.generators[0], "it died")
-        await asyncio.sleep(1000)
-        pool.pending.append(make_generator(1, 4))
-        await asyncio.sleep(1000)
-        assert not pool.generators
-        await pool.admit_pending()
-        await resync(pool, 7)
-        return await asking
-
-    for rollout in run(scene()):
+    asking = asyncio.create_task(ask(pool, seconds=6))
+    await asyncio.sleep(3.5)
+    pool.evict(pool.generators[0], "it died")
+    await asyncio.sleep(1000)
+    pool.pending.append(make_generator(1, 4))
+    await asyncio.sleep(1000)
+    assert not pool.generators
+    await pool.admit_pending()
+    await resync(pool, 7)
+    for rollout in await asking:
         assert rollout.versions == [0, 0, 0, 7, 7, 7]
 
 
-def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
+@on_a_virtual_clock
+async def test_a_replacement_that_fails_before_its_first_sync_does_not_join() -> None:
     pool, _ = make_pool(4)
     newcomer, lost = make_generator(1, 4), list[Generator]()
     pool.on_evicted = lost.append
     pool.pending.append(newcomer)
-
-    async def scene() -> None:
-        pool.evict(newcomer, "its process has ended")
-        await pool.admit_pending()
-
-    run(scene())
+    pool.evict(newcomer, "its process has ended")
+    await pool.admit_pending()
     assert lost == [newcomer] and len(pool.generators) == 1
 
 
-def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
+@on_a_virtual_clock
+async def test_an_evicted_frozen_generators_responses_go_to_another() -> None:
     pool, (first, second) = make_pool(4, 4)
-
-    async def scene() -> None:
-        asking = asyncio.create_task(ask(pool, seconds=5))
-        await asyncio.sleep(2.5)
-        first.frozen = True
-        await asyncio.sleep(100)
-        pool.evict(pool.generators[0], "no heartbeat")
-        await asking
-
-    run(scene())
+    asking = asyncio.create_task(ask(pool, seconds=5))
+    await asyncio.sleep(2.5)
+    first.frozen = True
+    await asyncio.sleep(100)
+    pool.evict(pool.generators[0], "no heartbeat")
+    await asking
     assert second.requests == [(1, 2), (1, 2)]
 
 
-def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
+@on_a_virtual_clock
+async def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> None:
     pool, (first, second) = make_pool(4, 4)
     liar = pool.generators[0]
-
-    async def scene() -> list[Rollout]:
-        short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
-        await asyncio.sleep(2.5)
-        pool.generators[1].state = State.DRAINING  # both are at the liar's
-        await liar.pause()
-        await liar.resume(1)
-        await asyncio.sleep(3)
-        assert not short.done()  # its responses are written, but by weights that nobody has proved
-        pool.generators[1].state = State.SERVING
-        await pool.finish_sync({liar: "it does not compute what the policy computes"})
-        return [*await short, *await long]
-
     pool.generators[1].state = State.DRAINING
-    for rollout in run(scene()):
+    short, long = (asyncio.create_task(ask(pool, seconds=seconds)) for seconds in (4, 9))
+    await asyncio.sleep(2.5)
+    pool.generators[1].state = State.DRAINING  # both are at the liar's
+    await liar.pause()
+    await liar.resume(1)
+    await asyncio.sleep(3)
+    assert not short.done()  # its responses are written, but by weights that nobody has proved
+    pool.generators[1].state = State.SERVING
+    await pool.finish_sync({liar: "it does not compute what the policy computes"})
+    for rollout in [*await short, *await long]:
         assert 1 not in rollout.versions
     assert [had for _, had in second.requests] == [2] * 4
 
@@ -567,7 +396,8 @@ def test_tokens_written_between_a_resume_and_a_failed_probe_are_dropped() -> Non
 @pytest.mark.parametrize(
     "event", ["its probe fails", "its process dies", "it leaves", "the run ends"]
 )
-def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
+@on_a_virtual_clock
+async def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: str) -> None:
     pool, _ = make_pool(4, 4)
     pool.has_served = True
     first, second = pool.generators
@@ -579,86 +409,76 @@ def test_a_finished_rollout_stays_finished_whatever_evicts_its_generator(event: 
     async def fail(generator: Generator) -> None:
         raise GeneratorError("it does not compute what the policy computes")
 
-    async def scene() -> None:
-        second.state = State.DRAINING
-        prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
-        asking = asyncio.create_task(
-            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-        )
-        await asyncio.sleep(1.5)
-        assert [rollout.finished for rollout in rollouts] == [True, False, False]
-        await first.pause()
-        await first.resume(1)
-        await asyncio.sleep(0.5)
-        assert [rollout.finished for rollout in rollouts] == [True, True, False]
-        match event:
-            case "its probe fails":
-                await pool.verify([first], fail)
-            case "its process dies":
-                pool.evict(first, event)
-            case "it leaves":
-                pool.remove(first, event)
-            case "the run ends":
-                await pool.drop_unverified(event)
-        assert [rollout.finished for rollout in rollouts] == [True, False, False]
-        second.state = State.SERVING
-        pool.requests.send_soon()
-        await asking
-
-    run(scene())
+    second.state = State.DRAINING
+    prompt, sampling = Prompt(id=0, token_ids=[9], text=""), Sampling(n=3, max_tokens=TOKENS)
+    asking = asyncio.create_task(
+        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+    )
+    await asyncio.sleep(1.5)
+    assert [rollout.finished for rollout in rollouts] == [True, False, False]
+    await first.pause()
+    await first.resume(1)
+    await asyncio.sleep(0.5)
+    assert [rollout.finished for rollout in rollouts] == [True, True, False]
+    match event:
+        case "its probe fails":
+            await pool.verify([first], fail)
+        case "its process dies":
+            pool.evict(first, event)
+        case "it leaves":
+            pool.remove(first, event)
+        case "the run ends":
+            await pool.drop_unverified(event)
+    assert [rollout.finished for rollout in rollouts] == [True, False, False]
+    second.state = State.SERVING
+    pool.requests.send_soon()
+    await asking
     assert all(rollout.finished for rollout in rollouts)
     assert second.client.asked_for == rollouts[1:]  # type: ignore[attr-defined]
 
 
-def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> None:
+@on_a_virtual_clock
+async def test_a_run_that_ends_within_a_sync_keeps_no_unverified_token_and_gets_none_later() -> (
+    None
+):
     pool, (client,) = make_pool(4)
     rollouts = [Rollout(), Rollout()]
-
-    async def scene() -> None:
-        prompt = Prompt(id=0, token_ids=[9], text="")
-        sampling = Sampling(n=2, max_tokens=TOKENS)
-        asking = asyncio.create_task(
-            pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
-        )
-        await asyncio.sleep(2.5)
-        await pool.generators[0].pause()
-        await pool.generators[0].resume(1)
-        await asyncio.sleep(3)
-        await pool.drop_unverified("The run ended within a sync.")
-        await asyncio.sleep(3)
-        asking.cancel()
-
-    run(scene())
+    prompt = Prompt(id=0, token_ids=[9], text="")
+    sampling = Sampling(n=2, max_tokens=TOKENS)
+    asking = asyncio.create_task(
+        pool.generate(prompt, rollouts, sampling, priority=0, deadline_s=9.0)
+    )
+    await asyncio.sleep(2.5)
+    await pool.generators[0].pause()
+    await pool.generators[0].resume(1)
+    await asyncio.sleep(3)
+    await pool.drop_unverified("The run ended within a sync.")
+    await asyncio.sleep(3)
+    asking.cancel()
     assert [rollout.versions for rollout in rollouts] == [[0, 0]] * 2 and client.writing == 0
     assert all(rollout.token_ids == [0, 1] and not rollout.finished for rollout in rollouts)
 
 
-def test_tokens_written_before_a_passed_probe_count() -> None:
+@on_a_virtual_clock
+async def test_tokens_written_before_a_passed_probe_count() -> None:
     pool, (client,) = make_pool(4)
-
-    async def scene() -> list[Rollout]:
-        asking = asyncio.create_task(ask(pool, seconds=4))
-        await asyncio.sleep(2.5)
-        await pool.generators[0].pause()
-        await pool.generators[0].resume(1)
-        await asyncio.sleep(10)
-        assert not asking.done()
-        pool.generators[0].verify()
-        return await asking
-
-    for rollout in run(scene()):
+    asking = asyncio.create_task(ask(pool, seconds=4))
+    await asyncio.sleep(2.5)
+    await pool.generators[0].pause()
+    await pool.generators[0].resume(1)
+    await asyncio.sleep(10)
+    assert not asking.done()
+    pool.generators[0].verify()
+    for rollout in await asking:
         assert rollout.versions[0] == 0 and rollout.versions[-1] == 1
     assert len(client.requests) == 1
 
 
-def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
+@on_a_virtual_clock
+async def test_a_cancelled_request_frees_its_slots_and_ends_its_responses() -> None:
     pool, (client,) = make_pool(2)
-
-    async def scene() -> None:
-        first = asyncio.create_task(ask(pool, seconds=10**6))
-        await asyncio.sleep(1)
-        first.cancel()
-        await ask(pool)
-
-    run(scene())
+    first = asyncio.create_task(ask(pool, seconds=10**6))
+    await asyncio.sleep(1)
+    first.cancel()
+    await ask(pool)
     assert len(client.asked) == 2 and client.writing == 0

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from lrl.errors import ServerError
 from lrl.generators import supervisor
@@ -49,37 +48,6 @@ server.start()
 print(server._supervisor.pid, flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers with random weights, and a tokenizer of 32 words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("model")
-    words = Tokenizer(
-        models.WordLevel(
-            {"<pad>": 0, "</s>": 1} | {f"w{i}": i for i in range(2, 32)}, unk_token="<pad>"
-        )
-    )
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>"
-    ).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
@@ -133,10 +101,10 @@ def inodes(folder: Path) -> set[int]:
 
 
 def test_a_trainer_killed_while_its_generator_starts_leaves_nothing(
-    model: Path, tmp_path: Path, seen: Seen
+    policy_folder: Path, tmp_path: Path, seen: Seen
 ) -> None:
     """The kill comes as soon as the engine's own process exists."""
-    words = [str(model), str(tmp_path), json.dumps(SETTINGS)]
+    words = [str(policy_folder), str(tmp_path), json.dumps(SETTINGS)]
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, *words], stdout=subprocess.PIPE, text=True
     )
@@ -163,8 +131,8 @@ def failure(model: Path, folder: Path, **settings: Any) -> str:
     return str(caught.value)
 
 
-def test_a_failing_generators_error_quotes_the_cause(model: Path, tmp_path: Path) -> None:
-    message = failure(model, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
+def test_a_failing_generators_error_quotes_the_cause(policy_folder: Path, tmp_path: Path) -> None:
+    message = failure(policy_folder, tmp_path, max_model_len=64, kv_cache_gib=1e-6, threads=1)
     assert (
         "memory for the cache blocks" in message.splitlines()[1]
         and "root cause above" not in message

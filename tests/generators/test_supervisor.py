@@ -12,7 +12,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -48,7 +47,7 @@ time.sleep(600)
 
 OWNER = """
 import os, subprocess, sys, time
-supervisor = subprocess.Popen([sys.argv[1], *sys.argv[3:5], str(os.getpid()), *sys.argv[5:]], stdin=subprocess.PIPE)
+supervisor = subprocess.Popen([sys.argv[1], sys.argv[3], str(os.getpid()), *sys.argv[4:]], stdin=subprocess.PIPE)
 if sys.argv[2] == "forks" and (copy := os.fork()) > 0:
     print(copy, flush=True)
 time.sleep(600)
@@ -56,50 +55,27 @@ time.sleep(600)
 """A trainer that starts a supervisor; when it forks, a second process holds the pipe too."""
 
 
-@dataclass
 class Run:
     """A run in a test: its names, and the files that must not outlive it."""
 
-    folder: Path
-    id: str
-
-    @property
-    def shared(self) -> Path:
-        """The path of vLLM's file in /dev/shm."""
-        return supervisor.SHM / f"psm_{self.id}"
-
-    @property
-    def weights(self) -> Path:
-        """The path of the run's own folder in /dev/shm."""
-        return supervisor.SHM / f"lrl-{self.id}-0-weights"
-
-    @property
-    def own(self) -> str:
-        """How the names of the generator's own files begin."""
-        return f"lrl-{self.id}-generator-0-"
-
-    @property
-    def scratch(self) -> Path:
-        """The folder for temporary files."""
-        return self.folder / "scratch"
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.prefix = f"lrl-{uuid.uuid4().hex[:8]}-"
+        self.own = f"{self.prefix}generator-0-"
+        self.scratch = folder / "scratch"
+        self.shared = supervisor.SHM / f"psm_{self.prefix}"  # vLLM's file
+        self.weights = supervisor.SHM / f"{self.prefix}0-weights"
+        self.fetched = supervisor.SHM / f"{self.own}weights"
+        self.others = supervisor.SHM / f"{self.prefix}generator-01-weights"
+        for made in (self.weights, self.fetched, self.others, self.scratch):
+            made.mkdir(mode=0o700)
+            (made / "weights.safetensors").write_bytes(b"weights")
 
     def command(self, owner: int, *program: str) -> list[str]:
         """Returns the supervisor's command line."""
         program = program or (sys.executable, "-c", TREE, str(self.folder), str(self.shared))
-        return [
-            sys.executable,
-            supervisor.__file__,
-            "--owner",
-            str(owner),
-            "--prefix",
-            f"lrl-{self.id}-",
-            "--own",
-            self.own,
-            "--scratch",
-            str(self.scratch),
-            "--",
-            *program,
-        ]
+        names = (str(owner), self.prefix, self.own, str(self.scratch))
+        return [sys.executable, supervisor.__file__, *names, *program]
 
     def start(self, *program: str) -> subprocess.Popen[bytes]:
         """Starts a supervisor owned by this test."""
@@ -118,13 +94,11 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path, uuid.uuid4().hex[:8])
-    run.weights.mkdir(mode=0o700)
-    (run.weights / "weights.safetensors").write_bytes(b"weights")
-    run.scratch.mkdir()
+    run = Run(tmp_path)
     yield run
     run.shared.unlink(missing_ok=True)
-    shutil.rmtree(run.weights, ignore_errors=True)
+    for folder in (run.weights, run.fetched, run.others):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def gone(process: psutil.Process) -> bool:
@@ -143,6 +117,7 @@ def assert_nothing_is_left(run: Run, tree: Sequence[psutil.Process]) -> None:
     wait_for(lambda: all(map(gone, tree)), what="the end of the tree")
     wait_for(lambda: not run.shared.exists(), what="the removal of the tree's shared memory")
     wait_for(lambda: not run.scratch.exists(), what="the removal of the temporary folder")
+    wait_for(lambda: not run.fetched.exists(), what="the removal of the generator's own files")
 
 
 def ask_to_stop(process: subprocess.Popen[bytes]) -> None:
@@ -164,7 +139,7 @@ def test_no_process_of_the_tree_and_no_file_but_the_runs_own_is_left(end: str, r
         root.kill()
     process.wait(60)
     assert_nothing_is_left(run, (root, orphan))
-    assert run.weights.exists(), "the trainer lives and may still need its files"
+    assert run.weights.exists() and run.others.exists(), "the trainer lives and may need its files"
 
 
 @pytest.mark.parametrize("habit", ["plain", "forks"])
@@ -198,15 +173,13 @@ def test_the_root_ends_when_the_supervisor_is_killed(run: Run) -> None:
 def test_nothing_of_the_tree_is_left_by_a_killed_supervisor_whose_remains_are_cleared(
     run: Run,
 ) -> None:
-    process, own = run.start(), supervisor.SHM / f"{run.own}weights"
+    process = run.start()
     tree = run.tree()
-    own.mkdir()
-    (own / "w").write_bytes(b"fetched")
     process.kill()
     process.wait()
     supervisor.clear(str(run.scratch), run.own)
-    assert all(map(gone, tree)) and not run.scratch.exists() and not own.exists()
-    assert run.weights.exists(), "the trainer lives and may still need its files"
+    assert_nothing_is_left(run, tree)
+    assert run.weights.exists() and run.others.exists(), "the trainer lives and may need its files"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
@@ -254,19 +227,6 @@ def test_the_supervisor_ignores_ctrl_c_and_a_closed_terminal(run: Run) -> None:
 )
 def test_the_exit_status_is_the_childs(program: str, status: int, run: Run) -> None:
     assert run.start(sys.executable, "-c", program).wait(60) == status
-
-
-def test_what_only_its_generator_uses_is_removed_although_the_run_continues(run: Run) -> None:
-    process, own = run.start(), supervisor.SHM / f"lrl-{run.id}-generator-0-weights"
-    run.tree()
-    other = supervisor.SHM / f"lrl-{run.id}-generator-01-weights"
-    own.touch(), other.touch()
-    try:
-        ask_to_stop(process)
-        process.wait(60)
-        assert run.weights.exists() and other.exists() and not own.exists()
-    finally:
-        own.unlink(missing_ok=True), other.unlink()
 
 
 def test_shared_memory_that_others_still_use_stays(run: Run) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lrl.environments import ToolCall
 from lrl.errors import EpisodeError, GeneratorError, GeneratorTimeout, RequestRejected
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.tool_calls import ROUTE, ToolCallParser, known_parsers
+from lrl.generators.tool_calls import ROUTE, ToolCallParser
 from tests.rollouts.modelled_generators import make_generator
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
@@ -83,10 +83,6 @@ def test_a_turn_that_is_not_parsed_fails_the_episode_and_evicts_nobody(
     with pytest.raises(EpisodeError, match="environment_error: ") as failed:
         find(pool, [7])
     assert named in str(failed.value) and len(pool.generators) == 2
-
-
-def test_the_names_of_the_parsers_are_vllms() -> None:
-    assert {"hermes", "llama3_json", "mistral", "qwen3_coder"} <= set(known_parsers())
 
 
 def test_a_parser_that_is_not_of_the_policys_family_is_warned_of(

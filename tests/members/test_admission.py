@@ -24,8 +24,7 @@ from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.planning.clock import run
 from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
-from tests.generators.test_fleet import ModelServer
-from tests.generators.test_pool import ModelClient, ask, resync
+from tests.generators.model_fleet import ModelClient, ModelServer, ask, resync
 from tests.leftovers import wait_for
 from tests.members.served_run import spec_of
 from tests.scripted_run import let_requests_succeed

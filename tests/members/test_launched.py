@@ -83,7 +83,7 @@ class Scene:
         self.launched = LaunchedMembers(
             launcher, kind, server.registry, server.elsewhere, server.token, folder
         )
-        self.members = RunMembers(None, {}, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
+        self.members = RunMembers(None, None, {kind: launcher}, ServerSettings(), folder)  # type: ignore[arg-type]
         self.members.server, self.members.launched[kind] = server, self.launched
 
     def poll(self, times: int = 1) -> None:
@@ -157,8 +157,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
 
     for kind, option, of_places in (
         (Kind.GENERATOR, "--devices", ["0,1", "2,3"]),
-        (Kind.SCORER, "--workers", ["3", "3"]),
-        (Kind.ENVIRONMENT, "--workers", ["3", "3"]),
+        (Kind.WORKER, "--workers", ["3", "3"]),
     ):
         launcher = OfDevices(2)
         Scene(launcher, kind, server, tmp_path).poll()
@@ -322,7 +321,7 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
     assert lrl.AsyncSingleDevice(generator_devices=0, launcher=Given(1)).token == TOKEN
 
 
-def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
+def test_a_run_that_does_not_train_has_no_responses_scored_elsewhere(tmp_path: Path) -> None:
     data = SimpleNamespace(
         reward_pool=RewardPool([lrl.rewards.GSM8K()]),
         reward_launcher=ModelLauncher(1),
@@ -341,13 +340,13 @@ def test_a_run_that_does_not_train_takes_no_scorers(tmp_path: Path) -> None:
             trains=trains,
         )
         members = make_members(run, None)  # type: ignore[arg-type]
-        assert (Kind.SCORER in members.pools) == (Kind.SCORER in members.launchers) == trains
+        assert (members.workers is not None) == (Kind.WORKER in members.launchers) == trains
 
 
-def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
+def test_a_run_starts_its_workers_has_them_score_and_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The generator is a small program, srun a stand-in; the scorer is a real one."""
+    """The generator is a small program, srun a stand-in; the worker is a real one."""
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
     (tmp_path / "srun").write_text(SRUN)
@@ -377,14 +376,14 @@ def test_a_run_starts_its_scorers_has_them_score_and_ends_them(
     run = strategy.run_with(data)
     try:
         run.start()
-        (scorer,) = pool.remote.ready
+        (member,) = pool.workers.members.ready
         asyncio.run(pool.score(prompt, rollouts))
     finally:
         run.end()
     assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] and pool.scored_by == {
-        scorer.name: 2
+        member.name: 2
     }
-    said = (tmp_path / "srun-scorer-0.log").read_text()
-    assert "srun --job-name=lrl-scorer-0" in said and said.endswith(
-        "scorer 0: the run has ended, and so does it.\n"
+    said = (tmp_path / "srun-worker-0.log").read_text()
+    assert "srun --job-name=lrl-worker-0" in said and said.endswith(
+        "worker 0: the run has ended, and so does it.\n"
     )

@@ -107,13 +107,13 @@ def test_the_runs_word_about_a_member_reaches_its_process(
 def test_what_is_said_of_one_kind_is_not_said_of_the_other(server: RegistryServer) -> None:
     registry = server.registry
     assert registry.claim(Kind.GENERATOR) == 1 and [
-        registry.claim(Kind.SCORER) for _ in range(2)
+        registry.claim(Kind.WORKER) for _ in range(2)
     ] == [0, 1]
-    registry.set_status(Kind.SCORER, 1, Status.LOST)
+    registry.set_status(Kind.WORKER, 1, Status.LOST)
     registry.ask_to_leave(Kind.GENERATOR, 1)
     assert (
         registry.view(Kind.GENERATOR, 1).status is Status.STARTING
-        and registry.leaving(Kind.SCORER) == []
+        and registry.leaving(Kind.WORKER) == []
     )
 
 
@@ -175,12 +175,12 @@ def test_the_runs_own_generators_may_be_asked_to_leave_and_have_not_joined(
     assert server.registry.leaving(Kind.GENERATOR) == [0] and client.joined(Kind.GENERATOR) == []
 
 
-def test_a_run_that_trains_nothing_takes_no_scorers() -> None:
+def test_a_run_without_work_for_them_takes_no_workers() -> None:
     with served(spec_of()) as server:
         client = client_of(server)
         for request in (client.terms, client.claim):
-            with pytest.raises(NotRunning, match="409.*the run takes no scorers"):
-                request(Kind.SCORER)
+            with pytest.raises(NotRunning, match="409.*the run takes no workers"):
+                request(Kind.WORKER)
         assert client.claim(Kind.GENERATOR) == 1
 
 
@@ -223,11 +223,11 @@ ROUTES = [
 def test_without_the_token_no_route_answers(
     server: RegistryServer, method: str, route: str
 ) -> None:
-    body = json.dumps({"kind": "scorer"}).encode()
+    body = json.dumps({"kind": "worker"}).encode()
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}):
         status, answer = call(server.location().url, method, route, headers, body)
         assert status == 401 and TOKEN not in str(answer)
-    assert server.registry.claim(Kind.SCORER) == 0, "nothing has changed"
+    assert server.registry.claim(Kind.WORKER) == 0, "nothing has changed"
 
 
 def test_all_routes_are_among_those_that_are_tried(server: RegistryServer) -> None:

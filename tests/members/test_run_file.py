@@ -1,7 +1,7 @@
 """The trust between a run and a process that joins: whose file it is, whose process, and who has
 the token.
 
-Covers lrl/checkpoints/owner_only_files.py, lrl/system/process_identity.py.
+Covers lrl/checkpoints/owner_only_files.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lrl.members.run_file import (
     write_run_file,
 )
 from lrl.members.service import RegistryServer
-from lrl.system import process_identity
-from lrl.system.process_identity import ProcessIdentity
+from lrl.system import processes
+from lrl.system.processes import ProcessIdentity
 from tests.certificates import self_signed
 from tests.members.served_run import TOKEN, served, spec_of
 
@@ -109,7 +109,7 @@ def test_a_killed_run_is_not_live(
 
 def test_a_zombie_process_has_ended() -> None:
     child = subprocess.Popen(["sleep", "600"])
-    identity = ProcessIdentity(pid=child.pid, started=process_identity.started(child.pid))
+    identity = ProcessIdentity(pid=child.pid, started=processes.started(child.pid))
     assert not identity.ended
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.cluster import parse_cluster
+from lrl.planning.costs import LinearGenerator
 from lrl.planning.report import bottleneck, in_flight
 from lrl.planning.search import Layouts, split
-from lrl.planning.workload import Episodes, Quantiles, Workload, parse_lengths
+from lrl.planning.workload import Episodes, Workload, parse_lengths
 from lrl.training.prefix_tree import prefix_trees
 from tests.planning.shapes import QWEN_1_5B, shape
 from tests.training.test_prefix_tree import drawn
@@ -21,58 +22,24 @@ from tests.training.test_prefix_tree import drawn
 LOGNORMAL = "lognormal:mean=2000,max=8000"
 
 
-@dataclass(frozen=True)
-class Flat:
-    """A generator with a millisecond a token at every batch size."""
-
-    kv_tokens: int = 10**9
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        assert responses > 0 and context_tokens >= 0
-        return 1e-3
-
-    def prefill_s(self, tokens: int) -> float:
-        return 0.0
-
-    def sync_pause_s(self) -> float:
-        return 0.0
+FLAT = LinearGenerator(kv_tokens=10**9, step_s=1e-3)
+"""A millisecond a token at every batch size."""
+LINEAR = LinearGenerator(kv_tokens=10**9, response_s=1e-3)
+"""Batching gains nothing."""
+SHARED = LinearGenerator(kv_tokens=10**9, step_s=8e-3, response_s=1e-3)
+"""Batching gains."""
+HELD = LinearGenerator(kv_tokens=10**9, context_token_s=1.0)
 
 
-class Linear(Flat):
-    """A generator with a time per token proportional to its batch: batching gains nothing."""
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        return 1e-3 * responses
-
-
-class Shared(Flat):
-    """A generator with a time per token linear in its batch: batching gains."""
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        return 8e-3 + 1e-3 * responses
-
-
-class Held(Flat):
-    """A generator with a decode time equal to its context tokens."""
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        return float(context_tokens)
-
-
-def workload(
-    lengths: str | Quantiles, prompts: int = 8, responses: int = 4, prompt_tokens: int = 100
-) -> Workload:
-    found = parse_lengths(lengths) if isinstance(lengths, str) else lengths
-    return Workload(
-        prompts=prompts, responses=responses, prompt_tokens=prompt_tokens, lengths=found
-    )
+def workload(lengths: str, **changes: int) -> Workload:
+    usual = {"prompts": 8, "responses": 4, "prompt_tokens": 100}
+    return Workload(lengths=parse_lengths(lengths), **usual | changes)
 
 
 def test_with_room_for_all_a_drain_ends_with_the_longest_response() -> None:
     for generators in (1, 4):
-        assert drained(Flat(), workload(LOGNORMAL), generators).span_s == pytest.approx(
-            1e-3 * parse_lengths(LOGNORMAL).of(32)[-1]
-        )
+        span_s = drained(FLAT, workload(LOGNORMAL), generators).span_s
+        assert span_s == pytest.approx(1e-3 * parse_lengths(LOGNORMAL).of(32)[-1])
 
 
 @settings(deadline=None, max_examples=50)
@@ -82,38 +49,40 @@ def test_without_gain_from_batching_a_drain_takes_the_sum_of_its_tokens(
 ) -> None:
     work = workload("fixed:50", prompts=prompts)
     share = -(-work.samples // generators)
-    assert drained(Linear(), work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
+    assert drained(LINEAR, work, generators).busy_s == pytest.approx(50e-3 * share, rel=0.02)
 
 
 def test_a_drain_adds_up_all_context_tokens() -> None:
     work = workload("fixed:10", prompts=1, responses=2, prompt_tokens=100)
-    assert drained(Held(), work, 1).busy_s == 2 * (100 + 5) * 10
+    assert drained(HELD, work, 1).busy_s == 2 * (100 + 5) * 10
 
 
 def test_without_room_responses_take_turns() -> None:
     work = workload("fixed:100", prompts=4, responses=4, prompt_tokens=50)
-    room_for_four = Flat(kv_tokens=int(4 * work.live_tokens))
+    room_for_four = replace(FLAT, kv_tokens=int(4 * work.live_tokens))
     assert slots_of(room_for_four, work) == 4
     assert drained(room_for_four, work, 1).span_s == pytest.approx(4 * 0.1)
-    assert slots_of(Flat(kv_tokens=work.longest - 1), work) == 0
+    assert slots_of(replace(FLAT, kv_tokens=work.longest - 1), work) == 0
 
 
 def test_a_steady_flow_hides_the_tail_of_a_drain() -> None:
     work = workload(LOGNORMAL, prompts=64)
-    flowing, draining = steady(Flat(), work, 2, lag=1), drained(Flat(), work, 2)
+    flowing, draining = steady(FLAT, work, 2, lag=1), drained(FLAT, work, 2)
     assert flowing.busy_s < draining.busy_s / 2
     assert flowing.span_s == pytest.approx(draining.span_s)
 
 
 def test_less_room_means_smaller_batches_and_longer_steps() -> None:
     work = workload(LOGNORMAL, prompts=64)
-    tight, ample = (steady(Flat(kv_tokens=tokens), work, 2, lag=1) for tokens in (20_000, 10**9))
+    tight, ample = (
+        steady(costs, work, 2, lag=1) for costs in (replace(FLAT, kv_tokens=20_000), FLAT)
+    )
     assert tight.slots < ample.slots and tight.busy_s > ample.busy_s
 
 
 def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
     work = workload(LOGNORMAL, prompts=64)
-    spans = [steady(Shared(), work, 2, lag).span_s for lag in (1, 2, 4)]
+    spans = [steady(SHARED, work, 2, lag).span_s for lag in (1, 2, 4)]
     longest = parse_lengths(LOGNORMAL).of(work.samples)[-1]
     alone, crowded = 8e-3 * longest, (8e-3 + 1e-3 * 1.5 * work.samples / 2) * longest
     assert alone < spans[0] < spans[1] < spans[2]  # more lag, larger batches
@@ -123,12 +92,12 @@ def test_the_bound_on_lag_limits_the_batch_of_a_steady_flow() -> None:
 
 def test_training_ends_after_its_work_and_after_its_last_group() -> None:
     work = workload(LOGNORMAL, prompts=64)
-    writing = drained(Flat(), work, 2)
+    writing = drained(FLAT, work, 2)
     assert writing.trained_s(0.0, 0.5) == pytest.approx(writing.span_s + 0.5)
     first = writing.group_ends_s[0]
     assert writing.trained_s(1000.0, 0.5) == pytest.approx(first + 1000.0, rel=0.01)
     assert list(writing.group_ends_s) == sorted(writing.group_ends_s)
-    of_one = drained(Flat(), workload(LOGNORMAL, prompts=256, responses=1), 2)
+    of_one = drained(FLAT, workload(LOGNORMAL, prompts=256, responses=1), 2)
     # A group waits for the longest of its four.
     assert writing.group_ends_s[16] > of_one.group_ends_s[16]
 
@@ -138,13 +107,8 @@ def test_training_ends_after_its_work_and_after_its_last_group() -> None:
 def test_the_tokens_to_train_are_those_that_are_packed(
     prompt_tokens: int, attention_tokens: int
 ) -> None:
-    work = Workload(
-        prompts=3,
-        responses=8,
-        prompt_tokens=prompt_tokens,
-        lengths=parse_lengths("fixed:40"),
-        attention_tokens=attention_tokens,
-    )
+    sizes = {"prompt_tokens": prompt_tokens, "attention_tokens": attention_tokens}
+    work = workload("fixed:40", prompts=3, responses=8, **sizes)
     samples = drawn(0, prompt_tokens, 0, [40] * 8)
     trees = prefix_trees(samples, longest=100_000, attention_tokens=attention_tokens)
     assert (len(trees) < 8) == (attention_tokens > 0 and prompt_tokens > 1)
@@ -162,13 +126,8 @@ def work(turns: str = "fixed:3", tool_ms: str | None = None, prompts: int = 32) 
         observation_tokens=10,
         tool_ms=None if tool_ms is None else parse_lengths(tool_ms),
     )
-    return Workload(
-        prompts=prompts,
-        responses=4,
-        prompt_tokens=50,
-        lengths=episodes.lengths,
-        episodes=episodes,
-    )
+    sizes = {"prompts": prompts, "responses": 4, "prompt_tokens": 50}
+    return Workload(lengths=episodes.lengths, episodes=episodes, **sizes)
 
 
 def test_an_episode_has_the_tokens_of_its_turns_and_of_the_answers_between_them() -> None:
@@ -186,18 +145,18 @@ def test_an_episode_has_the_tokens_of_its_turns_and_of_the_answers_between_them(
 
 
 def test_an_episode_of_one_turn_without_tools_is_a_response() -> None:
-    plain = Workload(prompts=32, responses=4, prompt_tokens=50, lengths=parse_lengths("fixed:100"))
+    plain = workload("fixed:100", prompts=32, prompt_tokens=50)
     for lag in (0, 1):
         assert phase(work("fixed:1"), lag).busy_s == pytest.approx(phase(plain, lag).busy_s)
         assert phase(work("fixed:1"), lag).span_s == pytest.approx(phase(plain, lag).span_s)
 
 
 def phase(of: Workload, lag: int) -> GenerationPhase:
-    return steady(Shared(), of, 2, lag) if lag else drained(Shared(), of, 2)
+    return steady(SHARED, of, 2, lag) if lag else drained(SHARED, of, 2)
 
 
 def test_those_in_flight_are_in_the_batch_or_at_a_tool() -> None:
-    none, slow = steady(Shared(), work(), 2, 1), steady(Shared(), work(tool_ms="fixed:2000"), 2, 1)
+    none, slow = steady(SHARED, work(), 2, 1), steady(SHARED, work(tool_ms="fixed:2000"), 2, 1)
     assert none.at_tools == 0 and none.flow_s == none.busy_s
     # 128 episodes a step, and 1.5 steps' in flight, on two generators.
     batch = 192 - slow.at_tools
@@ -210,7 +169,7 @@ def test_those_in_flight_are_in_the_batch_or_at_a_tool() -> None:
 
 def test_too_few_in_flight_leave_the_generators_idle() -> None:
     few = work(tool_ms="fixed:60000", prompts=2)
-    one, more = (steady(Shared(), few, 1, lag) for lag in (1, 8))
+    one, more = (steady(SHARED, few, 1, lag) for lag in (1, 8))
     assert one.busy_s < 0.5 * one.flow_s
     assert more.flow_s < 0.5 * one.flow_s and more.busy_s / more.flow_s > one.busy_s / one.flow_s
     # 12 in flight, each for three answers of a minute and 300 tokens.
@@ -218,7 +177,7 @@ def test_too_few_in_flight_leave_the_generators_idle() -> None:
 
 
 def test_on_policy_the_longest_waits_for_its_tools() -> None:
-    quick, slow = (drained(Shared(), work(tool_ms=tool), 2) for tool in (None, "fixed:1000"))
+    quick, slow = (drained(SHARED, work(tool_ms=tool), 2) for tool in (None, "fixed:1000"))
     assert slow.span_s == pytest.approx(quick.span_s + 3.0) and slow.busy_s == quick.busy_s
 
 

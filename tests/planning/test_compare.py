@@ -13,7 +13,7 @@ from lrl.planning.compare import PARTS, read_run
 from lrl.planning.report import THROUGHPUT, TIMELINE, with_timeline
 from lrl.planning.responses import DrawnEpisodes, Lognormal, ObservedLengths, ReplayedLengths
 from lrl.planning.simulation import Simulation
-from lrl.rollouts.timeline import Record, StepRecord, write
+from lrl.rollouts.timeline import Record, write
 from tests.planning.test_costs import GENERATOR, TRAINER
 
 DATA = {
@@ -25,40 +25,40 @@ DATA = {
 }
 
 
-def simulated(generators: int, slots: int, **data: Any) -> list[Record]:
+def simulate(folder: Path, **changes: Any) -> Path:
+    """Writes the timeline of a simulated run of two generators."""
     records: list[Record] = []
     scene = Simulation(
-        generators=[GENERATOR] * generators,
+        generators=[GENERATOR] * 2,
         trainer=TRAINER,
         lengths=Lognormal(200, 1.0, 2000, seed=3),
         steps=10,
-        max_num_seqs=slots,
+        max_num_seqs=16,
         prompt_tokens=50,
-        **data,
+        **DATA | changes,  # type: ignore[arg-type]
     )
     scene.run(records.append)
-    return records
+    write(folder / "timeline.jsonl", records)
+    return folder
 
 
-def config(**strategy: Any) -> dict[str, Any]:
+def configure(folder: Path, generators: int = 2, replay: Any = None, **trainer: Any) -> Path:
+    """Writes the settings of the run."""
     callbacks = with_timeline([{"class_path": "lrl.callbacks.WeightSync"}], 12.34567)
-    return {
-        "data": {
-            "class_path": "lrl.RolloutDataModule",
-            "init_args": {**DATA, "dispatch": None, "replay": None},
-        },
-        "trainer": {"callbacks": callbacks, "strategy": {"init_args": strategy}},
+    of_strategy = {"generator_devices": generators, "server": {"max_num_seqs": 16}}
+    strategy = {"class_path": trainer.pop("strategy", ""), "init_args": of_strategy}
+    config = {
+        "data": {"init_args": {**DATA, "dispatch": None, "replay": replay}},
+        "trainer": {"callbacks": callbacks, "strategy": strategy} | trainer,
     }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
 
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A run of two generators; a parameter is its `attention_tokens`."""
-    records = simulated(2, 16, attention_tokens=getattr(request, "param", 0), **DATA)
-    write(tmp_path / "timeline.jsonl", records)
-    asked = config(generator_devices=2, server={"max_num_seqs": 16})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
-    return tmp_path
+    """A run; a parameter is its `attention_tokens`."""
+    return configure(simulate(tmp_path, attention_tokens=getattr(request, "param", 0)))
 
 
 @pytest.mark.parametrize("run", [0, 5000], indirect=True)
@@ -67,9 +67,8 @@ def test_the_forecast_of_a_simulated_run_equals_the_run(run: Path) -> None:
     assert [step.step for step in found.steps] == list(range(2, 10))
     for fact, forecast in zip(found.steps, found.forecast, strict=True):
         for part in PARTS.values():
-            assert getattr(forecast, part) == pytest.approx(
-                getattr(fact, part), rel=0.02, abs=0.01
-            ), part
+            expected = pytest.approx(getattr(fact, part), rel=0.02, abs=0.01)
+            assert getattr(forecast, part) == expected, part
         assert forecast.tokens == fact.tokens
 
 
@@ -78,11 +77,7 @@ def test_the_forecast_of_a_run_with_an_environment_plays_its_episodes(
 ) -> None:
     tool_ms = ObservedLengths([900])
     shapes = DrawnEpisodes(ObservedLengths([1, 3]), observation_tokens=20, tool_ms=tool_ms)
-    write(
-        tmp_path / "timeline.jsonl", simulated(2, 16, episodes=shapes, prefix_cache=False, **DATA)
-    )
-    asked = config(generator_devices=2, server={"max_num_seqs": 16})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(asked))
+    configure(simulate(tmp_path, episodes=shapes, prefix_cache=False))
     found = read_run(tmp_path, tool_ms)
     for fact, forecast in zip(found.steps, found.forecast, strict=True):
         assert forecast.seconds == pytest.approx(fact.seconds, rel=0.02)
@@ -95,19 +90,12 @@ def test_the_forecast_of_a_run_with_an_environment_plays_its_episodes(
 
 @pytest.mark.parametrize("strategy", ["lrl.AsyncDDP", "lrl.AsyncFSDP"])
 def test_a_forecast_has_the_runs_ranks(run: Path, strategy: str) -> None:
-    write(run / "timeline.jsonl", simulated(2, 16, ranks=3, **DATA))
-    asked = config(generator_devices=2, server={"max_num_seqs": 16})
-    asked["trainer"]["strategy"]["class_path"] = strategy
-    for devices in (5, "auto"):
-        (run / "config.yaml").write_text(
-            yaml.safe_dump(asked | {"trainer": asked["trainer"] | {"devices": devices}})
-        )
-        if devices == "auto":
-            with pytest.raises(ValueError, match="trainer.devices is auto"):
-                read_run(run)
-        else:
-            for step, forecast in zip((found := read_run(run)).steps, found.forecast, strict=True):
-                assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
+    simulate(run, ranks=3)
+    found = read_run(configure(run, strategy=strategy, devices=5))
+    for step, forecast in zip(found.steps, found.forecast, strict=True):
+        assert forecast.train_s == pytest.approx(step.train_s, rel=0.02)
+    with pytest.raises(ValueError, match="trainer.devices is auto"):
+        read_run(configure(run, strategy=strategy, devices="auto"))
 
 
 def test_a_run_slower_than_its_forecast_shows_in_the_table(
@@ -115,9 +103,7 @@ def test_a_run_slower_than_its_forecast_shows_in_the_table(
 ) -> None:
     assert main(["plan", "--compare", str(run)]) == 0
     same = capsys.readouterr().out
-    # As if one of the two had been lost.
-    asked = config(generator_devices=1, server={"max_num_seqs": 16})
-    (run / "config.yaml").write_text(yaml.safe_dump(asked))
+    configure(run, generators=1)  # as if one of the two had been lost
     assert main(["plan", f"--compare={run}"]) == 0
     slow = capsys.readouterr().out
     assert off_by(same, "step") == 0 and off_by(slow, "step") > 20
@@ -142,69 +128,34 @@ def test_lengths_are_replayed_by_group_and_then_drawn() -> None:
 def test_settings_outside_the_simulator_are_named(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = yaml.safe_load((run / "config.yaml").read_text())
-    asked["data"]["init_args"]["replay"] = {"class_path": "lrl.Replay"}
-    (run / "config.yaml").write_text(yaml.safe_dump(asked))
+    configure(run, replay={"class_path": "lrl.Replay"})
     assert main(["plan", "--compare", str(run)]) == 0
     assert "Not in the forecast: data.replay." in capsys.readouterr().out
 
 
 def test_a_planned_recipe_has_one_timeline_with_the_forecast() -> None:
-    others = [
-        {"class_path": "a"},
-        {"class_path": THROUGHPUT},
-        {"class_path": TIMELINE},
-        {"class_path": "b"},
-    ]
+    others = [{"class_path": name} for name in ("a", THROUGHPUT, TIMELINE, "b")]
     found = with_timeline(others, 3.14159)
     assert [one["class_path"] for one in found] == ["a", THROUGHPUT, TIMELINE, "b"]
     assert found[2]["init_args"] == {"planned_step_s": 3.142}
     assert [one["class_path"] for one in with_timeline([], 1.0)] == [THROUGHPUT, TIMELINE]
 
 
-def only_steps(run: Path) -> None:
-    write(
-        run / "timeline.jsonl",
-        [record for record in simulated(2, 16, **DATA) if isinstance(record, StepRecord)],
-    )
-
-
-def no_config(run: Path) -> None:
-    (run / "config.yaml").unlink()
-
-
-def no_timeline(run: Path) -> None:
-    (run / "timeline.jsonl").unlink()
-
-
-def empty(run: Path) -> None:
-    (run / "timeline.jsonl").write_text("")
-
-
-def torn(run: Path) -> None:
-    with (run / "timeline.jsonl").open("a") as file:
-        file.write('{"kind": "st')
-
-
-def other_yaml(run: Path) -> None:
-    (run / "config.yaml").write_text("data: 3")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("file", "content", "words"),
     [
-        (no_timeline, "timeline.jsonl"),
-        (no_config, "config.yaml"),
-        (empty, 'no record of kind "group"'),
-        (only_steps, 'no record of kind "group"'),
-        (torn, "not a record of a timeline"),
-        (other_yaml, "config.yaml is not of a run of `lrl fit`"),
+        ("timeline.jsonl", None, "timeline.jsonl"),
+        ("config.yaml", None, "config.yaml"),
+        ("timeline.jsonl", "", 'no record of kind "micro_batch"'),
+        ("timeline.jsonl", '{"kind": "st', "not a record of a timeline"),
     ],
 )
 def test_an_incomplete_run_folder_is_one_error_with_the_missing_part(
-    run: Path, capsys: pytest.CaptureFixture[str], spoil: Any, words: str
+    run: Path, capsys: pytest.CaptureFixture[str], file: str, content: str | None, words: str
 ) -> None:
-    spoil(run)
+    (run / file).unlink()
+    if content is not None:
+        (run / file).write_text(content)
     assert main(["plan", "--compare", str(run)]) == 2
     text = capsys.readouterr().err
     assert text.startswith("lrl: error: ") and words in text and text.count("\n") == 1

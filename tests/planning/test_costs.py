@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from lrl.planning.costs import LinearGenerator, LinearTrainer, fit_generator, fit_trainer
 from lrl.planning.responses import Lognormal
 from lrl.planning.simulation import Simulation
-from lrl.rollouts.timeline import (
-    GeneratorRecord,
-    Record,
-    StepRecord,
-    read,
-    write,
-)
+from lrl.rollouts.timeline import GeneratorRecord, Record, StepRecord, read, write
 
 GENERATOR = LinearGenerator(
     kv_tokens=50_000,
@@ -78,14 +72,8 @@ def test_fitted_seconds_add_up_to_measured_seconds_at_any_scatter(
         responses, context = rng.uniform(1, 16), rng.uniform(100, 9000)
         seconds = GENERATOR.decode_s(responses, context) * 50  # type: ignore[arg-type]
         seconds *= rng.uniform(1 - scatter, 1 + scatter)
-        work.append(
-            GeneratorRecord(
-                seconds=seconds,
-                tokens=round(50 * responses),
-                responses=responses,
-                context_tokens=context,
-            )
-        )
+        sizes = {"responses": responses, "context_tokens": context}
+        work.append(GeneratorRecord(seconds=seconds, tokens=round(50 * responses), **sizes))
     found = fit_generator([*work, *steps], kv_tokens=1)
     fitted = [
         record.tokens / record.responses * found.decode_s(record.responses, record.context_tokens)
@@ -101,17 +89,5 @@ def test_fitted_costs_are_not_negative() -> None:
     ]
     step = next(record for record in timeline() if isinstance(record, StepRecord))
     found = fit_generator([*work, step], kv_tokens=1)
-    assert (
-        min(found.step_s, found.response_s, found.context_token_s, found.prefill_token_s)
-        == 0
-        < found.step_s
-    )
-
-
-def test_a_timeline_without_work_is_an_error_with_the_missing_kind() -> None:
-    with pytest.raises(ValueError, match='no record of kind "generator" that took time'):
-        fit_generator([], kv_tokens=1)
-    with pytest.raises(ValueError, match='no record of kind "step"'):
-        fit_generator([GeneratorRecord(seconds=1.0, tokens=9, responses=3)], kv_tokens=1)
-    with pytest.raises(ValueError, match='no record of kind "micro_batch" that took time'):
-        fit_trainer([])
+    others = found.response_s, found.context_token_s, found.prefill_token_s
+    assert min(others) == 0 < found.step_s

@@ -63,9 +63,8 @@ def write(
 
         await asyncio.gather(sync(), *(ask(one, number) for number, one in enumerate(work)))
         generator.end()
-        assert generator.busy_s + generator.idle_s + generator.paused_s == pytest.approx(
-            loop.time()
-        )
+        whole_s = generator.busy_s + generator.idle_s + generator.paused_s
+        assert whole_s == pytest.approx(loop.time())
         return generator
 
     return run(scene()), ended, records
@@ -73,12 +72,8 @@ def write(
 
 def token_by_token(costs: LinearGenerator, work: list[Asked]) -> list[float]:
     """Returns the end of each response, if nothing stops the generator and all fit."""
-    # batch: [place in work, tokens so far].
-    now, batch, ends = (
-        0.0,
-        list[list[int]](),
-        [0.0] * len(work),
-    )
+    now, ends = 0.0, [0.0] * len(work)
+    batch = list[list[int]]()  # [place in work, tokens so far]
     coming = sorted(range(len(work)), key=lambda place: work[place].at)
     while coming or batch:
         joining = [place for place in coming if work[place].at <= now]
@@ -126,17 +121,10 @@ def test_every_response_gets_all_its_tokens_once_and_the_kv_cache_never_overflow
         assert sum(tokens for _, tokens in response.versions) == response.length
         versions = [version for version, tokens in response.versions if tokens]
         assert versions == sorted(versions)
-    assert (
-        sum(record.tokens for record in records)
-        == generator.tokens
-        == sum(one.length for one in work)
-    )
-    for record in records:
-        growth = (
-            record.tokens - record.responses * (record.tokens / record.responses - 1) / 2
-            if record.responses
-            else 0
-        )
+    assert generator.tokens == sum(one.length for one in work)
+    assert generator.tokens == sum(record.tokens for record in records)
+    for record in (one for one in records if one.responses):
+        growth = record.tokens - record.responses * (record.tokens / record.responses - 1) / 2
         assert record.context_tokens + growth <= kv_tokens
 
 
@@ -199,14 +187,12 @@ def test_responses_to_one_prompt_that_join_together_share_its_prefill() -> None:
     async def scene() -> float:
         loop = asyncio.get_running_loop()
         ended = [loop.create_future() for _ in range(3)]
-        generator = ModelGenerator(
-            LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5), 9
-        )
-        places = enumerate(zip(ended, (0, 0, 1), strict=True))
-        generator.write(
+        costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
+        orders = ((0, 0), (0, 1), (1, 2))
+        ModelGenerator(costs, 9).write(
             [
-                SimulatedResponse(10, 4, (group, place), one.set_result)
-                for place, (one, group) in places
+                SimulatedResponse(10, 4, order, one.set_result)
+                for order, one in zip(orders, ended, strict=True)
             ]
         )
         await asyncio.gather(*ended)

@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from lrl.planning.model_shape import ModelShape, read_shape
+from lrl.planning.model_shape import read_shape
+from tests.planning.shapes import LLAMA_8B
 
 SIZES: dict[str, Any] = dict(
     hidden_size=96,
@@ -22,16 +23,8 @@ SIZES: dict[str, Any] = dict(
     vocab_size=517,
     pad_token_id=0,
 )
-LLAMA_8B: dict[str, Any] = dict(
-    hidden_size=4096,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    vocab_size=128256,
-)
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("llama", LLAMA_8B),
+    ("llama", {name: size for name, size in LLAMA_8B.items() if name != "model_type"}),
     ("llama", SIZES | {"tie_word_embeddings": True, "head_dim": 24}),
     ("llama", SIZES | {"attention_bias": True, "mlp_bias": True}),
     ("mistral", SIZES),
@@ -85,25 +78,22 @@ def test_a_mixture_reads_more_experts_for_more_tokens_up_to_all() -> None:
     shape = read_shape(
         {"model_type": "mixtral", **SIZES, "num_local_experts": 8, "num_experts_per_tok": 2}
     )
+
+    def reads(experts: int) -> float:
+        layer = shape.attention_parameters + shape.router_parameters
+        layer += experts * shape.expert_parameters
+        return shape.layers * layer + shape.embedding_parameters
+
     one, many, all_of_them = (shape.read_parameters(tokens) for tokens in (1, 4, 10_000))
-    layer = shape.attention_parameters + shape.router_parameters
-    assert one == pytest.approx(
-        shape.layers * (layer + 2 * shape.expert_parameters) + shape.embedding_parameters
-    )
+    assert one == pytest.approx(reads(2)) and all_of_them == pytest.approx(reads(8))
     assert one < many < all_of_them
-    assert all_of_them == pytest.approx(
-        shape.layers * (layer + 8 * shape.expert_parameters) + shape.embedding_parameters
-    )
 
 
 def test_a_dense_model_reads_all_but_embedding_norms_and_biases() -> None:
-    shape: ModelShape = read_shape({"model_type": "llama", **SIZES})
+    shape = read_shape({"model_type": "llama", **SIZES})
     small = shape.layers * shape.small_per_layer + shape.hidden
-    assert (
-        shape.read_parameters(1)
-        == shape.read_parameters(999)
-        == shape.parameters - shape.embedding_parameters - small
-    )
+    assert shape.read_parameters(1) == shape.read_parameters(999)
+    assert shape.read_parameters(1) == shape.parameters - shape.embedding_parameters - small
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,8 @@ def test_lengths_follow_their_distribution() -> None:
     seen = [
         length for n in range(2000) for length in ObservedLengths([1, 7, 7, 50], seed=1).of(n, n, 4)
     ]
-    assert set(seen) == {1, 7, 50} and sum(length == 7 for length in seen) / 8000 == pytest.approx(
-        0.5, abs=0.05
-    )
+    assert set(seen) == {1, 7, 50}
+    assert sum(length == 7 for length in seen) / 8000 == pytest.approx(0.5, abs=0.05)
 
 
 runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
@@ -62,18 +61,15 @@ runs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)))
 def test_run_lengths_read_like_the_decoded_list(runs: list[tuple[int, int]]) -> None:
     whole, short = [value for value, count in runs for _ in range(count)], RunLengths(runs)
     assert list(short) == whole and len(short) == len(whole) and bool(short) == bool(whole)
-    assert short[1:] == whole[1:] and all(
-        short[place] == value for place, value in enumerate(whole)
-    )
+    assert short[1:] == whole[1:]
+    assert all(short[place] == value for place, value in enumerate(whole))
 
 
 def test_a_filled_rollout_is_finished_and_its_lists_are_equally_long() -> None:
     rollout = Rollout()
     fill(rollout, [(3, 4), (4, 20_000)])
-    assert (
-        rollout.finished
-        and len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions) == 20_004
-    )
+    lists = rollout.token_ids, rollout.logprobs, rollout.versions
+    assert rollout.finished and set(map(len, lists)) == {20_004}
     assert min(rollout.versions) == 3 and rollout.versions[4] == 4
 
 

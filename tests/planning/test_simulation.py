@@ -73,11 +73,8 @@ def all_tokens(scene: Simulation) -> int:
 def test_every_response_is_trained_once_within_lag_and_slots(scene: Simulation) -> None:
     records: list[Record] = []
     forecast = scene.run(records.append)
-    assert (
-        sum(generator.tokens for generator in forecast.generators)
-        == forecast.lags.total()
-        == all_tokens(scene)
-    )
+    assert forecast.lags.total() == all_tokens(scene)
+    assert forecast.lags.total() == sum(one.tokens for one in forecast.generators)
     if scene.stragglers == "wait":
         assert max(forecast.lags) <= scene.max_lag
     trained = sum(tokens for lag, tokens in forecast.lags.items() if lag <= scene.max_lag)
@@ -92,14 +89,8 @@ def test_the_parts_of_a_step_add_up_to_the_step(scene: Simulation) -> None:
     records: list[Record] = []
     forecast, ended = scene.run(records.append), 0.0
     for step in forecast.steps:
-        parts = [
-            step.wait_first_s,
-            step.wait_more_s,
-            step.wait_last_s,
-            step.train_s,
-            step.update_s,
-            step.sync_s,
-        ]
+        waits = [step.wait_first_s, step.wait_more_s, step.wait_last_s]
+        parts = [*waits, step.train_s, step.update_s, step.sync_s]
         assert sum(parts) == pytest.approx(step.seconds) and min(parts) >= 0
         assert step.started_s == pytest.approx(ended)
         if not scene.trainer.pause_overlaps:
@@ -155,28 +146,30 @@ def test_sides_with_shared_devices_never_work_at_the_same_time(scene: Simulation
         assert waited_s == pytest.approx(step.generation_s)
 
 
-def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
+def equal_responses(**changes: Any) -> Simulation:
+    """Groups of four responses of 40 tokens to a prompt of 10."""
     scene = Simulation(
-        generators=[
-            LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)
-        ],
-        trainer=LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0),
+        generators=[GENERATOR],
+        trainer=LinearTrainer(token_s=0.125),
         lengths=Lognormal(40, 0.0, 40),
         steps=3,
         groups_per_step=2,
         rollouts_per_group=4,
-        max_lag=0,
         micro_batch_tokens=200,
         prompt_tokens=10,
     )
-    first, last = scene.run().steps[0], scene.run().steps[-1]
+    return replace(scene, **changes)
+
+
+def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
+    generator = LinearGenerator(kv_tokens=10**6, step_s=0.5, prefill_token_s=0.25, pause_s=3.0)
+    trainer = LinearTrainer(token_s=0.125, optimizer_s=2.0, weights_s=5.0)
+    scene = equal_responses(generators=[generator], trainer=trainer, max_lag=0)
+    first, *_, last = scene.run().steps
     # Each of two prompts is prefilled once, all eight responses end together, and two micro-batches
     # of 200 follow.
-    assert (first.wait_first_s, first.train_s, first.update_s) == (
-        2 * 10 * 0.25 + 40 * 0.5,
-        400 * 0.125,
-        2.0,
-    )
+    assert first.wait_first_s == 2 * 10 * 0.25 + 40 * 0.5
+    assert (first.train_s, first.update_s) == (400 * 0.125, 2.0)
     assert (first.wait_last_s, first.sync_s, first.pause_s) == (0.0, 5.0, 3.0)
     assert last.seconds == first.seconds and last.lags == {0: 320}
 
@@ -185,36 +178,19 @@ def test_a_run_of_equal_responses_takes_the_closed_form() -> None:
 def test_an_overlapping_pause_costs_the_trainer_nothing_unless_lag_is_0(
     max_lag: int, sync_s: float
 ) -> None:
-    scene = Simulation(
-        generators=[LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)],
-        trainer=LinearTrainer(token_s=0.125, weights_s=1.0, pause_overlaps=True),
-        lengths=Lognormal(40, 0.0, 40),
-        steps=4,
-        groups_per_step=2,
-        rollouts_per_group=4,
-        max_lag=max_lag,
-        micro_batch_tokens=200,
-        prompt_tokens=10,
-    )
-    forecast = scene.run()
+    generator = LinearGenerator(kv_tokens=10**6, step_s=0.001, pause_s=3.0)
+    trainer = LinearTrainer(token_s=0.125, weights_s=1.0, pause_overlaps=True)
+    forecast = equal_responses(
+        generators=[generator], trainer=trainer, steps=4, max_lag=max_lag
+    ).run()
     assert [step.sync_s for step in forecast.steps[:-1]] == pytest.approx([sync_s] * 3)
-    assert (
-        forecast.steps[2].pause_s == pytest.approx(3.0) and forecast.generators[0].paused_s >= 9.0
-    )
+    assert forecast.steps[2].pause_s == pytest.approx(3.0)
+    assert forecast.generators[0].paused_s >= 9.0
     assert forecast.steps[2].train_s == 400 * 0.125
 
 
 def test_ranks_divide_the_training_time_and_change_nothing_else() -> None:
-    scene = Simulation(
-        generators=[GENERATOR],
-        trainer=LinearTrainer(token_s=0.125),
-        lengths=Lognormal(40, 0.0, 40),
-        steps=2,
-        groups_per_step=4,
-        rollouts_per_group=4,
-        micro_batch_tokens=200,
-        prompt_tokens=10,
-    )
+    scene = equal_responses(steps=2, groups_per_step=4)
     alone, both = scene.run().steps, replace(scene, ranks=2).run().steps
     assert [step.train_s for step in alone] == [800 * 0.125] * 2
     assert [step.train_s for step in both] == [400 * 0.125] * 2
@@ -226,7 +202,7 @@ def test_waits_are_split_by_the_tokens_still_to_come() -> None:
         def of(self, prompt: int, index: int, responses: int) -> list[int]:
             return [1 + index]
 
-    scene = Simulation(
+    scene = equal_responses(
         generators=[LinearGenerator(kv_tokens=100, step_s=1.0)],
         trainer=LinearTrainer(),
         lengths=OneASecond(1, 0.0, 1),
@@ -253,14 +229,8 @@ def test_waits_are_split_by_the_tokens_still_to_come() -> None:
 def test_a_setting_out_of_range_is_an_error_with_its_value(
     settings: dict[str, Any], words: str
 ) -> None:
-    good: dict[str, Any] = {
-        "generators": [GENERATOR],
-        "trainer": TRAINER,
-        "lengths": Lognormal(5, 1.0, 9),
-        "steps": 1,
-    }
     with pytest.raises(ValueError, match=words):
-        Simulation(**good | settings)
+        equal_responses(**settings)
 
 
 # ---- the model of the fleet against the real pool

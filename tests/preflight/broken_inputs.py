@@ -33,9 +33,8 @@ def make(folder: Path) -> Path:
         break_it(copy)
     (folder / "data").mkdir()
     for name, content in DATA.items():
-        path = folder / "data" / name
-        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(
-            as_lines(content)
+        (folder / "data" / name).write_text(
+            content if isinstance(content, str) else as_lines(content)
         )
     (folder / "checkpoints/empty").mkdir(parents=True)
     (folder / "checkpoints/parts").mkdir()
@@ -51,14 +50,7 @@ def make(folder: Path) -> Path:
     (folder / "checkpoints/text.ckpt").write_text("no checkpoint")
     (folder / "misspelt.yaml").write_text("data:\n  init_args:\n    stragler: wait\n")
     (folder / "broken.yaml").write_text("data:\n  init_args: [\n")
-    (folder / "latin.yaml").write_text("max_lag: 1  # é\n", encoding="latin-1")
-    for part, name in (
-        ("data", "broken"),
-        ("trainer", "broken"),
-        ("data", "latin"),
-        ("trainer", "gone"),
-    ):
-        (folder / f"{part}-of-{name}.yaml").write_text(f"{part}: {name}.yaml\n")
+    (folder / "trainer-of-broken.yaml").write_text("trainer: broken.yaml\n")
     (folder / "broken_module.py").write_text("class Policy:\n    pass pass\n")
     (folder / "trl_rewards.py").write_text(
         "def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n"
@@ -194,13 +186,8 @@ def with_a_strict_template(folder: Path) -> None:
 
 GEMMA2_HAS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *(
-        "num_key_value_heads",
-        "max_position_embeddings",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-    ),
+    *("num_key_value_heads", "max_position_embeddings", "pad_token_id", "bos_token_id"),
+    "eos_token_id",
 )
 
 
@@ -229,24 +216,16 @@ CODE = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
 MODELS: dict[str, Change] = {
     "no-config": without("config.json"),
     "broken-config": written("config.json", b"{"),
-    "no-type": config(model_type=None),
     "unknown-type": config(model_type="oddball"),
     "own-code": config(model_type="oddball", auto_map=CODE),
     "tokenizer-code": in_json(
         "tokenizer_config.json", tokenizer_class="Odd", auto_map={"AutoTokenizer": ["t.T", None]}
     ),
     "odd-heads": config(num_attention_heads=3),
-    "word-for-number": config(hidden_size="big"),
     "other-size": config(hidden_size=32, head_dim=16),
-    "other-vocabulary": config(vocab_size=100),
     "more-layers": config(num_hidden_layers=3),
-    "few-positions": config(max_position_embeddings=64),
-    "end-beyond": config(eos_token_id=5000),
-    "odd-generation": in_json("generation_config.json", num_return_sequences=3),
-    "end-beyond-generation": in_json("generation_config.json", eos_token_id=[2, 5001]),
     "no-weights": without("model.safetensors"),
     "cut-weights": cut,
-    "empty-weights": written("model.safetensors", b""),
     "no-shard": without_a_shard,
     "broken-index": with_a_broken_index,
     "no-tokenizer": without("tokenizer.json", "tokenizer_config.json"),
@@ -256,10 +235,6 @@ MODELS: dict[str, Change] = {
     "not-a-language-model": config(model_type="vit"),
     "longrope": rotary("longrope", **FACTORS),
     "dynamic": rotary("dynamic"),
-    "trained-shorter": in_json(
-        "config.json",
-        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64},
-    ),
     "capped": as_gemma2,
     "quantised": config(quantization_config={"quant_method": "mxfp4"}),
     "tools": with_tools,
@@ -273,22 +248,17 @@ MODELS: dict[str, Change] = {
 }
 
 CHAT = [{"role": "user", "content": "2+2="}]
-DATA: dict[str, list[Any] | bytes] = {
+DATA: dict[str, list[Any] | str] = {
     "rows.jsonl": ROWS,
-    "letters.jsonl": [{"prompt": "How much is 1+1?", "answer": "2"}] * 8,
-    "broken.jsonl": b'{"prompt": "1"}\n{"prompt": \n',
-    "questions.jsonl": [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS],
+    "broken.jsonl": '{"prompt": "1"}\n{"prompt": \n',
     "no-answers.jsonl": [{"prompt": row["prompt"]} for row in ROWS],
     "times.jsonl": [
         *ROWS,
         *({"prompt": f"{n} minutes past 12?", "answer": f"12:{n}"} for n in (30, 45)),
     ],
-    "null-answer.jsonl": [*ROWS, {"prompt": "8+8=", "answer": None}],
     "chats.jsonl": [{"prompt": CHAT, "answer": "4"}] * 4,
     "system.jsonl": [{"prompt": [{"role": "system", "content": "Be brief."}, *CHAT], "answer": "4"}]
     * 4,
-    "added.jsonl": [*ROWS, {"prompt": "1<7>=", "answer": "1"}],
-    "long.jsonl": [{"prompt": "1+" * 200 + "1=", "answer": "201"}] * 8,
     "mostly-long.jsonl": [
         *ROWS[:3],
         *({"prompt": "1+" * 200 + "1=", "answer": "201"} for _ in range(5)),

@@ -7,7 +7,6 @@ from typing import Any
 
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
-    BasePredictionWriter,
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
@@ -30,10 +29,6 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"gradient_clip_val": 0.5},
         ("trainer.gradient_clip_val=0.5", "model.max_grad_norm"),
     ),
-    "gradient_clip_algorithm": (
-        {"gradient_clip_algorithm": "value"},
-        ("'value'", "model.max_grad_norm"),
-    ),
     "accumulate_grad_batches": (
         {"accumulate_grad_batches": 2},
         ("trainer.accumulate_grad_batches=2", *STEP),
@@ -50,25 +45,11 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"check_val_every_n_epoch": 2},
         ("trainer.check_val_every_n_epoch=2", *EVALUATION),
     ),
-    "num_sanity_val_steps": (
-        {"num_sanity_val_steps": 1},
-        ("trainer.num_sanity_val_steps=1", *EVALUATION),
-    ),
-    "limit_val_batches": (
-        {"limit_val_batches": 4},
-        ("trainer.limit_val_batches=4", "`limit` of the Prompts"),
-    ),
-    "limit_test_batches, limit_predict_batches": (
-        {"limit_test_batches": 4},
-        ("trainer.limit_test_batches=4",),
-    ),
     "overfit_batches": (
         {"overfit_batches": 2},
         ("trainer.overfit_batches=2", "data.prompts.limit"),
     ),
-    "sync_batchnorm": ({"sync_batchnorm": True}, ("trainer.sync_batchnorm=True", "no batch norm")),
     "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
-    "barebones": ({"barebones": True}, ("trainer.barebones=True", "metrics")),
 }
 
 CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -87,10 +68,9 @@ CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
         ("saves at a bad end by itself",),
     ),
     "SpikeDetection": (SpikeDetection, ("lrl.callbacks.Health",)),
-    "BasePredictionWriter": (BasePredictionWriter, ("lrl chat",)),
 }
 
 VERBS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "trainer.test": ("test", ("Use trainer.validate", "lrl.callbacks.Evaluation")),
-    "trainer.predict": ("predict", ("lrl chat", "trainer.validate")),
+    "trainer.test": ("test", ("trainer.test", "trainer.validate")),
+    "trainer.predict": ("predict", ("trainer.predict", "lrl chat")),
 }

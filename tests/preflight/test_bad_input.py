@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,12 +31,9 @@ from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
 from lrl.weights.staged_file import SHARED_MEMORY
-from tests.preflight.bad_files import DATA, MODELS, RESUMES
-from tests.preflight.bad_settings import RANKER, SERVERS, SETTINGS, TRAINER, WORDS
-from tests.preflight.bad_words import only
+from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 
-CASES = WORDS | SETTINGS | TRAINER | SERVERS | DATA | MODELS | RESUMES
 Run = Callable[..., tuple[int, str]]
 
 
@@ -97,82 +95,18 @@ FIT = ("fit", "--config", "{in}/run.yaml")
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_named_in_a_few_lines_before_a_server_starts(case: str, run: Run) -> None:
-    words, named = CASES[case]
-    status, output = run(*FIT, *words)
+    words, *named = CASES[case]
+    status, output = run(*FIT, *shlex.split(words))
     assert status == 2
     assert all(name in output for name in named), output
     assert len(output.splitlines()) <= 5, output
     assert "Traceback" not in output and "Expected a <class" not in output, output
 
 
-def test_no_case_hides_another() -> None:
-    kinds = (WORDS, SETTINGS, TRAINER, SERVERS, DATA, MODELS, RESUMES)
-    assert len(CASES) == sum(map(len, kinds))
-
-
-HEALTHY = {
-    "the run that the cases change": (),
-    "a model with sampling settings of its own, which are not used": (
-        "--model.model",
-        "{in}/models/sampling",
-    ),
-    "a model that brings code which is not needed": ("--model.model", "{in}/models/code-unused"),
-    "added tokens that no prompt has": ("--model.model", "{in}/models/added-tokens"),
-    "a strategy by the name of its class": ("--trainer.strategy", "lrl.AsyncSingleDevice"),
-    "a strategy by its bare name": ("--trainer.strategy", "AsyncSingleDevice"),
-    "a class's setting that is that of another one": (
-        "--model.warmup_steps",
-        "${data.init_args.max_lag}",
-    ),
-    "a class's setting that is one of the trainer's": (
-        "--data.groups_per_step",
-        "${trainer.max_steps}",
-    ),
-    "one reward that is no list": ("--data.rewards", "lrl.quickstart.task:correct"),
-    "one reward by the name of its class": ("--data.rewards", "ExactMatch"),
-    "prompts that repeat": ("--data.prompts.source", "{in}/data/twins.jsonl"),
-    "chats for a tokenizer with a template": ("--data.prompts.source", "{in}/data/chats.jsonl"),
-    "tools for a template that shows them": (
-        *("--model.model", "{in}/models/tools", "--data.environment", "lrl.environments.Tools"),
-        *("--data.environment.tools", '["tests.environments.tool_functions.add"]'),
-        *("--trainer.strategy.server.tool_parser", "hermes"),
-    ),
-    "plain text for one without": ("--model.model", "{in}/models/no-template"),
-    "a language model that ranks prompts": (
-        *RANKER,
-        "--data.length_predictor.ranker.model",
-        "{in}/models/whole",
-    ),
-    "a checkpoint of the run itself": ("--ckpt_path", "{in}/checkpoints/whole.ckpt"),
-    "callbacks without a sync, which every run has": only("lrl.callbacks.RolloutLog"),
-    "no strategy and no callbacks": ("--config", "{in}/bare.yaml"),
-    "no progress bar, neither Lightning's nor lrl's": (
-        *(
-            "--trainer.callbacks+",
-            "lrl.callbacks.Progress",
-            "--trainer.enable_progress_bar",
-            "false",
-        ),
-    ),
-    "an attention that applies the model's cap": (
-        "--model.model",
-        "{in}/models/capped",
-        "--model.attention",
-        "eager",
-    ),
-    "texts below the length at which positions change": (
-        *("--model.model", "{in}/models/longrope", "--data.max_prompt_tokens", "32"),
-    ),
-    "long micro-batches and groups beyond a generator": (
-        *("--data.micro_batch_tokens", "8", "--trainer.strategy.server.max_num_seqs", "2"),
-    ),
-}
-
-
 @pytest.mark.parametrize("case", HEALTHY)
 def test_a_healthy_run_is_not_refused(case: str, run: Run) -> None:
     with pytest.raises(ServerReached):
-        run(*FIT, *HEALTHY[case])
+        run(*FIT, *shlex.split(HEALTHY[case]))
 
 
 def test_a_run_that_names_no_strategy_and_no_callbacks_has_the_usual_ones(
@@ -317,47 +251,26 @@ def test_numbers_that_are_compared_differ_in_the_message(
     assert in_gib(3 * 2**30, 10 * 2**30) == ["3.0", "10.0"]
 
 
-@pytest.mark.parametrize(
-    ("patched", "found", "named"),
-    [
-        (
-            "lrl.preflight.resources.memory_here",
-            lambda: 2**20,
-            (
-                "Memory",
-                "trainer 0.00",
-                "keys and values 1.0",
-                "there are 0.0010",
-                "model.model",
-                "kv_cache_gib",
-            ),
-        ),
-        (
-            "shutil.disk_usage",
-            lambda path: NOTHING_FREE,
-            ("/dev/shm", "remount"),
-        ),
-    ],
-)
+MEMORY = ("Memory", "trainer 0.00", "keys and values 1.0", "there are 0.0010", "kv_cache_gib")
+TOO_LITTLE: dict[str, tuple[str, Any, str, tuple[str, ...]]] = {
+    "memory": ("lrl.preflight.resources.memory_here", lambda: 2**20, "", MEMORY),
+    "shared memory": ("shutil.disk_usage", lambda path: NOTHING_FREE, "", ("/dev/shm", "remount")),
+    "shared memory for the generators' files": (
+        *("shutil.disk_usage", lambda path: NOTHING_FREE),
+        *("--trainer.strategy.weight_transfer pull", ("weight_transfer pull takes",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_LITTLE)
 def test_too_little_memory_is_an_error_with_its_parts(
-    patched: str,
-    found: Callable[..., object],
-    named: tuple[str, ...],
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
+    what: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    patched, found, words, named = TOO_LITTLE[what]
     monkeypatch.setattr(patched, found)
-    status, output = run(*FIT)
+    status, output = run(*FIT, *words.split())
     assert status == 2 and len(output.splitlines()) <= 10
     assert all(name in output for name in named), output
-
-
-def test_the_room_of_pull_counts_the_generators_files(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: NOTHING_FREE)
-    status, output = run(*FIT, "--trainer.strategy.weight_transfer", "pull")
-    assert status == 2 and "strategy.weight_transfer pull takes" in output
 
 
 def test_the_command_itself_ends_with_status_2_and_no_traceback(

@@ -354,8 +354,6 @@ def refused(
             "logger": False,
             "default_root_dir": tmp_path,
         }
-        if settings.get("barebones"):
-            how["logger"] = None
         trainer = L.Trainer(**{"strategy": lrl.AsyncSingleDevice()} | how | settings)
         with pytest.raises(ValueError) as caught:
             getattr(trainer, verb)(lrl.PolicyModule(str(policy_folder)), Data())
@@ -381,7 +379,7 @@ def test_a_callback_that_cannot_work_is_refused(row: str, refused: Callable[...,
 
 
 @pytest.mark.parametrize("row", VERBS)
-def test_an_unknown_verb_is_refused(row: str, refused: Callable[..., str]) -> None:
+def test_another_verb_is_refused(row: str, refused: Callable[..., str]) -> None:
     verb, named = VERBS[row]
     message = refused(verb)
     assert all(name in message for name in named), message

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import lightning as L
 import pytest
 
 import lrl
@@ -64,23 +63,3 @@ def test_the_class_of_a_reward_is_no_reward() -> None:
         lrl.ConfigError, match=r"data.rewards has the class ExactMatch: write ExactMatch\(\)"
     ):
         as_reward(lrl.rewards.ExactMatch)
-
-
-def test_a_fit_without_data_names_the_data_module(quickstart_policy: object) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
-    )
-    with pytest.raises(
-        lrl.ConfigError, match="trainer.fit has no data: give it a lrl.RolloutDataModule"
-    ):
-        trainer.fit(lrl.PolicyModule(str(quickstart_policy)))
-
-
-@pytest.mark.parametrize("verb", ["test", "predict"])
-def test_a_verb_is_named_as_it_is_called(verb: str, quickstart_policy: object) -> None:
-    trainer = L.Trainer(
-        accelerator="cpu", devices=2, strategy=lrl.AsyncSingleDevice(), logger=False
-    )
-    data = lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()])
-    with pytest.raises(lrl.ConfigError, match=f"^trainer.{verb}: an lrl policy"):
-        getattr(trainer, verb)(lrl.PolicyModule(str(quickstart_policy)), datamodule=data)

@@ -1,4 +1,4 @@
-"""Settings that cannot work together are refused before anything starts: scorers that could not join
+"""Settings that cannot work together are refused before anything starts: workers that could not join
 or could not import the rewards."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def data_with(*rewards: Any) -> Any:
     )
 
 
-def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(
+def test_workers_that_somebody_starts_need_a_token_that_somebody_knows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
@@ -54,6 +54,17 @@ def test_scorers_that_somebody_starts_need_a_token_that_somebody_knows(
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
     check_launchers(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
     assert data.reward_launcher.setting == "data.reward_launcher"
+
+
+def test_one_launcher_starts_the_workers_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRL_TOKEN", TOKEN)
+    strategy, data = lrl.AsyncSingleDevice(), data_with(GSM8K())
+    pool = SimpleNamespace(is_in_main=False)
+    data.environment = SimpleNamespace(launcher=Given(1), environment=None, pool=pool)
+    with pytest.raises(ConfigError, match="reward_launcher and data.environment_launcher are set"):
+        check_launchers(strategy, data)
+    data.reward_launcher = None
+    check_launchers(strategy, data)
 
 
 def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(

@@ -10,7 +10,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from lrl.environments.tool_function import schema_of
+from lrl.environments.tools import schema_of
 from lrl.errors import ConfigError
 from lrl.quickstart import smollm2
 from lrl.quickstart.calculator import calculate

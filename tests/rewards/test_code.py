@@ -3,22 +3,16 @@ on the sandbox are in `sandbox/test_attacks.py`.
 """
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
-from jsonargparse import ArgumentParser
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scenes import counted, scored  # noqa: E402
-
-from lrl.errors import ConfigError  # noqa: E402
-from lrl.rewards import Code, GaveUp, Reward, RewardPool  # noqa: E402
-from lrl.rewards.code import program_in  # noqa: E402
-from lrl.rewards.sandbox.forms import tests_in as read_tests  # noqa: E402
-from lrl.rewards.verifiers.cpu_limit import within  # noqa: E402
-from tests.rewards.bubblewrap_here import needs_bubblewrap  # noqa: E402
+from lrl.errors import ConfigError
+from lrl.rewards import Code, GaveUp, RewardPool
+from lrl.rewards.code import program_in
+from lrl.rewards.sandbox.forms import tests_in as read_tests
+from lrl.rewards.verifiers.limits import within
+from tests.rewards.bubblewrap_here import needs_bubblewrap
+from tests.rewards.scenes import counted, scored
 
 isolations = pytest.mark.parametrize(
     "isolation",
@@ -179,16 +173,6 @@ def test_a_program_without_a_sandbox_is_said_in_a_warning(caplog):
 def test_a_wrong_setting_is_refused_by_name(setting, value):
     with pytest.raises(ConfigError, match=rf"Code\.{setting} is|no/such/python"):
         code(**{setting: value})
-
-
-def test_it_is_configured_by_class_path():
-    parser = ArgumentParser()
-    parser.add_argument("--rewards", type=list[Reward])
-    settings = {"tests": "test_list", "partial": True, "timeout_s": 3, "isolation": "none"}
-    given = [{"class_path": "lrl.rewards.Code", "init_args": settings}]
-    (reward,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
-    assert (reward.name, reward.tests, reward.give_up_s) == ("code", "test_list", 3)
-    assert reward.sandbox.isolation == "none"
 
 
 @needs_bubblewrap

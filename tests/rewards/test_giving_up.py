@@ -14,15 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
-sys.path.insert(0, str(Path(__file__).parent / "verifiers"))
-
-import odd_rewards  # noqa: E402
-from scenes import counted, scored, start_afresh  # noqa: E402
-from test_magnitude import HUGE  # noqa: E402
-
-from lrl.rewards import GaveUp, Math, RewardPool  # noqa: E402
-from lrl.rewards.verifiers.magnitude import TooLargeError, check_magnitude  # noqa: E402
+from lrl.rewards import GaveUp, Math, RewardPool
+from lrl.rewards.verifiers.limits import TooLargeError, check_magnitude
+from tests.rewards import odd_rewards
+from tests.rewards.scenes import counted, scored, start_afresh
+from tests.rewards.verifiers.test_limits import HUGE
 
 GIVE_UP_S = 0.5
 LONG = [
@@ -103,22 +99,18 @@ def test_a_verdict_does_not_depend_on_how_busy_the_machine_is():
 NUMBERS = st.one_of(
     st.integers(0, 12), st.integers(0, 10**12), st.sampled_from(["x", r"\pi", "0.1", "i"])
 ).map(str)
+OF_TWO = [
+    "{0}^{{{1}}}", "({0} + {1})", r"\frac{{{0}}}{{{1}}}", r"\binom{{{0}}}{{{1}}}", "[{0}, {1})", "({0})!",
+    r"\sqrt{{{0}}}", r"\sin({0})", r"\begin{{pmatrix}} {0} \\ {1} \end{{pmatrix}}",
+]  # fmt: skip
 ADVERSARIAL = st.recursive(
     NUMBERS,
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map(lambda two: f"{two[0]}^{{{two[1]}}}"),
-        st.tuples(inner, inner).map(lambda two: f"({two[0]} + {two[1]})"),
-        st.tuples(inner, inner).map(lambda two: rf"\frac{{{two[0]}}}{{{two[1]}}}"),
-        st.tuples(inner, inner).map(lambda two: rf"\binom{{{two[0]}}}{{{two[1]}}}"),
-        st.tuples(inner, inner).map(
-            lambda two: rf"\begin{{pmatrix}} {two[0]} \\ {two[1]} \end{{pmatrix}}"
-        ),
-        st.tuples(inner, inner).map(lambda two: f"[{two[0]}, {two[1]})"),
-        inner.map(lambda one: f"({one})!"),
-        inner.map(lambda one: rf"\sqrt{{{one}}}"),
-        inner.map(lambda one: rf"\sin({one})"),
-        st.tuples(inner, st.integers(2, 40)).map(lambda two: "+".join([two[0]] * two[1])),
-        st.tuples(inner, st.integers(2, 40)).map(lambda two: "(" * two[1] + two[0] + ")" * two[1]),
+    lambda inner: (
+        st.tuples(st.sampled_from(OF_TWO), inner, inner).map(
+            lambda drawn: drawn[0].format(*drawn[1:])
+        )
+        | st.tuples(inner, st.integers(2, 40)).map(lambda two: "+".join([two[0]] * two[1]))
+        | st.tuples(inner, st.integers(2, 40)).map(lambda two: "(" * two[1] + two[0] + ")" * two[1])
     ),
     max_leaves=10,
 )
@@ -151,7 +143,7 @@ def test_the_gold_answer_itself_is_right_at_any_size():
 
 
 def test_a_gold_answer_that_takes_too_long_to_read_is_an_error():
-    with pytest.raises(ValueError, match="gold answer .* was not read"):
+    with pytest.raises(ValueError, match="gold answer .* takes more than"):
         Math(give_up_s=0.05)("", r"\boxed{5}", answer=LONG[0])
 
 

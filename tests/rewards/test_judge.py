@@ -1,43 +1,32 @@
 """A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
 real server.
 
-Covers lrl/rewards/judge/judge.py, cache.py, endpoint.py, messages.py, score.py,
-lrl/rewards/model_endpoint.py, model_request.py.
+Covers lrl/rewards/judge/judge.py, cache.py, score.py, lrl/rewards/model_endpoint.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import fcntl
-import inspect
 import json
 import logging
 import multiprocessing
 import pickle
-import re
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import pytest
-from jsonargparse import ArgumentParser
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import odd_rewards  # noqa: E402
-from judge_server import CLOSE, HANG, TEMPLATE, fails, says, served  # noqa: E402
-from scenes import counted, scored  # noqa: E402
-
-from lrl.checkpoints.made_with import fingerprint  # noqa: E402
-from lrl.errors import ConfigError, JudgeError  # noqa: E402
-from lrl.rewards import Judge, Reward, RewardFailuresError, RewardPool  # noqa: E402
-from lrl.rewards.judge.endpoint import ChatEndpoint  # noqa: E402
-from lrl.types import Prompt  # noqa: E402
-from tests.rewards.judging import judged  # noqa: E402
+from lrl.errors import ConfigError, JudgeError
+from lrl.rewards import Judge, RewardFailuresError, RewardPool
+from lrl.types import Prompt
+from tests.rewards import odd_rewards
+from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
+from tests.rewards.judging import judged
+from tests.rewards.scenes import counted, scored
 
 URL = "http://127.0.0.1:9"
 KEY = "sk-0123456789abcdef"
@@ -96,12 +85,6 @@ def verdict(score):
 def test_a_response_is_worth_the_score_that_has_the_form(server, form, text, expected):
     server.replies["r"] = [says(text)]
     assert score(judge_at(server.url, form=form)) == expected
-
-
-def test_the_lowest_score_is_0_and_the_highest_1(server):
-    server.replies = {"a": [verdict(1)], "b": [verdict(3)], "c": [verdict(5)]}
-    judge = judge_at(server.url, lowest=1, highest=5)
-    assert [score(judge, response) for response in "abc"] == [0.0, 0.5, 1.0]
 
 
 def test_the_judge_is_asked_for_the_form_that_is_read(server):
@@ -184,11 +167,6 @@ def test_the_judge_gets_the_messages_and_parameters_that_are_set_and_no_others(s
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
 
 
-def test_without_a_key_none_is_sent(server):
-    score(judge_at(server.url))
-    assert "Authorization" not in server.headers[0]
-
-
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -201,7 +179,7 @@ def test_without_a_key_none_is_sent(server):
     ],
 )
 def test_a_url_may_leave_the_route_out(url, address):
-    assert ChatEndpoint.address_of(url) == address
+    assert judge_at(url)._endpoint.url == address
 
 
 def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
@@ -220,8 +198,8 @@ def test_what_passes_by_itself_is_asked_again_until_it_answers(server):
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
-        (fails(429, "slow down"), "status 429: slow down"),
-        (fails(500, "oh"), "status 500: oh"),
+        (fails(429, "slow down"), "slow down"),
+        (fails(500, "oh"), "oh"),
         (CLOSE, "RemoteProtocolError"),
         (HANG, "no answer within 0.1 s"),
     ],
@@ -233,51 +211,32 @@ def test_after_the_last_retry_the_failure_says_what_came_last(server, reply, nam
     assert "3 requests (Judge.retries is 2)" in found.message and server.asked["r"] == 3
 
 
-def test_an_endpoint_that_is_not_there_is_a_failure():
-    found = failure(judge_at(URL, retries=1))
-    assert found.kind == "judge_failed" and "2 requests" in found.message
-
-
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
-        (fails(400, "too long"), ("status 400: too long", "Judge.model, max_tokens")),
-        (fails(401, f"bad key {KEY}"), ("status 401: bad key ***", "Judge.api_key_env")),
-        (fails(403, "no access"), ("no access", "Judge.api_key_env")),
-        (fails(404, "no model"), ("no model", "Judge.url and Judge.model")),
-        (fails(402, "pay"), ("status 402: pay", "Judge.url")),
-        (fails(307, Location="http://127.0.0.1:9/"), ("http://127.0.0.1:9/", "Judge.url")),
-        (verdict(7)._replace(body="<html>hello"), ("no chat completion", "<html>hello")),
-        (verdict(7)._replace(body='{"choices": []}'), ("no chat completion",)),
-        (verdict(7)._replace(body="[7]"), ("no chat completion",)),
-        (verdict(7)._replace(status=404, body="plain"), ("status 404: plain",)),
+        (fails(400, "too long"), "too long"),
+        (fails(401, f"bad key {KEY}"), "bad key ***"),
+        (fails(403, "no access"), "no access"),
+        (fails(307, Location="http://127.0.0.1:9/"), "307"),
+        (verdict(7)._replace(body="<html>hello"), "<html>hello"),
+        (verdict(7)._replace(body='{"choices": []}'), "cannot read its answer"),
+        (verdict(7)._replace(body="[7]"), "cannot read its answer"),
+        (verdict(7)._replace(status=404, body="plain"), "404"),
     ],
 )
-def test_a_refusal_is_not_asked_again_and_has_its_message_and_a_remedy(
-    server, monkeypatch, reply, named
-):
+def test_a_refusal_is_not_asked_again_and_has_the_servers_words(server, monkeypatch, reply, named):
     monkeypatch.setenv("JUDGE_KEY", KEY)
     server.replies["r"] = [reply]
     found = failure(judge_at(server.url, api_key_env="JUDGE_KEY"))
     assert found.kind == "judge_refused" and server.asked["r"] == 1
-    assert [words for words in named if words not in found.message] == []
+    assert named in found.message and server.url in found.message
     assert KEY not in found.message and len(found.message) < 400
 
 
-@pytest.mark.parametrize("form", ["seconds", "date"])
-def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server, form):
-    date = email.utils.formatdate(time.time() + 600, usegmt=True)
-    wait = date if form == "date" else "600"
-    server.replies["r"] = [fails(429, Retry_After=wait), verdict(7)]
+def test_no_request_is_sent_before_the_time_that_the_server_asks_for(server):
+    server.replies["r"] = [fails(429, Retry_After="600"), verdict(7)]
     found = failure(judge_at(server.url))
     assert found.kind == "judge_failed" and server.asked["r"] == 1
-
-
-def test_all_requests_of_a_response_stay_within_its_deadline(server):
-    server.replies["r"] = [HANG]
-    judge = judge_at(server.url, timeout_s=0.2, deadline_s=0.5, retries=1000)
-    found = failure(judge)
-    assert found.kind == "judge_failed" and "Judge.deadline_s (0.5)" in found.message
 
 
 def test_a_request_gets_no_more_than_what_is_left_of_the_deadline(server, monkeypatch):
@@ -294,7 +253,7 @@ def test_a_judge_gets_nothing_that_the_environment_has_for_openai(server, monkey
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, KEY)
     score(judge_at(server.url))
-    assert KEY not in str(server.headers)
+    assert KEY not in str(server.headers) and "Authorization" not in server.headers[0]
 
 
 def test_the_key_is_in_no_object_text_or_file(server, tmp_path, monkeypatch):
@@ -485,7 +444,7 @@ def test_a_judge_that_cannot_answer_is_refused_before_a_run(server):
     with pytest.raises(ConfigError) as caught:
         pool.start(prompt)
     message = str(caught.value)
-    assert "judge_refused: judge: " in message and "wrong key. Set the key" in message
+    assert "judge_refused: judge: " in message and "wrong key" in message
     assert "worth 0.0" not in message
 
 
@@ -500,63 +459,42 @@ def test_names_of_the_template_are_columns_or_facts_of_the_response():
     assert judge.missing_column(["answer", "rubric"]) == ""
     assert judge.missing_column([]) == "'answer', 'rubric'"
     judge.check_row({"answer": 5, "rubric": ["short"]})
-    with pytest.raises(ValueError, match="column `answer` is no text"):
+    with pytest.raises(ValueError, match="column `answer`: None"):
         judge.check_row({"answer": None, "rubric": "short"})
-    with pytest.raises(ValueError, match=r"has \{answer\}.*no column `answer`.*\{\{answer\}\}"):
+    with pytest.raises(ValueError, match="no column `answer`"):
         score(judge, rubric="short", num_tokens=1)
 
 
-def test_a_checkpoint_sees_a_change_of_what_is_asked_and_not_of_how_long_it_is_tried(tmp_path):
-    same = [judge_at(URL), judge_at(URL, retries=9, cache=str(tmp_path), max_calls=5)]
-    others = [judge_at(URL, template="Be strict. {response}"), judge_at(URL, weight=0.5)]
-    assert len({fingerprint(judge) for judge in same}) == 1
-    assert len({fingerprint(judge) for judge in [*same, *others]}) == 3
+BROKEN = [
+    ({"url": "judge:8000"}, "Judge.url is 'judge:8000'"),
+    ({"url": "ftp://h/v1"}, "Judge.url"),
+    ({"url": f"https://me:{KEY}@h/v1"}, "Judge.api_key_env"),
+    ({"template": "{prompt}"}, "Write {response}"),
+    ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
+    ({"template": "{response} }"}, "Single '}'"),
+    ({"template": "{} {response}"}, "write {prompt}"),
+    ({"template": "{response.text}"}, "{response.text}"),
+    ({"system": "{level:.2f}"}, "{level:.2f}"),
+    ({"form": "xml"}, "Judge.form is 'xml'"),
+    ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
+    ({"highest": float("inf")}, "Judge.highest is inf"),
+    ({"api_key_env": KEY}, "may be the key itself"),
+    ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
+    ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
+    ({"api_key_env": "EMPTY_KEY"}, "EMPTY_KEY, which is not set"),
+    ({"timeout_s": 0}, "Judge.timeout_s is 0"),
+    ({"retries": -1}, "Judge.retries is -1"),
+    ({"max_calls": 5}, "Judge.cache is not set"),
+]
 
 
-BROKEN = {
-    "no address": ({"url": "judge:8000"}, "Judge.url is 'judge:8000'"),
-    "another protocol": ({"url": "ftp://h/v1"}, "Judge.url"),
-    "a key in the address": ({"url": f"https://me:{KEY}@h/v1"}, "Judge.api_key_env"),
-    "a template without the response": ({"template": "{prompt}"}, "Write {response}"),
-    "JSON in a template": ({"template": '{"a": 1} {response}'}, "write {prompt}, {response}"),
-    "a brace alone": ({"template": "{response} }"}, "Single '}'"),
-    "a name without a name": ({"template": "{} {response}"}, "write {prompt}"),
-    "an attribute": ({"template": "{response.text}"}, "{response.text}"),
-    "a form": ({"system": "{level:.2f}"}, "{level:.2f}"),
-    "a form of its own": (
-        {"parameters": {"response_format": {}}},
-        "'response_format': leave it out",
-    ),
-    "a scale without width": ({"lowest": 1, "highest": 1}, "Judge.lowest is 1"),
-    "an endless scale": ({"highest": float("inf")}, "Judge.highest is inf"),
-    "a key for a name": ({"api_key_env": KEY}, "may be the key itself"),
-    "a key that could be a name": ({"api_key_env": "abcdef0123456789"}, "may be the key itself"),
-    "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
-    "an empty variable": ({"api_key_env": "EMPTY_KEY"}, "EMPTY_KEY, which is not set"),
-    "a cold judge": ({"temperature": -1}, "Judge.temperature is -1"),
-    "no tokens": ({"max_tokens": 0}, "Judge.max_tokens is 0"),
-    "no time": ({"timeout_s": 0}, "Judge.timeout_s is 0"),
-    "fewer than no retries": ({"retries": -1}, "Judge.retries is -1"),
-    "a request beyond the deadline": ({"timeout_s": 60, "deadline_s": 30}, "Judge.timeout_s is 60"),
-    "a budget without a place": ({"max_calls": 5}, "Judge.cache is not set"),
-    "no calls": ({"max_calls": 0, "cache": "HERE"}, "Judge.max_calls is 0"),
-    "a parameter that has a setting": ({"parameters": {"model": "m"}}, "'model': leave it out"),
-    "a stream": ({"parameters": {"stream": True}}, "'stream': leave it out"),
-}
-
-
-@pytest.mark.parametrize(("settings", "named"), BROKEN.values(), ids=BROKEN)
-def test_a_setting_that_cannot_work_is_refused_by_name_in_few_words(
-    tmp_path, monkeypatch, settings, named
-):
+@pytest.mark.parametrize(("settings", "named"), BROKEN)
+def test_a_setting_that_cannot_work_is_refused_by_name(monkeypatch, settings, named):
     monkeypatch.setenv("EMPTY_KEY", "")
-    settings = {
-        name: str(tmp_path) if value == "HERE" else value for name, value in settings.items()
-    }
     with pytest.raises(ConfigError) as caught:
         judge_at(**({"url": URL} | settings))
     message = str(caught.value)
-    assert named in message and len(message) < 300 and "\n" not in message
+    assert named in message and "\n" not in message
     assert KEY not in message and "abcdef0123456789" not in message
 
 
@@ -570,34 +508,7 @@ def test_a_key_over_plain_http_is_warned_of_unless_it_stays_on_the_machine(monke
     assert "anyone able to read that network sees the key" in caplog.text
 
 
-def test_a_judge_is_configured_by_class_path():
-    parser = ArgumentParser()
-    parser.add_argument("--rewards", type=list[Reward])
-    init_args = {"url": URL, "model": "m", "template": TEMPLATE, "highest": 10, "weight": 0.5}
-    given = [{"class_path": "lrl.rewards.Judge", "init_args": init_args}]
-    (judge,) = parser.instantiate(parser.parse_object({"rewards": given})).rewards
-    assert (type(judge), judge.name, judge.weight) == (Judge, "judge", 0.5)
-
-
-def test_the_settings_of_the_page_are_those_of_the_class():
-    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
-    section = page.partition("\n## A judge\n")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\| (`[^|]+) \|", section, re.M)
-    named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
-    known = inspect.signature(Judge).parameters
-    assert named == set(known) - {"weight", "name"}
-
-
 def test_no_reward_imports_the_client_before_its_first_request():
     code = "import sys, lrl.rewards; lrl.rewards.Judge; print('openai' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.stdout == "False\n", ran.stderr
-
-
-def test_a_cached_answer_is_the_text_that_the_judge_wrote(server, tmp_path):
-    score(judge_at(server.url, cache=str(tmp_path)))
-    (file,) = answer_files(tmp_path)
-    assert json.loads(file.read_text()) == {
-        "text": '{"reason": "Well.", "score": 7}',
-        "finish_reason": "stop",
-    }

@@ -5,11 +5,7 @@ Covers lrl/rewards/turn_rewards.py.
 """
 
 import asyncio
-import os
-import signal
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,34 +118,6 @@ def test_many_groups_are_scored_at_once_and_failures_stay_in_their_own(pool):
 
     asyncio.run(score_all())
     assert [(group[0].reward, group[2].reward) for group in groups] == [(1.0, 2.0)] * 5
-
-
-def test_a_pool_whose_idle_workers_are_killed_replaces_them(pool):
-    for pid in {int(rollout.reward) for rollout in scored(pool, "pid")}:
-        os.kill(pid, signal.SIGKILL)
-    assert scored(pool, "give 1")[0].reward == 1.0
-    time.sleep(0.3)  # the pool has seen the death by now
-    assert scored(pool, "give 1", "give 2")[1].reward == 2.0
-
-
-def test_a_worker_that_stops_is_replaced(monkeypatch):
-    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=1.0)
-    pool.start()
-    (rollout,) = scored(pool, "pid")
-    os.kill(int(rollout.reward), signal.SIGSTOP)
-    pool._processes.spec = replace(pool._processes.spec, start_timeout_s=0.5)
-    # A stopped process ignores SIGTERM; SIGKILL follows.
-    monkeypatch.setattr("pebble.common.CONSTS.term_timeout", 0.1)
-    assert scored(pool, "give 1")[0].reward == 1.0
-    pool.close()
-
-
-def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting_and_what_it_loads():
-    pool = RewardPool([odd_rewards.obey], workers=1, start_timeout_s=0.001)
-    with pytest.raises(
-        TimeoutError, match=r"data\.worker_start_timeout_s=0\.001\. .*\(obey\).* or raise it"
-    ):
-        pool.start()
 
 
 def test_a_cancelled_score_leaves_the_pool_usable(pool):

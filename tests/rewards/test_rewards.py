@@ -3,6 +3,8 @@
 Covers lrl/rewards/base.py, lrl/rewards/verifiers/exact_match.py, format.py, length_penalty.py.
 """
 
+import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -14,7 +16,16 @@ from jsonargparse import ArgumentParser
 sys.path.insert(0, str(Path(__file__).parent))  # `odd_rewards` is found by this name
 
 import lrl.rewards  # noqa: E402
-from lrl.rewards import ExactMatch, Format, LengthPenalty, Reward  # noqa: E402
+from lrl.checkpoints.made_with import fingerprint  # noqa: E402
+from lrl.rewards import (  # noqa: E402
+    Code,
+    ExactMatch,
+    Format,
+    Judge,
+    LengthPenalty,
+    Reward,
+    RewardModel,
+)
 
 
 @pytest.mark.parametrize("name", lrl.rewards.__all__)
@@ -97,23 +108,64 @@ def test_a_users_own_reward_needs_no_constructor():
     assert (Brevity().name, Brevity(0.1, name="short").weight) == ("Brevity", 0.1)
 
 
-def test_rewards_are_configured_by_class_path():
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("GSM8K", {}),
+        ("Math", {"weight": 2.0}),
+        ("Function", {"function": "odd_rewards:length", "weight": 0.1, "name": "length"}),
+        ("Code", {"tests": "test_list", "partial": True, "isolation": "none"}),
+        ("Judge", {"url": URL, "model": "m", "template": "{response}", "weight": 0.5}),
+        ("RewardModel", {"url": URL, "reads": "text"}),
+    ],
+)
+def test_rewards_are_configured_by_class_path(name, settings):
     parser = ArgumentParser()
     parser.add_argument("--rewards", type=list[Reward])
-    given_rewards = [
-        {"class_path": "lrl.rewards.GSM8K"},
-        {"class_path": "lrl.rewards.Math", "init_args": {"weight": 2.0}},
-        {
-            "class_path": "lrl.rewards.Function",
-            "init_args": {"function": "odd_rewards:length", "weight": 0.1},
-        },
-    ]
-    rewards = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
-    assert [(reward.name, reward.weight) for reward in rewards] == [
-        ("gsm8k", 1.0),
-        ("math", 2.0),
-        ("length", 0.1),
-    ]
+    given_rewards = [{"class_path": f"lrl.rewards.{name}", "init_args": settings}]
+    (reward,) = parser.instantiate(parser.parse_object({"rewards": given_rewards})).rewards
+    assert type(reward) is getattr(lrl.rewards, name)
+    known = {name: value for name, value in settings.items() if hasattr(reward, name)}
+    assert {name: getattr(reward, name) for name in known if name != "function"} == {
+        name: value for name, value in known.items() if name != "function"
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "kind"), [("A judge", Judge), ("A reward model", RewardModel), ("Code", Code)]
+)
+def test_the_settings_of_the_page_are_those_of_the_class(section, kind):
+    page = (Path(__file__).parents[2] / "docs/rewards.md").read_text()
+    text = re.split("\n##", page.partition(f"\n## {section}\n")[2])[0]
+    rows = re.findall(r"^\| (`[^|]+) \|", text, re.M)
+    named = {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+    known = set(inspect.signature(kind).parameters) - {"weight", "name"}
+    assert named <= known and (named == known or kind is Code)
+
+
+def judge(**settings):
+    return Judge(**({"url": URL, "model": "m", "template": "{response}"} | settings))
+
+
+@pytest.mark.parametrize(
+    ("same", "others"),
+    [
+        (
+            [judge(), judge(retries=9)],
+            [judge(template="Be strict. {response}"), judge(weight=0.5)],
+        ),
+        (
+            [RewardModel(url=URL), RewardModel(url=URL, retries=1, timeout_s=1.0)],
+            [RewardModel(url=URL, reads="text"), RewardModel(url=URL + "0")],
+        ),
+    ],
+)
+def test_a_checkpoint_sees_a_change_of_the_score_and_not_of_how_long_it_is_tried(same, others):
+    assert len({fingerprint(reward) for reward in same}) == 1
+    assert len({fingerprint(reward) for reward in [*same, *others]}) == 3
 
 
 def test_an_unknown_name_is_no_reward():

@@ -34,7 +34,7 @@ from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
-from tests.generators.test_pool import make_pool, resync
+from tests.generators.model_fleet import make_pool, resync
 from tests.rollouts.test_controller import ModelRewards
 
 RULES: dict[str, Callable[[], DispatchPolicy]] = {

@@ -14,7 +14,7 @@ from lrl.planning.clock import run
 from lrl.routing.dispatch import DispatchPolicy, GeneratorLoad, LeastLoaded, Request
 from lrl.routing.migration import Migration
 from lrl.types import Prompt
-from tests.generators.test_pool import Known, ModelClient, ask, gather, make_pool, resync
+from tests.generators.model_fleet import Known, ModelClient, ask, gather, make_pool, resync
 
 
 def make_moving_crew(

@@ -38,7 +38,7 @@ from tests.runs.test_async_run import (
 from tests.runs.test_launched_run import SRUN
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
 
-KIND = {"join", "--kind", "environment"}
+KIND = {"join", "--kind", "worker"}
 """Words of the command of a member."""
 
 
@@ -183,8 +183,8 @@ class KillsItsMember(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.killed or trainer.global_step < CUT_AT:
             return
-        remote = trainer.datamodule.environment.pool.remote  # type: ignore[attr-defined]
-        busy = lambda: any(member.episodes for member in remote.ready)  # noqa: E731
+        workers = trainer.datamodule.environment.pool.workers  # type: ignore[attr-defined]
+        busy = lambda: any(not member.idle for member in workers.members.ready)  # noqa: E731
         wait_for(busy, DEADLINE_S, "an episode of the member")
         (member,) = [one for one in psutil.Process().children() if set(words(one)) >= KIND]
         member.kill()
@@ -222,6 +222,6 @@ def test_a_run_whose_only_member_is_killed_continues_its_episodes_on_the_next(
             assert rollout.reward == sum(rollout.turn_rewards) and rollout.failure == ""
     assert kills.killed and not any(kills.counts[kind] for kind in EPISODE_KINDS)
     played = sorted(kills.answered_by)
-    assert [name.partition(" on ")[0] for name in played] == ["environment 0", "environment 1"]
-    said = [(tmp_path / f"srun-environment-{number}.log").read_text() for number in (0, 1)]
+    assert [name.partition(" on ")[0] for name in played] == ["worker 0", "worker 1"]
+    said = [(tmp_path / f"srun-worker-{number}.log").read_text() for number in (0, 1)]
     assert "serves with" in said[0] and "the run has ended, and so does it" in said[1]

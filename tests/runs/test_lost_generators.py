@@ -12,7 +12,7 @@ import psutil
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
-from lrl.callbacks.base import find
+from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from tests.leftovers import words
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
@@ -39,7 +39,7 @@ class Faults(L.Callback):
         self.alive: list[int] = []
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        fleet = trainer.datamodule.run.fleet  # type: ignore[attr-defined]
+        fleet = run_of(trainer).fleet
         self.alive.append(fleet.alive)
         if trainer.global_step == 2:
             (engine,) = processes(fleet.generators[1], "EngineCore")
@@ -51,11 +51,10 @@ class Faults(L.Callback):
             self._wait_for_both(trainer)
 
     def _wait_for_both(self, trainer: L.Trainer) -> None:
-        sync = find(trainer, WeightSync)
-        end = time.monotonic() + 900
-        while trainer.datamodule.run.fleet.alive < 2:  # type: ignore[attr-defined]
-            assert sync is not None and time.monotonic() < end
-            sync.poll(trainer)
+        run, end = run_of(trainer), time.monotonic() + 900
+        while run.fleet.alive < 2:
+            assert time.monotonic() < end
+            run.poll()
             time.sleep(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and scorer, and all by
+"""Real runs on two nodes of a real Ray cluster: with its tasks as generator and worker, and all by
 one command.
 
 One node is in another network namespace. A cluster takes a core half a minute to start, so all
@@ -75,7 +75,7 @@ def cluster() -> Iterator[RayCluster]:
 
 
 class LosesItsNode(L.Callback):
-    """Kills the node of the generator and of the scorer in mid-run, and brings another one.
+    """Kills the node of the generator and of the worker in mid-run, and brings another one.
 
     The run's processes carry the mark.
     """
@@ -87,7 +87,7 @@ class LosesItsNode(L.Callback):
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == LOST_AT:
             lost = self.cluster.nodes[-1]
-            tops = [*self.named("supervisor.py"), *self.named("--kind scorer")]
+            tops = [*self.named("supervisor.py"), *self.named("--kind worker")]
             tree = [*tops, *(child for top in tops for child in top.children(recursive=True))]
             lines = [" ".join(words(process)) for process in tree]
             assert any("EngineCore" in line for line in lines), lines
@@ -152,7 +152,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     assert trainer.callback_metrics["fleet/joined"] == 2
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
-    assert {f"scorer {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
+    assert {f"worker {number} on {socket.gethostname()}" for number in (0, 1)} <= scored_by.keys()
     assert (
         trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
     )

@@ -239,7 +239,7 @@ OFTEN = ("--trainer.callbacks.every_n_train_steps", "2")
 SAVED = ("--trainer.callbacks+", "lightning.pytorch.callbacks.ModelCheckpoint", *OFTEN)
 MATH = {"math500"}
 EXACT = ("--trainer.strategy.server.dtype", "float32")
-"""Not every CPU computes in bfloat16 (`lrl.system.cpu_formats`)."""
+"""Not every CPU computes in bfloat16 (`lrl doctor` says)."""
 OF_GPUS = (*OFTEN, *EXACT)
 ONE_SERVER = ("--trainer.strategy.generator_devices", "1")
 RECIPES = {

@@ -1,4 +1,4 @@
-"""A real run whose generator and scorer are steps of a real SLURM cluster, on a node in another
+"""A real run whose generator and worker are steps of a real SLURM cluster, on a node in another
 namespace.
 """
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Cancels(L.Callback):
-    """Has SLURM end the jobs of the generator and of the scorer in mid-run."""
+    """Has SLURM end the jobs of the generator and of the worker in mid-run."""
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == CANCELLED_AT:
@@ -32,7 +32,7 @@ class Cancels(L.Callback):
                 ["squeue", "--noheader", "--format=%k"], text=True, timeout=60
             )
             assert "mine" in jobs.split(), "the generator's option"
-            for name in ("lrl-scorer-0", "lrl-generator-0"):
+            for name in ("lrl-worker-0", "lrl-generator-0"):
                 subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
 
 
@@ -78,5 +78,5 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
     assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
     assert strategy.choose_transport().backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
-    assert {"scorer 0 on far", "scorer 1 on far"} <= data.reward_pool.scored_by.keys()
+    assert {"worker 0 on far", "worker 1 on far"} <= data.reward_pool.scored_by.keys()
     assert data.reward_pool.scored_by.total() == data.reward_pool.counts["scored"]

@@ -66,21 +66,29 @@ def test_without_the_token_nothing_is_reached(
     assert not reached and sent[0]["status"] == 401 and b"secret" not in sent[1]["body"]
 
 
-def test_the_token_opens_every_path_and_health_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert response(scope("/pause", {"Authorization": "Bearer secret"}), monkeypatch) == (True, [])
-    assert response(scope("/health", {}), monkeypatch) == (True, [])
-    assert response({"type": "lifespan"}, monkeypatch) == (True, [])
+RIGHT = {"Authorization": "Bearer secret"}
+BOTH = scope("/pause", RIGHT)
+BOTH["headers"].append((b"authorization", b"Bearer wrong"))
 
 
-def test_a_websocket_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, sent = response(scope("/v1/realtime", {}, "websocket"), monkeypatch)
-    assert not reached and sent == [{"type": "websocket.close", "code": 1008}]
-
-
-def test_a_request_with_two_tokens_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = scope("/pause", {"Authorization": "Bearer secret"})
-    both["headers"].append((b"authorization", b"Bearer wrong"))
-    assert not response(both, monkeypatch)[0]
+@pytest.mark.parametrize(
+    ("asked", "opens"),
+    [
+        (scope("/pause", RIGHT), True),
+        (scope("/health", {}), True),
+        ({"type": "lifespan"}, True),
+        (BOTH, False),
+        (scope("/v1/realtime", {}, "websocket"), False),
+    ],
+    ids=["the token", "health", "the start", "two tokens", "a websocket without it"],
+)
+def test_the_token_opens_every_path_and_health_needs_none(
+    asked: dict[str, Any], opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, sent = response(asked, monkeypatch)
+    assert reached == opens
+    if asked["type"] == "websocket":
+        assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 def test_a_server_without_a_token_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

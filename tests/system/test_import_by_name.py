@@ -53,7 +53,7 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
     (here / "wave.py").write_text("def ride():\n    return 1\n")
     sys.modules.pop("wave", None)
     assert import_by_name.function("wave:open").__module__ == "wave"
-    with pytest.raises(ValueError, match=r"wave \(.*wave.py\) has no 'ride'"):
+    with pytest.raises(ValueError, match="wave.py has no 'ride'"):
         import_by_name.function("wave:ride")
     with pytest.raises(ValueError, match="another module has its name"):
         import_by_name.function("./wave.py:ride")
@@ -62,8 +62,8 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("by_name_scores:shrot", r"by_name_scores \(.*\) has no 'shrot'. Did you mean short?"),
-        ("by_name_scores:wrong", r"by_name_scores \(.*\) has no 'wrong'. It has short."),
+        ("by_name_scores:shrot", r"by_name_scores.py has no 'shrot'. Did you mean short?"),
+        ("by_name_scores:wrong", r"by_name_scores.py has no 'wrong'\.$"),
         ("by_name_scorse:short", "no module 'by_name_scorse'. Did you mean by_name_scores?"),
         ("by_name_scorse.py:short", "no file 'by_name_scorse.py'.*Did you mean by_name_scores.py?"),
         ("by_name_scores:LIMIT", "is a int, not a function"),

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from lrl.environments.agent_server import AgentServer
-from lrl.environments.external_server import ExternalServer
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.system.token_server import TokenServer
@@ -44,13 +43,16 @@ def ports() -> Iterator[list[int]]:
     guarded = TokenServer(
         Endpoint(), "token", [web.post("/broken", broken)], open_paths=["/broken"]
     )
-    agents, elsewhere = AgentServer(), ExternalServer("key", lambda: None)
-    listener = Endpoint().reserve_port()
     loop = LoopThread("test")
-    loop.wait(agents.start(), 30.0, "a start")
-    serving = loop.submit(elsewhere.serve(listener, None))
-    yield [guarded.port, agents._port, listener.getsockname()[1]]
-    serving.cancel()
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    servers = [AgentServer(), AgentServer("key")]
+    serving = [
+        loop.submit(server.serve(listener))
+        for server, listener in zip(servers, listeners, strict=True)
+    ]
+    yield [guarded.port, *(listener.getsockname()[1] for listener in listeners)]
+    for one in serving:
+        one.cancel()
     loop.close()
     guarded.close()
 

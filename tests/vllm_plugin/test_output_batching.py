@@ -16,6 +16,8 @@ from lrl.generators.frames import HOLD_S, REQUEST_PREFIX
 from lrl.vllm_plugin.output_batching import OutputBatcher
 
 CALL = UtilityOutput(call_id=1)
+A, B = f"{REQUEST_PREFIX}a", f"{REQUEST_PREFIX}b"
+"""Ids of lrl's requests."""
 
 
 class Clock:
@@ -64,25 +66,19 @@ def tokens_of(found: list[Any]) -> dict[str, list[int]]:
 
 def test_tokens_wait_for_hold_s_and_go_together() -> None:
     def steps() -> list[Any]:
-        return [
-            message(output(REQUEST_PREFIX + "a", [step]), output(REQUEST_PREFIX + "b", [step + 10]))
-            for step in range(3)
-        ]
+        return [message(output(A, [step]), output(B, [step + 10])) for step in range(3)]
 
     assert passed(Clock(), *steps(), after_s=0.9 * HOLD_S) == []
     ((client, found),) = passed(Clock(), *steps(), after_s=HOLD_S)
     assert client == 0 and found.weight_version == "0" and len(found.outputs) == 2
-    assert tokens_of([(0, found)]) == {
-        REQUEST_PREFIX + "a": [0, 1, 2],
-        REQUEST_PREFIX + "b": [10, 11, 12],
-    }
+    assert tokens_of([(0, found)]) == {A: [0, 1, 2], B: [10, 11, 12]}
 
 
 def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
     clock, outputs = Clock(), queue.Queue[Any]()
     held, waited = OutputBatcher(outputs, clock), []
     for step in range(40):
-        outputs.put(message(output(REQUEST_PREFIX + "a", [step])))
+        outputs.put(message(output(A, [step])))
     outputs.put(b"dead")
     clock_of = dict[int, float]()
 
@@ -94,56 +90,41 @@ def test_a_queue_that_never_runs_empty_does_not_hold_tokens_longer() -> None:
 
     held._take = take  # type: ignore[method-assign]
     while (one := held.get()) != b"dead":
-        waited += [clock.now - clock_of[token] for token in tokens_of([one])[REQUEST_PREFIX + "a"]]
+        waited += [clock.now - clock_of[token] for token in tokens_of([one])[A]]
     assert len(waited) == 40 and max(waited) < 1.2 * HOLD_S
 
 
 def test_the_first_token_and_the_last_go_at_once_and_take_along_their_own_response_alone() -> None:
-    first = message(output(REQUEST_PREFIX + "a", [1], prefill_stats=PrefillStats()))
+    first = message(output(A, [1], prefill_stats=PrefillStats()))
     assert len(passed(Clock(), first)) == 1
-    ends = message(
-        output(REQUEST_PREFIX + "a", [3], FinishReason.STOP), output(REQUEST_PREFIX + "b", [4])
-    )
-    found = passed(
-        Clock(), message(output(REQUEST_PREFIX + "a", [2]), output(REQUEST_PREFIX + "b", [2])), ends
-    )
+    ends = message(output(A, [3], FinishReason.STOP), output(B, [4]))
+    found = passed(Clock(), message(output(A, [2]), output(B, [2])), ends)
     assert (
-        tokens_of(found) == {REQUEST_PREFIX + "a": [2, 3]}
+        tokens_of(found) == {A: [2, 3]}
         and found[0][1].outputs[0].finish_reason is FinishReason.STOP
     )
 
 
 def test_whoever_has_the_answer_to_a_call_can_have_all_tokens_written_before() -> None:
     answer = message(utility_output=CALL)
-    found = passed(
-        Clock(),
-        message(output(REQUEST_PREFIX + "a", [1])),
-        message(output(REQUEST_PREFIX + "b", [2]), client=1),
-        answer,
-    )
-    assert (
-        tokens_of(found[:2]) == {REQUEST_PREFIX + "a": [1], REQUEST_PREFIX + "b": [2]}
-        and found[2] is answer
-    )
+    found = passed(Clock(), message(output(A, [1])), message(output(B, [2]), client=1), answer)
+    assert tokens_of(found[:2]) == {A: [1], B: [2]} and found[2] is answer
     assert [client for client, _ in found[:2]] == [0, 1]
 
 
 def test_the_end_of_the_engine_comes_after_all_tokens() -> None:
-    found = passed(Clock(), message(output(REQUEST_PREFIX + "a", [1])), b"ENGINE_CORE_DEAD")
-    assert tokens_of(found[:1]) == {REQUEST_PREFIX + "a": [1]} and found[1] == b"ENGINE_CORE_DEAD"
+    found = passed(Clock(), message(output(A, [1])), b"ENGINE_CORE_DEAD")
+    assert tokens_of(found[:1]) == {A: [1]} and found[1] == b"ENGINE_CORE_DEAD"
 
 
 def test_nobody_elses_tokens_wait() -> None:
-    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(REQUEST_PREFIX + "a", [2])))
+    found = passed(Clock(), message(output("chatcmpl-1", [1]), output(A, [2])))
     assert tokens_of(found) == {"chatcmpl-1": [1]}
 
 
 def test_tokens_of_two_versions_never_meet() -> None:
     found = passed(
-        Clock(),
-        message(output(REQUEST_PREFIX + "a", [1])),
-        message(output(REQUEST_PREFIX + "a", [2]), version="1"),
-        after_s=9,
+        Clock(), message(output(A, [1])), message(output(A, [2]), version="1"), after_s=9
     )
     versions = {
         tuple(one.new_token_ids): outputs.weight_version
@@ -155,11 +136,9 @@ def test_tokens_of_two_versions_never_meet() -> None:
 
 def test_statistics_of_a_prefill_are_not_lost() -> None:
     stats = SchedulerStats()
-    assert passed(Clock(), message(output(REQUEST_PREFIX + "a", [1]), scheduler_stats=stats)) == []
+    assert passed(Clock(), message(output(A, [1]), scheduler_stats=stats)) == []
     stats.prefix_cache_stats.requests = 1
-    ((_, found),) = passed(
-        Clock(), message(output(REQUEST_PREFIX + "a", [1]), scheduler_stats=stats)
-    )
+    ((_, found),) = passed(Clock(), message(output(A, [1]), scheduler_stats=stats))
     assert found.scheduler_stats is stats and found.outputs == []
 
 

@@ -1,10 +1,24 @@
-"""What the plugin does in each of vLLM's processes."""
+"""What the plugin does in each of vLLM's processes.
 
+Covers lrl/vllm_plugin/gloo_thread.py.
+"""
+
+from __future__ import annotations
+
+import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+
+from lrl.generators import cpu_backend
+from lrl.generators.settings import ServerSettings
+from lrl.vllm_plugin.plugin import METHOD, let_engines_fork
+from tests.lent_server import LentServer
 
 ASKS_LINUX = """
 import ctypes
@@ -28,3 +42,35 @@ def test_an_engine_in_bfloat16_may_use_amx_before_its_first_request() -> None:
         [sys.executable, "-c", ASKS_LINUX], capture_output=True, text=True, timeout=300, check=True
     )
     assert ended.stdout.split()[-2:] == ["False", "True"]
+
+
+def test_the_engine_of_a_real_server_is_a_fork_with_one_thread_of_gloo(
+    lent_server: LentServer,
+) -> None:
+    processes = {process.name(): process for process in lent_server.processes()}
+    assert len(processes) == 2, "a spawned engine has multiprocessing's tracker beside it"
+    tasks = Path(f"/proc/{processes['VLLM::EngineCore'].pid}/task").iterdir()
+    threads = [(task / "comm").read_text().strip() for task in tasks]
+    assert threads.count("gloo_tcp_loop") == 1, "vLLM makes 13 groups, and each would wake it"
+
+
+@pytest.mark.parametrize(
+    ("executor", "own", "method"),
+    [("uni", {}, "fork"), ("uni", {METHOD: "spawn"}, "spawn"), ("mp", {}, "spawn")],
+)
+def test_an_engine_is_spawned_if_it_has_workers_or_the_user_says_so(
+    executor: str, own: dict[str, str], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    def spawn(cls: Any, config: Any) -> None:
+        os.environ[METHOD] = "spawn"
+
+    if not current_platform.is_cpu():
+        pytest.skip("only vLLM's CPU build spawns its engines")
+    monkeypatch.setenv(METHOD, cpu_backend.environment(ServerSettings(), own)[METHOD])
+    monkeypatch.setattr(type(current_platform), "check_and_update_config", classmethod(spawn))
+    let_engines_fork()
+    parallel = SimpleNamespace(distributed_executor_backend=executor)
+    type(current_platform).check_and_update_config(SimpleNamespace(parallel_config=parallel))
+    assert os.environ[METHOD] == method

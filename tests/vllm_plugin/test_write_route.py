@@ -11,7 +11,7 @@ import pytest
 
 from lrl.errors import RequestRejected
 from lrl.generators.client import GeneratorClient
-from lrl.generators.generator import Generator, State
+from lrl.generators.generator import Generator, State, Work
 from lrl.types import Prompt, Rollout, Sampling
 from tests.lent_server import LentServer
 
@@ -92,13 +92,15 @@ def test_a_response_that_moves_has_all_tokens_that_its_generator_has_written(
         generator = Generator(lent_server.server, SAMPLING.n)
         generator.version = 0
         generator.state = State.SERVING
-        prompt, sampling = (
-            Prompt(id=0, token_ids=PROMPT, text=""),
-            Sampling(n=8, max_tokens=SAMPLING.max_tokens),
+        work = Work(
+            prompt=Prompt(id=0, token_ids=PROMPT, text=""),
+            sampling=Sampling(n=8, max_tokens=SAMPLING.max_tokens),
+            priority=0,
+            deadline_s=60.0,
         )
         while True:  # until the generator has written a second token of a response before it moves
-            rollouts = [Rollout() for _ in range(sampling.n)]
-            writing = asyncio.ensure_future(generator.write(prompt, rollouts, sampling, 0, 60.0))
+            rollouts = [Rollout() for _ in range(work.sampling.n)]
+            writing = asyncio.ensure_future(generator.write(work, rollouts))
             while not all(rollout.token_ids for rollout in rollouts):
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0.1)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from lrl.generators.generator import Generator, KeysAndValues
+from lrl.generators.generator import Generator, KeysAndValues, Work
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.types import Prompt, Rollout, Sampling
@@ -62,7 +62,8 @@ class OneGenerator:
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:
-        return self.loop.submit(self.generator.write(prompt, rollouts, SAMPLING, 0, 60.0))
+        work = Work(prompt=prompt, sampling=SAMPLING, priority=0, deadline_s=60.0)
+        return self.loop.submit(self.generator.write(work, rollouts))
 
     def preemptions(self) -> float:
         asked = urllib.request.Request(

@@ -266,7 +266,7 @@ import threading
 atexit.register(threading.Event().wait)  # as a library that waits for the GPU when it is unloaded
 from concurrent.futures import Future
 from contextlib import nullcontext
-from lrl.system.daemon_call import start_daemon_call
+from lrl.system.event_loop import start_daemon_call
 from lrl.weights import communicator, nccl
 from tests.weights.test_nccl import Hanging
 communicator.ABORT_S = 0.1

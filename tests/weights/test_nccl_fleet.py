@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from lrl.generators import supervisor
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
@@ -157,7 +156,8 @@ def test_a_server_that_is_killed_before_the_broadcast_costs_only_itself(
 ) -> None:
     one, three = scene.join(servers["one"], servers["three"])
     assert scene.sync() == [] and holds(one, 1) and holds(three, 1)
-    supervisor.kill(servers["three"].processes())
+    for process in servers["three"].processes():
+        process.kill()
     assert scene.sync() == [three] and holds(one, 2) and three.eviction is not None
     assert scene.sync() == [] and holds(one, 3) and scene.pool.generators == [one]
 

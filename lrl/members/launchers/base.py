@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lrl.errors import ConfigError
 from lrl.system.config_errors import at_least
-from lrl.system.parent_death import bound_to_this_process
+from lrl.system.processes import bound_to_this_process
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
@@ -80,8 +80,8 @@ class ProcessJob(Job):
 
 
 class Launcher(ABC):
-    """Starts jobs: generators as `strategy.launcher`, scorers as `data.reward_launcher`,
-    environments as `data.environment_launcher`.
+    """Starts jobs: generators as `strategy.launcher`, workers as `data.reward_launcher` or
+    `data.environment_launcher`.
 
     Args:
         jobs: How many.

@@ -37,8 +37,8 @@ class Ray(Launcher):
         jobs: How many.
         address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this
             machine belongs to.
-        cpus: CPU cores of each, as Ray counts them; a scorer or an environment has a process for
-            each. The GPUs of a generator are `server.tensor_parallel_size`, none on a CPU.
+        cpus: CPU cores of each, as Ray counts them; workers have a process for each. The GPUs of a
+            generator are `server.tensor_parallel_size`, none on a CPU.
         resources: Ray's custom resources of each, such as `{"h100": 1}`.
         placement_group: Ray's strategy: `PACK` (few nodes), `SPREAD` (many), `STRICT_SPREAD` (one
             job a node), `STRICT_PACK` (one node).

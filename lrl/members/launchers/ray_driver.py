@@ -61,7 +61,7 @@ def serve(words: Sequence[str], variables: dict[str, str]) -> str:
             f"there is no lrl next to {sys.executable} on node {os.uname().nodename}: install it "
             "there"
         )
-    from lrl.system.parent_death import bound_to_this_process
+    from lrl.system.processes import bound_to_this_process
 
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(

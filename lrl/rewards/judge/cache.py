@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ class Answer(NamedTuple):
     """`stop`, or `length` if it was cut."""
 
 
+@dataclass
 class JudgeCache:
     """A folder of answers, each under a hash of all that decides it.
 
@@ -41,9 +43,11 @@ class JudgeCache:
         max_calls: Requests that may be sent, over processes and runs; None for no limit.
     """
 
-    def __init__(self, folder: str | Path, max_calls: int | None) -> None:
-        self.folder = Path(folder).expanduser().absolute()
-        self.max_calls = max_calls
+    folder: Path
+    max_calls: int | None
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.expanduser().absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / CALLS).touch()
 
@@ -51,16 +55,15 @@ class JudgeCache:
         """Returns the answer to a request; None if there is none, or its file is damaged."""
         file = self._file(request)
         try:
-            found = json.loads(file.read_text())
-            answer = Answer(found["text"], found["finish_reason"])
-            if not all(isinstance(field, str) for field in answer):
-                raise TypeError("its fields are no texts")
+            match json.loads(file.read_text()):
+                case {"text": str(text), "finish_reason": str(reason)}:
+                    return Answer(text, reason)
         except FileNotFoundError:
             return None
-        except (ValueError, LookupError, TypeError, OSError) as error:
-            log.warning("%s is damaged (%s): the judge is asked again.", file, error)
-            return None
-        return answer
+        except (ValueError, OSError):
+            pass
+        log.warning("%s is damaged: the judge is asked again.", file)
+        return None
 
     def write(self, request: dict[str, Any], answer: Answer) -> None:
         """Writes the answer to a request, or replaces it; only logs that it cannot: the answer has
@@ -110,15 +113,14 @@ class JudgeCache:
 
 async def _lock(file: int) -> None:
     """Locks a file. Others hold it for the moment of a write, or are stopped."""
-    loop = asyncio.get_running_loop()
-    until = loop.time() + LONGEST_HOLD_S
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if loop.time() >= until:
-                raise JudgeError(
-                    "judge_failed", f"another process holds the file {CALLS} of Judge.cache"
-                ) from None
-            await asyncio.sleep(_POLL_S)
+    try:
+        async with asyncio.timeout(LONGEST_HOLD_S):
+            while True:
+                try:
+                    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        raise JudgeError(
+            "judge_failed", f"another process holds the file {CALLS} of Judge.cache"
+        ) from None

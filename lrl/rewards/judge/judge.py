@@ -1,22 +1,20 @@
 """A language model as a reward: it reads the response and writes a score."""
 
+import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
+from string import Formatter
 from typing import Any
 
-from lrl.errors import ConfigError
+from lrl.errors import ConfigError, JudgeError
 from lrl.rewards.base import Reward
-from lrl.rewards.judge.cache import JudgeCache
-from lrl.rewards.judge.endpoint import ChatEndpoint
-from lrl.rewards.judge.messages import JudgeMessages, text_of
+from lrl.rewards.judge.cache import Answer, JudgeCache
 from lrl.rewards.judge.score import Form, ScoreReader
-from lrl.system.config_errors import at_least
+from lrl.rewards.model_endpoint import ModelEndpoint, NotSent
+from lrl.rewards.reference import reference_of
 
 OF_THE_RESPONSE = ("prompt", "response", "finish_reason", "num_tokens", "turn_rewards")
 """Names that a template may have besides the columns of the row."""
-NOT_A_PARAMETER = {
-    *("model", "messages", "temperature", "max_tokens", "response_format"),  # settings of their own
-    *("n", "stream"),  # a judge gives one whole answer
-}
 
 
 class Judge(Reward):
@@ -79,47 +77,51 @@ class Judge(Reward):
         name: str = "judge",
     ) -> None:
         super().__init__(weight, name)
-        at_least(0, "Judge", temperature=temperature)
-        at_least(1, "Judge", max_tokens=max_tokens, max_calls=max_calls)
-        self.deadline_s = deadline_s
-        self._reader = ScoreReader(form, lowest, highest)
-        self._messages = JudgeMessages(template, system, self._reader.asked)
-        if clash := NOT_A_PARAMETER & set(parameters or {}):
-            raise ConfigError(
-                f"Judge.parameters has {min(clash)!r}: leave it out, and see the judge's settings."
-            )
         if max_calls is not None and cache is None:
             raise ConfigError(
                 f"Judge.max_calls is {max_calls}, and Judge.cache is not set: give the folder in "
                 "which all processes of a run, and those that resume it, count their requests."
             )
+        self.deadline_s = deadline_s
+        self._reader = ScoreReader(form, lowest, highest)
+        self._templates = {"system": system} if system is not None else {}
+        self._templates["user"] = template
+        self._names = set().union(*map(_names_in, self._templates.values()))
+        if "response" not in self._names:
+            raise ConfigError(
+                f"Judge.template is {template!r:.80}, without {{response}}: the judge would not "
+                "see what it scores. Write {response} where the response belongs."
+            )
         own = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
         own = {name: value for name, value in own.items() if value is not None}
         self._fields = own | (parameters or {}) | self._reader.fields
-        self._cache = None if cache is None else JudgeCache(cache, max_calls)
-        self._endpoint = ChatEndpoint(
-            url,
-            api_key_env,
+        self._cache = None if cache is None else JudgeCache(Path(cache), max_calls)
+        self._endpoint = ModelEndpoint(
+            owner="Judge",
+            kind="judge",
+            error=JudgeError,
+            route="/v1/chat/completions",
+            url=url,
+            api_key_env=api_key_env,
             timeout_s=timeout_s,
             retries=retries,
             deadline_s=deadline_s,
-            cache=self._cache,
         )
 
     def __repr__(self) -> str:
         """Returns what decides a score: a checkpoint keeps its baselines if nothing else has
         changed."""
-        asked = (self._endpoint.url, self._fields, self._messages.templates)
+        asked = (self._endpoint.url, self._fields, self._templates)
         read = (self._reader.lowest, self._reader.highest)
         return f"Judge{(*asked, *read, self.weight, self.name)}"
 
     def missing_column(self, columns: Collection[str]) -> str:
-        lacking = self._messages.names - {*columns, *OF_THE_RESPONSE}
+        lacking = self._names - {*columns, *OF_THE_RESPONSE}
         return ", ".join(map(repr, sorted(lacking)))
 
     def check_row(self, columns: Mapping[str, Any]) -> None:
-        for name in sorted(self._messages.names - {*OF_THE_RESPONSE}):
-            text_of(columns, name)
+        for name in sorted(self._names - {*OF_THE_RESPONSE}):
+            _text_of(columns, name)
 
     async def __call__(self, prompt: str, response: str, **columns: Any) -> float:
         """Returns a number from 0 to 1.
@@ -129,13 +131,63 @@ class Judge(Reward):
             ValueError: The row has no such column as the template names, or no text in it.
         """
         values = {**columns, "prompt": prompt, "response": response}
-        body = {**self._fields, "messages": self._messages.written(values)}
+        body = {**self._fields, "messages": self._messages(values)}
         request = {"url": self._endpoint.url, "body": body}
         kept = None if self._cache is None else self._cache.read(request)
         if kept is not None:
             return self._reader.score(kept)
-        answer = await self._endpoint.answer(body)
+        answer = await self._endpoint.ask(body, _answer_in, self._count)
         score = self._reader.score(answer)
         if self._cache is not None:
             self._cache.write(request, answer)
         return score
+
+    def _messages(self, values: Mapping[str, Any]) -> list[dict[str, str]]:
+        texts = {name: _text_of(values, name) for name in self._names}
+        messages = [
+            {"role": role, "content": template.format_map(texts)}
+            for role, template in self._templates.items()
+        ]
+        messages[-1]["content"] += f"\n\n{self._reader.asked}"
+        return messages
+
+    async def _count(self, number: int) -> None:
+        if self._cache is not None:
+            try:
+                await self._cache.count()
+            except JudgeError as error:
+                raise NotSent(error) from error
+
+
+def _answer_in(found: Any) -> Answer:
+    choice = found["choices"][0]
+    # A model that has only reasoned, or was filtered, has written nothing.
+    content = choice["message"]["content"] or ""
+    if not isinstance(content, str):
+        raise TypeError(f"the content is a {type(content).__name__}")
+    return Answer(content, str(choice.get("finish_reason")))
+
+
+def _text_of(values: Mapping[str, Any], name: str) -> str:
+    """Returns a value as the judge reads it: a list or a dict as JSON, a number without an exponent;
+    raises ValueError if there is none."""
+    if isinstance(value := values.get(name), list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return reference_of(values, name)
+
+
+def _names_in(template: str) -> set[str]:
+    """Returns the names of the values in a template; raises ConfigError for other braces."""
+    try:
+        fields = [field[1:] for field in Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        raise ConfigError(
+            f"Judge.template or Judge.system is {template!r:.80}: {error}."
+        ) from error
+    for name, form, conversion in fields:
+        if form or conversion or not str(name).isidentifier():
+            raise ConfigError(
+                f"Judge.template or Judge.system is {template!r:.80}: write {{prompt}}, {{response}} "
+                "or a column in braces, and {{ and }} for braces that are no name."
+            )
+    return {str(name) for name, _, _ in fields}

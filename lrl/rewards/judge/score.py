@@ -7,6 +7,7 @@ response is bad.
 import json
 import math
 import re
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from lrl.errors import ConfigError, JudgeError
@@ -32,32 +33,35 @@ _LINE = re.compile(r"Score: (-?[0-9]+(?:\.[0-9]+)?)")
 _SHOWN = 120
 
 
+@dataclass(frozen=True)
 class ScoreReader:
-    """Asks for a score, reads it and maps it to 0..1.
-
-    Args:
-        form: Of the answer: `json` or `line`; see `Judge`.
-        lowest: Score that is worth 0.
-        highest: Score that is worth 1.
+    """Asks for a score, reads it and maps it to 0..1; see `Judge` for the fields.
 
     Raises:
-        ConfigError: There is no scale from `lowest` to `highest`.
+        ConfigError: There is no such form, or no scale from `lowest` to `highest`.
     """
 
-    def __init__(self, form: Form, lowest: float, highest: float) -> None:
-        one_of("Judge", form=(get_args(Form), form))
-        self.form = form
-        self.lowest = lowest
-        self.highest = highest
-        if not -math.inf < lowest < highest < math.inf:
+    form: Form
+    lowest: float
+    highest: float
+
+    def __post_init__(self) -> None:
+        one_of("Judge", form=(get_args(Form), self.form))
+        if not -math.inf < self.lowest < self.highest < math.inf:
             raise ConfigError(
-                f"Judge.lowest is {lowest} and Judge.highest is {highest}: give the two ends of "
-                "the judge's scale, the lower one first."
+                f"Judge.lowest is {self.lowest} and Judge.highest is {self.highest}: give the two "
+                "ends of the judge's scale, the lower one first."
             )
-        self.asked = f"{_ASKED[form]}where X is a number from {lowest:g} to {highest:g}."
+
+    @property
+    def asked(self) -> str:
         """The end of the user's message."""
-        self.fields = {"response_format": _RESPONSE_FORMAT} if form == "json" else {}
+        return f"{_ASKED[self.form]}where X is a number from {self.lowest:g} to {self.highest:g}."
+
+    @property
+    def fields(self) -> dict[str, Any]:
         """Fields of the request."""
+        return {"response_format": _RESPONSE_FORMAT} if self.form == "json" else {}
 
     def score(self, answer: Answer) -> float:
         """Returns a number from 0 to 1.
@@ -78,13 +82,14 @@ class ScoreReader:
 
 def _of_json(text: str) -> float | None:
     try:
-        found: Any = json.loads(text, parse_int=float, object_pairs_hook=tuple)
+        # As a tuple of pairs, which no list of JSON is, and in which a name may come twice.
+        found = json.loads(text, parse_int=float, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, tuple) or sorted(name for name, _ in found) != ["reason", "score"]:
-        return None
-    reason, score = (dict(found)[name] for name in ("reason", "score"))
-    return score if isinstance(reason, str) and isinstance(score, float) else None
+    match dict(found) if isinstance(found, tuple) and len(found) == 2 else None:
+        case {"reason": str(), "score": float(score)}:
+            return score
+    return None
 
 
 def _of_line(text: str) -> float | None:

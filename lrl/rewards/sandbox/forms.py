@@ -96,9 +96,9 @@ def tests_in(columns: Mapping[str, Any], name: str) -> Tests:
     value = columns[name]
     try:
         return _tests(_opened(value), columns)
-    except (SyntaxError, ValueError, RecursionError) as error:
+    except (SyntaxError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"the column `{name}` is {value!r:.200}: {error}. docs/rewards.md, section Code, has the "
+            f"the column `{name}` is {value!r:.200}: {error!r}. docs/rewards.md, section Code, has the "
             "forms that are read"
         ) from error
 
@@ -115,13 +115,12 @@ def _opened(value: Any) -> Any:
 def _tests(value: Any, columns: Mapping[str, Any]) -> Tests:
     if isinstance(value, str):
         return _with_names(_steps(value, columns))
-    members = [value] if isinstance(value, Mapping) else value
-    if isinstance(members, list | tuple) and members:
-        members = [_opened(each) for each in members]
-        if all(isinstance(each, str) for each in members):
-            return _with_names([Step(str(each)) for each in members])
-        return _of_cases([case for each in members for case in _cases(each)], columns)
-    raise ValueError("it is in no form that is known")
+    members = list(map(_opened, [value] if isinstance(value, Mapping) else value))
+    if not members:
+        raise ValueError("it has no tests")
+    if all(isinstance(each, str) for each in members):
+        return _with_names([Step(each) for each in members])
+    return _of_cases([case for each in members for case in _cases(each)], columns)
 
 
 # ---- pairs, and calls of a function
@@ -129,21 +128,18 @@ def _tests(value: Any, columns: Mapping[str, Any]) -> Tests:
 
 def _cases(value: Any) -> Iterator[Mapping[str, Any]]:
     """Yields the cases of a member, each with `input` and `output`: one, or lists of them."""
-    if isinstance(value, list | tuple) and len(value) == 2:
-        value = {"input": value[0], "output": value[1]}
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r:.80} is no pair")
-    left, right = ("inputs", "outputs") if "inputs" in value else ("input", "output")
-    if left not in value or right not in value:
-        raise ValueError(f"a test has the keys {sorted(value)}, and needs `input` and `output`")
-    inputs, outputs = value[left], value[right]
-    if left == "input" and (isinstance(inputs, str) or _function(value)):
-        yield value
-        return
+    if isinstance(value, list | tuple):
+        left, right = value
+        value = {"input": left, "output": right}
+    if "inputs" in value:
+        inputs, outputs = value["inputs"], value["outputs"]
+    else:
+        inputs, outputs = value["input"], value["output"]
+        if isinstance(inputs, str) or _function(value):
+            yield value
+            return
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        raise ValueError(f"`{left}` and `{right}` have to be lists, or texts")
-    if len(inputs) != len(outputs):
-        raise ValueError(f"it has {len(inputs)} {left} and {len(outputs)} {right}")
+        raise ValueError("its inputs and outputs have to be lists, or texts")
     for each, expected in zip(inputs, outputs, strict=True):
         yield {**value, "input": each, "output": expected}
 

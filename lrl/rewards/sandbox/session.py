@@ -22,14 +22,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 
 from lrl.rewards.sandbox import calls, runner
 from lrl.rewards.sandbox.bubblewrap import ENVIRONMENT, bwrap_command, interpreter
 from lrl.rewards.sandbox.seccomp import seccomp_filter
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
+Isolation = Literal["bubblewrap", "none"]
 START_S = 30.0
 """Seconds for the start of a sandbox, and for each answer of its runner beyond the time limit."""
 MODULES = ("solution", "program", "main", "submission")
@@ -83,7 +83,7 @@ class Sandbox:
     cpu_s: int = 2
     max_processes: int = 8
     max_output_bytes: int = 2**20
-    isolation: Literal["bubblewrap", "none"] = "bubblewrap"
+    isolation: Isolation = "bubblewrap"
     python: str = ""
 
     @property
@@ -158,12 +158,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Ends the sandbox. Its first process ends with bwrap, and all in it with that one."""
         with suppress(ProcessLookupError):  # without bwrap the runner may have ended before others
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -11,8 +11,7 @@ as the product e·a·s·t, which is that of `seat`, too.
 import re
 import unicodedata
 
-from lrl.rewards.verifiers.number_text import SPACED_THOUSANDS, TEXT, TEXT_GROUP
-from lrl.rewards.verifiers.unicode_math import as_latex
+from lrl.rewards.verifiers.number_text import SPACED_THOUSANDS, TEXT, TEXT_GROUP, as_latex
 
 _PLAIN_PI = re.compile(
     r"(?<![a-zA-Z\\])(?<!text\{)(?<!mathrm\{)(?<!mbox\{)(?<!name\{)pi(?![a-zA-Z])"

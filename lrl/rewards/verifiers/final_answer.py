@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import NamedTuple
 
-from lrl.rewards.verifiers.denials import FORMULA, is_withdrawn, without_denied
 from lrl.rewards.verifiers.expression import has_letters, unit_at, words_of
 from lrl.rewards.verifiers.number_text import numbers_in
 
@@ -54,6 +53,42 @@ _WORD = re.compile(
 """A word that is no name in mathematics; two letters may also be a product."""
 _LONGEST_SEPARATOR = 40
 _LONGEST_LIST = 20
+# A dollar sign with a space inside of it is money. No form runs over the beginning of the next
+# one, so the search takes a time in proportion to the text, also of a text that never closes a
+# formula.
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$"
+    r"|(?<![\\$])\$(?=[^\s$])((?:[^$\\]|\\.)*(?<!\s))\$(?!\d)"
+    r"|\\\(((?:[^\\]|\\[^()])*)\\\)"
+    r"|\\\[((?:[^\\]|\\[^\[\]])*)\\\]",
+    re.DOTALL,
+)
+_BOX = r"\\(?:boxed|fbox)\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
+_DENIED_NUMBER = (
+    r"[-+]?\\?\$?(?:\\[dtc]?frac\s*\{[^{}]*+\}\s*\{[^{}]*+\}"
+    r"|(?<!\d)(?<!\d[.,/])\.?\d++(?:[.,/]\d++)*+)"
+    r"(?:\s*(?:\\times|\\cdot|[*/^])\s*\{?-?\d++\}?){0,3}+"
+)
+_BOX_FORMULA_OR_NUMBER = re.compile(
+    rf"(?=[-+.$\\\d])(?:{_BOX}|{_FORMULA.pattern}|{_DENIED_NUMBER})", re.IGNORECASE | re.DOTALL
+)
+_DENIAL = re.compile(
+    r"[\s,;(]*(?:(?:and|but)\s+)?(?:n['’]t|\b(?:not|cannot|never|neither|nor|without|except|unlike"
+    r"|isnt|instead\s+of|anything\s+but|far\s+from|no\s+longer|rul(?:e|es|ed|ing)\s+out"
+    r"|(?<!no more )(?<!no less )(?<!no fewer )(?<!not more )(?<!not less )than))\b"
+    r"(?:[\s*_:\"'({]|\b(?:[a-z]+ly|an?|be|been|equals?|to|the|just|even|number|value)\b)*\Z",
+    re.IGNORECASE,
+)
+"""The words before what they deny."""
+_LONGEST_DENIAL = 80
+_REJECTION = re.compile(
+    r"(?:[\s*_]+(?:is|was|are|were|would\s+be)(?:\s+[a-z]+ly)?\s+"
+    r"(?:wrong|incorrect|false|not\s+(?:right|correct|(?:the\s+)?(?:[a-z]+\s+)?answer))\b"
+    r"|\?\s+(?:no|nope|wrong)\b)[.,]?",
+    re.IGNORECASE,
+)
+"""The words behind what they deny."""
+_OR = re.compile(r",?\s+n?or\s+", re.IGNORECASE)
 
 
 class _Piece(NamedTuple):
@@ -169,7 +204,7 @@ def _closing_brace(text: str, start: int) -> int:
 
 
 def _formulas(text: str, start: int = 0) -> Iterator[_Piece]:
-    for formula in FORMULA.finditer(text, start):
+    for formula in _FORMULA.finditer(text, start):
         content = next(filter(None, formula.groups()), "")
         is_number = content[-1:].isdigit() and not has_letters(content)
         unit = unit_at(text, formula.end()) if is_number else ""
@@ -201,3 +236,39 @@ def _alone_and_listed(listed: list[_Piece], alone: _Piece | None = None) -> list
     contents = [piece.content.strip() for piece in listed]
     chosen = (alone or listed[-1]).content.strip()
     return [chosen, ",".join(contents)] if len(contents) > 1 else [chosen]
+
+
+def without_denied(text: str) -> str:
+    """Returns the text without the boxes, formulas and numbers that it denies."""
+    denials = _denials(text)
+    ends = [0, *(end for _, end in denials)]
+    starts = [*(start for start, _ in denials), len(text)]
+    return " ".join(text[end:start] for end, start in zip(ends, starts, strict=True))
+
+
+def is_withdrawn(answer: str, text: str) -> bool:
+    """Returns whether the text has denied an answer where it wrote it last."""
+    written = re.finditer(rf"(?<![\d.]){re.escape(answer)}(?!\.?\d)", text)
+    last = max((found.start() for found in written), default=-1)
+    return any(start <= last < end for start, end in _denials(text))
+
+
+def _denials(text: str) -> list[tuple[int, int]]:
+    """Returns where each denial starts and ends, with what it denies."""
+    denials: list[tuple[int, int]] = []
+    last = 0
+    listed = False  # "neither 42 nor 7"
+    for piece in _BOX_FORMULA_OR_NUMBER.finditer(text):
+        start, end = piece.span()
+        denial = _DENIAL.search(text, max(last, start - _LONGEST_DENIAL), start)
+        listed = denial is not None or (listed and _OR.fullmatch(text, last, start) is not None)
+        rejection = _REJECTION.match(text, end)
+        if listed:
+            start = denial.start() if denial else last
+            last = end + text.startswith(",", end)
+        elif rejection:
+            last = rejection.end()
+        else:
+            continue
+        denials.append((start, last))
+    return denials

@@ -12,8 +12,7 @@ from typing import Any
 
 from lrl.rewards.base import Reward
 from lrl.rewards.reference import reference_of
-from lrl.rewards.verifiers.denials import is_withdrawn, without_denied
-from lrl.rewards.verifiers.final_answer import marked_answers
+from lrl.rewards.verifiers.final_answer import is_withdrawn, marked_answers, without_denied
 from lrl.rewards.verifiers.number_text import numbers_in, one_number
 
 _BEFORE_THE_NUMBER = re.compile(

@@ -20,7 +20,6 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from lrl.rewards.base import GaveUp, Reward
 from lrl.rewards.reference import reference_of
-from lrl.rewards.verifiers.cpu_limit import OutOfTimeError, within
 from lrl.rewards.verifiers.expression import (
     choice_of,
     cleaned,
@@ -30,7 +29,12 @@ from lrl.rewards.verifiers.expression import (
     words_of,
 )
 from lrl.rewards.verifiers.final_answer import final_answers, marked_answers
-from lrl.rewards.verifiers.magnitude import TooLargeError, check_magnitude
+from lrl.rewards.verifiers.limits import (
+    OutOfTimeError,
+    TooLargeError,
+    check_magnitude,
+    within,
+)
 from lrl.system.config_errors import above
 
 # Each warns once per process that its timeout is off. That counts wall-clock time, so that a right
@@ -105,30 +109,20 @@ class Math(Reward):
             return 1.0
         try:
             check_magnitude(right)
-        except TooLargeError as error:
-            raise ValueError(
-                f"the gold answer {right!r} {error}: nothing can be compared with it"
-            ) from error
-        try:
-            for final in finals:
-                check_magnitude(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
-        except TooLargeError as error:
-            return GaveUp(f"the response {error}")
-        try:
             gold = within(self.give_up_s, lambda: _parsed(right))
-        except OutOfTimeError as error:
-            raise ValueError(
-                f"the gold answer {right!r} was not read in {self.give_up_s:g} s of CPU time"
-            ) from error
+        except (TooLargeError, OutOfTimeError) as error:
+            raise ValueError(f"the gold answer {right!r} {error}") from error
         if not gold:
             raise ValueError(f"no expression can be read from the gold answer {right!r}")
         try:
+            for final in finals:
+                check_magnitude(final if _EQUALS.search(right) else _EQUALS.split(final)[-1])
             return within(
                 self.give_up_s,
                 lambda: float(any(_are_equal(gold, _parsed(final)) for final in finals)),
             )
-        except OutOfTimeError:
-            return GaveUp(f"the response was not compared in {self.give_up_s:g} s of CPU time")
+        except (TooLargeError, OutOfTimeError) as error:
+            return GaveUp(f"the response {error}")
 
 
 def _reference(columns: Mapping[str, Any]) -> str:

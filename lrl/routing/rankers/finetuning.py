@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BatchEncoding
 
-from lrl.system.parent_death import die_with
+from lrl.system.processes import die_with
 
 BATCH = 16
 """Prompts of an optimizer step."""

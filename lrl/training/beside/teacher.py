@@ -14,8 +14,6 @@ from lrl.types import Group
 
 TIMEOUT_S = 300.0
 DEADLINE_S = 900.0
-MOST_RETRIES = 100_000
-"""More than any deadline leaves time for: a run waits for its teacher by the clock."""
 
 
 class Teacher(Reference):
@@ -76,10 +74,8 @@ class Teacher(Reference):
                 TeacherEndpoint,  # here: most runs have none
             )
 
-            self.endpoint = TeacherEndpoint(
-                url, api_key_env, timeout_s=timeout_s, retries=MOST_RETRIES, deadline_s=deadline_s
-            )
-            self.url = self.endpoint.url
+            self.endpoint = TeacherEndpoint(url, api_key_env, timeout_s, deadline_s)
+            self.url = self.endpoint.completions.url
 
     async def ask(self, group: Group) -> None:
         """Sets `reference_logprobs` of every rollout of a group to what the server at `url` says,

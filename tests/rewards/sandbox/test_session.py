@@ -26,11 +26,6 @@ def nothing_is_known_to_work():
     session._working.clear()
 
 
-def test_a_program_without_a_sandbox_is_said_in_a_warning(caplog):
-    code(isolation="none")
-    assert "Code.isolation is none" in caplog.text
-
-
 @pytest.mark.usefixtures("nothing_is_known_to_work")
 def test_without_bwrap_it_is_refused_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))

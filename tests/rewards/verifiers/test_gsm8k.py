@@ -25,22 +25,8 @@ MADE_UP = [
 
 
 PARTS = [
-    "\\boxed{",
-    "}",
-    "{",
-    "\\frac",
-    "1",
-    "10^",
-    "####",
-    " ",
-    "/",
-    "=",
-    "\\times",
-    "-",
-    "<answer>",
-    "$",
-    "\\text{",
-    "0",
+    *(" ", r"\boxed{", "}", "{", r"\frac", "1", "10^", "####", "/", "=", r"\times", "-"),
+    *("<answer>", "$", r"\text{", "0"),
 ]
 
 
@@ -168,19 +154,8 @@ def test_every_text_gets_a_reward(text):
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            "",
-            "unknown",
-            "3,5",
-            "12:30",
-            "10 to 12",
-            "10-12",
-            "2^10",
-            "x=5, y=6",
-            "72 km in 2 h",
-            "1 million",
-            "3/0",
-        ),
+        *("", "unknown", "3,5", "12:30", "10 to 12", "10-12", "2^10", "x=5, y=6"),
+        *("72 km in 2 h", "1 million", "3/0"),
         *("So 5 + 2 = 7.", "5 + 2 = 7 #### 7 (of 9)", "#### ", r"\sqrt{16}", r"9\pi"),
         *(None, True, float("nan"), float("inf"), [72], ["3", "72"], {"value": 72}, b"72"),
     ],

@@ -1,7 +1,7 @@
 """MATH's own answers are right however they are written, and verdicts on final answers are those of
 math-verify.
 
-Covers lrl/rewards/verifiers/denials.py, expression.py, final_answer.py, unicode_math.py.
+Covers lrl/rewards/verifiers/expression.py, final_answer.py.
 """
 
 import json
@@ -68,28 +68,6 @@ def test_a_verdict_on_the_data_is_math_verifys_own():
 def test_every_solution_of_the_data_is_right():
     for row in rows():
         assert Math()("", row["solution"], answer=row["answer"]) == 1.0, row["answer"]
-
-
-@pytest.mark.parametrize(
-    "response",
-    ["2pi", "2*pi", r"2 \cdot pi", "pi+pi", r"\frac{4pi}{2}", r"\text{pi}2", "2π", r"2\pi"],
-)
-def test_pi_may_be_written_in_letters(response):
-    assert Math()("", rf"\boxed{{{response}}}", answer=r"2\pi") == 1.0
-    assert Math()("", rf"\boxed{{{response}}}", answer=r"3\pi") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "response"),
-    [
-        (r"\frac{1}{2}", "0.5"),
-        ("2x+1", r"$\boxed{1+2x}$"),
-        (3, "so $x = 3$"),
-        (r"\sqrt{8}", r"\boxed{2\sqrt{2}}"),
-    ],
-)
-def test_equal_expressions_in_different_notations_are_equal(answer, response):
-    assert Math()("", response, answer=answer) == 1.0
 
 
 @pytest.mark.parametrize("response", ["", "I do not know.", r"\boxed{", r"\boxed{\frac{}{}}"])
@@ -164,9 +142,17 @@ def test_mathematics_in_unicode_is_the_same_as_in_latex(answer, response):
     assert Math()("", rf"\boxed{{{response}}}", answer="17/3") == 0.0
 
 
+PI = ["2pi", "2*pi", r"2 \cdot pi", "pi+pi", r"\frac{4pi}{2}", r"\text{pi}2", "2π", r"2\pi"]
+
+
 @pytest.mark.parametrize(
     ("answer", "same", "other"),
     [
+        *((r"2\pi", response, r"3\pi") for response in PI),
+        (r"\frac{1}{2}", "0.5", "2"),
+        ("2x+1", "1+2x", "1-2x"),
+        (3, "x = 3", "x = 4"),
+        (r"\sqrt{8}", r"2\sqrt{2}", "4"),
         (r"\text{east}", "East", "seat"),
         ("east", r"\textbf{east}", r"\text{seat}"),
         ("silent", "silent.", "listen"),
@@ -185,16 +171,6 @@ def test_mathematics_in_unicode_is_the_same_as_in_latex(answer, response):
         ("the derivative", "derivative", "the integral"),
         ("xy", "yx", "xz"),  # two letters are a product
         (r"\text{Ärger}", "ärger", "Ärgre"),
-    ],
-)
-def test_words_are_compared_as_words_and_not_as_products_of_letters(answer, same, other):
-    assert Math()("", rf"\boxed{{{same}}}", answer=answer) == 1.0
-    assert Math()("", rf"\boxed{{{other}}}", answer=answer) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "same", "other"),
-    [
         ("3t", "t*3", "3"),
         (r"2\pi r h", r"2\pi h r", r"2\pi r"),
         ("6h", "6 h", "6t"),
@@ -239,7 +215,7 @@ def test_words_are_compared_as_words_and_not_as_products_of_letters(answer, same
         (r"(2,\infty)", "x > 2", r"x \ge 2"),
     ],
 )
-def test_units_separators_and_forms_do_not_matter_and_values_do(answer, same, other):
+def test_words_units_separators_and_forms_do_not_matter_and_values_do(answer, same, other):
     assert Math()("", rf"\boxed{{{same}}}", answer=answer) == 1.0
     assert Math()("", rf"\boxed{{{other}}}", answer=answer) == 0.0
 

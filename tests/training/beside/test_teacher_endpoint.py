@@ -142,7 +142,7 @@ def test_a_group_is_asked_for_once_and_in_one_request_with_the_key(
     (body,) = server.bodies
     assert body == {"prompt": texts, "max_tokens": 1, "prompt_logprobs": 0}
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
-    assert KEY not in str(vars(teacher.endpoint))
+    assert KEY not in str(vars(teacher.endpoint.completions))
 
 
 def test_a_group_without_a_token_is_not_asked_for(server: TeacherServer) -> None:
@@ -202,14 +202,14 @@ def test_a_number_that_is_no_log_prob_sets_none(server: TeacherServer, logprob: 
     group = make_group(0)
     texts = [group.prompt.token_ids + rollout.token_ids for rollout in group.rollouts]
     server.script = [gives(*(positions(text, logprob) for text in texts))]
-    assert "no list of log-probs" in refuses(teacher_at(server.url), group)
+    assert "is no log-prob" in refuses(teacher_at(server.url), group)
 
 
 def test_log_probs_of_other_tokens_set_none(server: TeacherServer) -> None:
     group = make_group(0)
     lengths = [len(group.prompt.token_ids + rollout.token_ids) for rollout in group.rollouts]
     server.script = [gives(*(positions([33] * length) for length in lengths))]
-    assert "no log-prob of token" in refuses(teacher_at(server.url), group)
+    assert "cannot read its answer" in refuses(teacher_at(server.url), group)
 
 
 class Steps(L.Callback):
@@ -306,7 +306,7 @@ def test_a_real_server_is_asked_for_its_tokens_its_context_and_log_probs(
     teacher = teacher_at(lent_server.url, api_key_env="TEACHER_KEY")
     assert check(teacher, longest=1023) == ""
     assert "has a context of 1024 tokens" in check(teacher, longest=1024)
-    assert "status 401" in check(teacher_at(lent_server.url))
+    assert "401" in check(teacher_at(lent_server.url))
     other = byte_tokenizer()
     monkeypatch.setattr(type(other), "get_vocab", lambda _: {"beyond": 100_000})
     assert "Token id 100000 is out of vocabulary" in check(teacher)
@@ -317,7 +317,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "two places": ({"model": "m"}, "give one of them"),
     "no address": ({"url": "teacher:8000"}, "Teacher.url is 'teacher:8000'"),
     "no time": ({"timeout_s": 0.0}, "Teacher.timeout_s is 0"),
-    "a request beyond the deadline": ({"timeout_s": 1000.0}, "Teacher.deadline_s"),
     "a variable that is not set": ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not set"),
     "a key without a server": (
         {"url": None, "model": "m", "api_key_env": "KEY"},

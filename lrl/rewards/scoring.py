@@ -1,0 +1,286 @@
+"""What a worker does with rewards: calls them on plain strings, and checks the values that they
+return.
+
+An exception fails one response. A worker that runs out of memory exits, since its memory may stay
+full and fail the next responses. Neither this module nor its imports import torch, so a worker
+starts in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import math
+import os
+import pickle
+import socket
+from base64 import b64decode
+from dataclasses import dataclass
+from numbers import Real
+from reprlib import repr as shortened
+from typing import Any, NamedTuple
+
+from lrl.errors import BadAnswer, CountedError
+from lrl.rewards.base import LARGEST_REWARD, GaveUp, Reward
+from lrl.rewards.failure_stats import KINDS
+from lrl.system.writable_text import writable
+from lrl.workers.user_code import LONGEST_MESSAGE, OUT_OF_MEMORY, message_of, where_raised
+from lrl.workers.worker import NOBODY, ProcessClock, RunningCode, UserCode, calls, line
+
+Response = tuple[str, dict[str, Any]]
+"""Text and columns."""
+
+
+class Scored(NamedTuple):
+    """The reward of a response."""
+
+    reward: float
+    """Weighted sum."""
+    parts: dict[str, float]
+    """Values by the names of the rewards, before the weights."""
+    gave_up: str = ""
+    """The reward that gave up on the response, and why; empty if none did."""
+
+
+Outcome = Scored | str | None
+"""Outcome of one response: its reward; or a failure as in `Rollout.reward_failure`; or None if it
+was not tried."""
+
+
+@dataclass(frozen=True)
+class Scoring(UserCode):
+    """The rewards of a worker."""
+
+    rewards: list[Reward]
+    timeout_s: float
+    """Seconds for one response, all rewards together."""
+
+    def serve(self, connection: socket.socket, running: RunningCode) -> None:
+        """Scores a group at each call."""
+        scorer = GroupScorer(self.rewards, self.timeout_s, running)
+        for call in calls(connection):
+            job = call["job"]
+            try:
+                answer = {"answer": scorer.outcomes(job, b64decode(call["begin"]))}
+            except Exception as error:
+                why = f"the row cannot be loaded in a reward worker: {message_of(error)}"
+                answer = {"failed": ["exception", why]}
+            connection.sendall(line({"job": job, **answer}))
+
+
+class GroupScorer:
+    """Scores the responses to one prompt at a time."""
+
+    def __init__(self, rewards: list[Reward], timeout_s: float, running: RunningCode) -> None:
+        self._rewards = rewards
+        self._timeout_s = timeout_s
+        self._running = running
+        # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a
+        # factory it is not also the thread's current loop, which a plain reward may use as its own.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+
+    def outcomes(self, job: int, packed: bytes) -> list[Outcome]:
+        """Returns the outcome of each response; None for one that it has not begun.
+
+        After `timeout_s` no response is begun but the first. Then the `async` rewards of all
+        responses are awaited together, for as long.
+        """
+        self._running.begin(job)
+        try:
+            prompt, responses = pickle.loads(packed)
+            return self._score_all(prompt, responses)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        finally:
+            self._running.job = 0  # if the worker dies later, another job is at fault
+
+    def _score_all(self, prompt: str, responses: list[Response]) -> list[Outcome]:
+        # No event loop runs while a plain reward is called: it may run one of its own
+        # (`asyncio.run`).
+        clock = ProcessClock(os.getpid())
+        outcomes: list[Outcome] = [None] * len(responses)
+        awaited: dict[int, list[Any]] = {}
+        for item, (text, columns) in enumerate(responses):
+            if item > 0 and clock.seconds > self._timeout_s:
+                break
+            self._running.stretch += 1
+            values = self._call(item, (prompt, text), columns)
+            if isinstance(values, list) and any(map(inspect.isawaitable, values)):
+                awaited[item] = values
+            else:
+                found = values if isinstance(values, str) else self._weighted_sum(values)
+                outcomes[item] = self._noted(item, found)
+        if awaited:
+            self._running.stretch += 1
+            alone = len(responses) == 1
+            left_s = max(0.0, self._timeout_s - clock.seconds) if alone else self._timeout_s
+            found_later = self._runner.run(self._await_all(awaited, left_s))
+            for item in awaited:
+                late = f"timeout: no reward after {self._timeout_s:g} s"
+                outcomes[item] = found_later.get(item, late)
+        return outcomes
+
+    def _call(self, item: int, texts: tuple[str, str], columns: dict[str, Any]) -> list[Any] | str:
+        """Returns the results of the rewards for a response, awaitables included, or the failure of
+        one."""
+        values: list[Any] = []
+        self._running.item = item
+        for number, reward in enumerate(self._rewards):
+            self._running.part = number
+            try:
+                # Its own copy: a reward may change it, and the next one and the other responses must
+                # not see that.
+                value = reward(*texts, **copy.deepcopy(columns))
+                values.append(value if inspect.isawaitable(value) else _found(reward, value))
+            except BaseException as error:  # CancelledError and KeyboardInterrupt are one reward's
+                for value in filter(inspect.iscoroutine, values):
+                    value.close()
+                return _failure(reward, error)
+        self._running.item = NOBODY
+        return values
+
+    async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
+        """Awaits for so many seconds; returns the finished outcomes by the index of the
+        response."""
+        clock = ProcessClock(os.getpid())
+        tasks = {}
+        for item, values in awaited.items():
+            tasks[asyncio.create_task(self._await_one(item, values))] = item
+        late = set(tasks)
+        while late and (left_s := limit_s - clock.seconds) > 0:
+            _, late = await asyncio.wait(late, timeout=left_s)
+        for task in late:
+            task.cancel()
+        return {item: task.result() for task, item in tasks.items() if task not in late}
+
+    async def _await_one(self, item: int, values: list[Any]) -> Outcome:
+        found: list[_Found] = []
+        for number, (reward, value) in enumerate(zip(self._rewards, values, strict=True)):
+            try:
+                found.append(_found(reward, await value) if inspect.isawaitable(value) else value)
+            except BaseException as error:
+                if isinstance(error, MemoryError):
+                    self._running.item = item
+                    self._running.part = number
+                return self._noted(item, _failure(reward, error))
+        return self._noted(item, self._weighted_sum(found))
+
+    def _weighted_sum(self, found: list[_Found]) -> Outcome:
+        total = 0.0
+        parts: dict[str, float] = {}
+        for reward, one in zip(self._rewards, found, strict=True):
+            total += reward.weight * sum(one.parts.values())
+            parts |= one.parts
+        if not abs(total) <= LARGEST_REWARD:
+            return f"nan: the weighted sum of {parts} is {total}; its size is at most {LARGEST_REWARD:g}"
+        return Scored(total, parts, next((one.gave_up for one in found if one.gave_up), ""))
+
+    def _noted(self, item: int, outcome: Outcome) -> Outcome:
+        self._running.item = NOBODY
+        if isinstance(outcome, str):
+            self._running.mark_failed(item)
+        return outcome
+
+
+class _Found(NamedTuple):
+    """The result of one reward for a response."""
+
+    parts: dict[str, float]
+    gave_up: str
+
+
+def _found(reward: Reward, value: Any) -> _Found:
+    gave_up = f"{reward.name}: {value.reason}" if isinstance(value, GaveUp) else ""
+    return _Found(parts_of(reward.name, value), gave_up[:LONGEST_MESSAGE])
+
+
+def _failure(reward: Reward, error: BaseException) -> str:
+    """Returns the failure of a reward without a number; ends the worker if its memory is full."""
+    if isinstance(error, MemoryError):
+        os._exit(OUT_OF_MEMORY)
+    if isinstance(error, CountedError):
+        return f"{error.kind}: {reward.name}: {error.message}"[:LONGEST_MESSAGE]
+    kind = "crash" if isinstance(error, SystemExit) else "exception"
+    message = f"{kind}: {reward.name}: {message_of(error)}"
+    if kind == "exception":
+        message += where_raised(error)
+    if isinstance(error, RuntimeError) and "event loop" in message and "running" in message:
+        message += (
+            ". An event loop runs an `async def` reward: write `await f()` there for "
+            "`asyncio.run(f())`, or define the reward with `def`"
+        )
+    return message
+
+
+def parts_of(name: str, value: Any) -> dict[str, float]:
+    """Returns the numbers in the value of reward `name`: `{name: value}`, or `{"name/part":
+    number}` for a dict.
+
+    Raises CountedError of kind `nan`, `wrong_type` or `wrong_shape`.
+    """
+    if not isinstance(value, dict):
+        return {name: _number(name, value)}
+    if not value:
+        raise CountedError("wrong_shape", "an empty dict; give at least one part")
+    if unnamed := [part for part in value if not isinstance(part, str)]:
+        raise CountedError(
+            "wrong_type",
+            f"a dict with the key {shortened(unnamed[0])}; name the parts with strings",
+        )
+    return {writable(f"{name}/{part}"): _number(part, number) for part, number in value.items()}
+
+
+def _number(part: str, value: Any) -> float:
+    # One number, wrapped by numpy or torch.
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    shown = f"{part} is {shortened(value)} ({type(value).__name__})"
+    if not isinstance(value, Real):  # True and False are, as 1 and 0
+        if hasattr(value, "__len__") and not isinstance(value, str | bytes):
+            raise CountedError(
+                "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
+            )
+        remedy = (
+            "does every branch of it return?"
+            if value is None
+            else "write float(...) if that is what you mean"
+        )
+        raise CountedError("wrong_type", f"{shown}; a reward is a float: {remedy}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise CountedError("nan", f"{shown}; a reward is finite")
+    return number
+
+
+def read_outcomes(values: Any, count: int) -> list[Outcome]:
+    """Returns the outcomes in the JSON of a worker about `count` responses.
+
+    Raises:
+        BadAnswer: They are not that many, or one is no outcome.
+    """
+    if not isinstance(values, list) or len(values) != count:
+        raise BadAnswer(f"no list of {count} outcomes")
+    return [_outcome(value) for value in values]
+
+
+def _outcome(value: Any) -> Outcome:
+    match value:
+        case None:
+            return None
+        case str() if value.partition(":")[0] in KINDS:
+            return value
+        case [reward, dict() as parts, str() as gave_up] if all(
+            map(_is_number, [reward, *parts.values()])
+        ):
+            return Scored(
+                float(reward), {name: float(part) for name, part in parts.items()}, gave_up
+            )
+    raise BadAnswer(f"{str(value)[:80]!r} is no outcome of a response")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,211 @@
+"""Gives each job to whichever machine has the fewest for each of its workers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from lrl.errors import WorkerLost, WorkersClosed
+from lrl.workers.local import LocalWorkers
+from lrl.workers.process import WorkerSpec
+from lrl.workers.remote import RemoteWorkers
+
+Workers = LocalWorkers | RemoteWorkers
+M = TypeVar("M", bound=Workers)
+A = TypeVar("A")
+Read = Callable[[Any], A]
+"""Returns the answer in the JSON of a worker; raises BadAnswer for what is none. Whoever has the
+run's token may send rank 0 anything, so it unpickles nothing."""
+
+
+class WorkerPool:
+    """The workers of a run for one kind of job, on all machines.
+
+    Args:
+        spec: What they run.
+        count: Workers on this machine.
+    """
+
+    def __init__(self, spec: WorkerSpec, count: int) -> None:
+        self.spec = spec
+        self.local = LocalWorkers(spec, count)
+        self.members = Members()
+        """The other machines."""
+        self.trial: Callable[[Workers], Awaitable[None]] | None = None
+        """What a machine does before it gets jobs; raises ConfigError if it fails."""
+        self.started = False
+        self._numbers = itertools.count(1)
+
+    @property
+    def replaced(self) -> int:
+        """Workers that were killed or died, on all machines."""
+        return self.local.replaced + self.members.replaced(self.spec.name)
+
+    def job(self, *, here: bool = False) -> WorkerJob | None:
+        """Returns a job for the least busy machine, or for this one; None if there is no worker.
+        Whoever gets it ends it.
+
+        Raises:
+            WorkersClosed: The workers are not started, or are closed.
+        """
+        if not self.started:
+            raise WorkersClosed(f"the workers of {self.spec.setting} are not running")
+        machines: list[Workers] = [] if here else [*self.members.ready]
+        if self.local.count:
+            machines.append(self.local)
+        return self.job_on(least_busy(machines, self.spec.name)) if machines else None
+
+    def job_on(self, machine: Workers) -> WorkerJob:
+        """Returns a job for a machine."""
+        machine.jobs[self.spec.name] += 1
+        return WorkerJob(self, machine, next(self._numbers))
+
+    def start(self, spec: WorkerSpec | None = None) -> None:
+        """Starts the workers of this machine, with another spec if it is given; see
+        `LocalWorkers.start`."""
+        self.spec = self.local.spec = spec or self.spec
+        self.local.start()
+        self.started = True
+
+    def close(self) -> None:
+        """Kills the workers of this machine, whatever they are doing. Idempotent."""
+        self.started = False
+        self.members.close()
+        self.local.close()
+
+
+class WorkerJob:
+    """A group to score, or an episode, on one machine.
+
+    Each call raises CallFailed if the job has failed, and WorkerLost if its worker has ended through
+    no fault of the job.
+    """
+
+    def __init__(self, pool: WorkerPool, machine: Workers, number: int) -> None:
+        self.pool = pool
+        self.machine = machine
+        self.number = number
+        self._ended = False
+
+    @property
+    def where(self) -> str:
+        """The machine's name in brackets, behind a failure; empty for this machine."""
+        return "" if self.machine is self.pool.local else f" ({self.machine.name})"
+
+    async def begin(self, packed: bytes, read: Read[A]) -> A:
+        """Scores a group, or begins an episode; `packed` is for the worker alone to unpickle: a row
+        may hold objects of a user's own classes."""
+        return await self._ask({"begin": b64encode(packed).decode()}, read)
+
+    async def turn(self, turn: dict[str, Any], read: Read[A]) -> A:
+        """Takes a turn of the policy."""
+        return await self._ask({"turn": turn}, read)
+
+    def end(self, why: str = "") -> None:
+        """Ends it; `why` is for those who still ask in it. Idempotent."""
+        if self._ended:
+            return
+        self._ended = True
+        self.machine.jobs[self.pool.spec.name] -= 1
+        if isinstance(self.machine, RemoteWorkers):
+            self.machine.tell(self.pool.spec, self.number, why)
+        else:
+            self.machine.tell(self.number, why)
+
+    async def _ask(self, call: dict[str, Any], read: Read[A]) -> A:
+        if isinstance(self.machine, RemoteWorkers):
+            return await self.machine.ask(self.pool.spec, self.number, call, read)
+        return read(await self.machine.ask(self.number, call))
+
+
+class Members:
+    """The members of a run with workers. Each method may be called on any thread.
+
+    Args:
+        pools: The pools that give them work, by the names of their specs.
+    """
+
+    def __init__(self, *pools: WorkerPool) -> None:
+        self.pools = {pool.spec.name: pool for pool in pools}
+        self.last_loss = ""
+        """Name and reason of the member that was removed last; empty before."""
+        self._known: dict[int, RemoteWorkers] = {}  # also removed ones
+        self._removed: set[int] = set()
+        self._lock = threading.Lock()
+        for pool in pools:
+            pool.members = self
+
+    def terms(self) -> dict[str, Any]:
+        """Returns what a member must run, as JSON."""
+        return {name: pool.spec.to_json() for name, pool in self.pools.items()}
+
+    async def check(self, member: RemoteWorkers) -> None:
+        """Has a member do the trial of each pool, before it is added.
+
+        Raises:
+            OSError: It does not answer, or is no member of this run.
+            ConfigError: It answers and cannot work.
+        """
+        await member.begin()
+        for pool in self.pools.values():
+            if pool.trial is not None:
+                try:
+                    await pool.trial(member)
+                except WorkerLost as error:
+                    raise OSError(str(error)) from error
+
+    @property
+    def all(self) -> list[RemoteWorkers]:
+        """The members that were added and not removed."""
+        with self._lock:
+            return [each for number, each in self._known.items() if number not in self._removed]
+
+    @property
+    def ready(self) -> list[RemoteWorkers]:
+        """The members that get work."""
+        return [each for each in self.all if not each.lost and each.leaving_since is None]
+
+    def replaced(self, pool: str) -> int:
+        """Returns the workers of a pool that were killed or died, also of lost members."""
+        return sum(member.replaced[pool] for member in self._known.values())
+
+    def leave_refusal(self, member: RemoteWorkers) -> str:
+        """Returns the reason why a member must stay; empty if it need not."""
+        alone = any(not pool.local.count for pool in self.pools.values())
+        if not alone or self.ready != [member]:
+            return ""
+        return (
+            f"{member.name.capitalize()} is the last one that plays episodes. Have another one "
+            "join before, or end the run."
+        )
+
+    def add(self, member: RemoteWorkers) -> None:
+        """Adds a member, which gets work from now on."""
+        with self._lock:
+            self._known[member.number] = member
+            self._removed.discard(member.number)
+
+    def remove(self, number: int, why: str) -> bool:
+        """Removes a member, whose work goes to others; returns whether it was there."""
+        with self._lock:
+            if number in self._removed or number not in self._known:
+                return False
+            self._removed.add(number)
+        member = self._known[number]
+        self.last_loss = f"{member.name}: {why}"
+        member.lose(why)
+        return True
+
+    def close(self) -> None:
+        """Removes all members."""
+        for member in self.all:
+            self.remove(member.number, "the run has ended")
+
+
+def least_busy(machines: Sequence[M], pool: str) -> M:
+    """Returns the first machine with the fewest jobs of a pool for each worker, counting one
+    more."""
+    return min(machines, key=lambda one: (one.jobs[pool] + 1) / one.count)

@@ -1,0 +1,265 @@
+"""One worker, from outside: starts it, asks it, and ends it if it hangs.
+
+What ends a worker costs the job whose code ran; the others that it had can be done again elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import socket
+import time
+from base64 import b64decode, b64encode
+from dataclasses import asdict, dataclass
+from os import getpid
+from typing import Any
+
+from lrl.errors import CallFailed, ConfigError, LrlError, WorkerLost
+from lrl.workers import worker
+from lrl.workers.user_code import GUARD, OUT_OF_MEMORY, cause_of_death
+from lrl.workers.worker import LONGEST_LINE, NOBODY, ProcessClock, RunningCode
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+"""Seconds between two looks at a worker."""
+_END_S = 5.0
+"""Seconds for the end of a process whose connection has ended."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker runs, and its limits; travels as JSON."""
+
+    name: str
+    """`reward` or `environment`, as its settings begin."""
+    code: bytes
+    """Pickled `UserCode`."""
+    timeout_s: float
+    """Most seconds for a response, or for a turn."""
+    memory_gib: float | None
+    """Memory that it may allocate once the code is loaded; None for no limit."""
+    start_timeout_s: float
+
+    @property
+    def one_call(self) -> bool:
+        """Whether a job is one call, and a worker has one job at a time."""
+        return self.name == "reward"
+
+    @property
+    def setting(self) -> str:
+        """The setting that names the code."""
+        return "data.rewards" if self.one_call else "data.environment"
+
+    def limit_s(self, jobs: int) -> float:
+        """Returns the seconds by the wall in which workers that have so many jobs have answered."""
+        return self.start_timeout_s + 4 * self.timeout_s * (jobs if self.one_call else 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of a JSON object."""
+        return asdict(self) | {"code": b64encode(self.code).decode()}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> WorkerSpec:
+        """Returns the spec of these fields; raises KeyError, TypeError or ValueError for others."""
+        return cls(**fields | {"code": b64decode(fields["code"])})
+
+
+class WorkerProcess:
+    """A worker. Make and use it on one event loop, whose thread outlives it: Linux ends a worker with
+    the thread that started it.
+
+    Args:
+        spec: What it runs.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.jobs = 0
+        """Jobs that it has; counted by who gives and ends them."""
+        self.lost = ""
+        """Why it takes no more calls; empty if it does."""
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when it has loaded the code; has a ConfigError if it cannot, and a TimeoutError if it
+        has not in time."""
+        self._spec = spec
+        self._refusal = ""
+        self._ended_by_a_job = False
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        # Spawned, not forked: the trainer has threads, pipes and sockets.
+        context = multiprocessing.get_context("spawn")
+        self._running: Any = context.RawValue(RunningCode)
+        ours, theirs = socket.socketpair()
+        self._process = context.Process(
+            target=worker.main,
+            args=(theirs, spec.code, spec.memory_gib, getpid(), self._running),
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+        self._connection = asyncio.ensure_future(
+            asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        )
+        self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._watch())]
+
+    @property
+    def pid(self) -> int:
+        """The process that runs the code."""
+        return int(self._running.pid)
+
+    async def ask(self, job: int, call: dict[str, Any]) -> Any:
+        """Makes a call, and returns the answer.
+
+        Raises:
+            CallFailed: The job has failed.
+            WorkerLost: The worker has ended through no fault of the job.
+        """
+        answer = self._asked[job] = asyncio.get_running_loop().create_future()
+        try:
+            await self._connection
+            if self.lost:
+                raise self._loss()
+            if self._refusal:
+                raise CallFailed("exception", self._refusal)
+            self._send({"job": job, **call})
+            return await answer
+        finally:
+            del self._asked[job]
+
+    def tell(self, job: int, why: str) -> None:
+        """Ends an episode; `why` is for those who still ask in it."""
+        if self._connection.done() and not self.lost:
+            self._send({"job": job, "end": why})
+
+    def kill(self, why: str) -> None:
+        """Ends it; what it was asked is lost. Idempotent."""
+        if not self.lost:
+            self._end(why)
+
+    def join(self) -> None:
+        """Waits for the end of its process."""
+        self._process.join(_END_S)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        _, writer = self._connection.result()
+        if not writer.is_closing():  # else its end answers what it was asked
+            writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        reader, writer = await self._connection
+        try:
+            while line := await reader.readline():
+                self._take(json.loads(line))
+        except OSError as error:  # it has ended with calls unread; its exit code says why
+            log.debug("The connection of a worker has ended: %r", error)
+        except ValueError as error:
+            log.warning("What a worker sent is no answer: %s", error)
+        writer.close()
+        until = time.monotonic() + _END_S
+        while self._process.exitcode is None and time.monotonic() < until and not self.lost:
+            await asyncio.sleep(0.01)
+        if not self.lost:
+            self._end_at_fault(*self._cause())
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"ready": True}:
+                self.ready.set_result(None)
+            case {"refused": str(why)}:
+                self._refuse(why)
+            case {"job": int(job), "failed": [str(kind), str(text)]}:
+                self._answer(job, CallFailed(kind, text))
+            case {"job": int(job), "answer": answer}:
+                self._answer(job, answer)
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = f"{self._spec.setting} cannot be loaded in a worker: {why}"
+        remedy = (
+            "A worker imports its modules anew, without what this process has set up: see that "
+            "they can be imported by themselves."
+        )
+        self._not_ready(ConfigError(f"{self._refusal}. {remedy}"))
+        for job in self._asked:
+            self._answer(job, CallFailed("exception", self._refusal))
+
+    def _answer(self, job: int, answer: Any) -> None:
+        future = self._asked.get(job)
+        if future is None or future.done():
+            return
+        if isinstance(answer, LrlError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    async def _watch(self) -> None:
+        """Kills it if the code of a job runs for too long, or if it is silent."""
+        await self._start()
+        running, timeout_s = self._running, self._spec.timeout_s
+        stretch, clock = running.stretch, ProcessClock(running.pid)
+        while not self.lost:
+            await asyncio.sleep(min(_POLL_S, timeout_s / 4))
+            if running.stretch != stretch or not self._asked:
+                stretch, clock = running.stretch, ProcessClock(running.pid)
+                continue
+            # It ends by itself what is awaited; it is silent if it does not.
+            is_certain = running.job and running.item != NOBODY
+            if clock.seconds > (timeout_s if is_certain else 2 * timeout_s):
+                what = "reward after" if self._spec.one_call else "reply after"
+                self._end_at_fault("timeout", f"no {what} {timeout_s:g} s")
+
+    async def _start(self) -> None:
+        """Waits until it is ready, or is lost."""
+        limit_s = self._spec.start_timeout_s
+        await asyncio.wait({self.ready}, timeout=limit_s)
+        if not self.ready.done():
+            self._not_ready(
+                TimeoutError(
+                    f"No worker of {self._spec.setting} was ready after "
+                    f"data.worker_start_timeout_s={limit_s:g}. It imports the script that is run "
+                    f"and the modules of {self._spec.setting}: see which is slow, or raise it."
+                )
+            )
+            self._end(f"it was not ready after {limit_s:g} s")
+
+    def _not_ready(self, error: Exception) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+            self.ready.exception()  # it may be that nobody waits for it
+
+    def _end_at_fault(self, kind: str, why: str) -> None:
+        """Ends it, or notes its end; the job whose code ran has failed."""
+        if self.lost:
+            return
+        running = self._running
+        guilty = running.job
+        if guilty in self._asked:
+            items, part = tuple(running.failed_items()), running.part
+            known = None if running.item == NOBODY else part
+            self._answer(guilty, CallFailed(kind, why, items, known))
+            self._ended_by_a_job = True
+        log.warning("A worker of %s is replaced: %s", self._spec.setting, why)
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        self.lost = why
+        self._process.terminate()
+        for job in self._asked:
+            self._answer(job, self._loss())
+        self._not_ready(
+            ConfigError(
+                f"A worker of {self._spec.setting} died while it started; its own message is "
+                f"above. It imports the script that was run. {GUARD}"
+            )
+        )
+
+    def _loss(self) -> WorkerLost:
+        return WorkerLost(self.lost, by_other=self._ended_by_a_job)
+
+    def _cause(self) -> tuple[str, str]:
+        """Returns kind and message of an end that nobody here has caused."""
+        if self._process.exitcode == OUT_OF_MEMORY:
+            gib = self._spec.memory_gib
+            limit = "" if gib is None else f"; data.{self._spec.name}_memory_gib is {gib:g}"
+            return "memory", "MemoryError" + limit
+        return "crash", cause_of_death(self._process.exitcode)

@@ -1,0 +1,187 @@
+"""The workers of other machines, as rank 0 sees them: members of the run that serve over HTTP.
+
+A member that is lost takes nothing with it: what it was asked fails at once, and whoever has asked
+gives it to others. Its side is `lrl.workers.server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lrl.errors import BadAnswer, CallFailed, WorkerLost
+from lrl.system.auth import bearer
+from lrl.system.endpoint import Location
+from lrl.workers.process import WorkerSpec
+
+T = TypeVar("T")
+CALLS = "/calls"
+CHECK_S = 10.0
+"""Seconds for a connection to a member."""
+LEAVE_S = 20.0
+"""Seconds that a member which leaves has for the end of its work."""
+FAILURES = ("exception", "timeout", "crash", "memory")
+
+
+@dataclass(frozen=True)
+class MemberAddress:
+    """A member with workers, and the way to it."""
+
+    number: int
+    """Its number among those of its kind."""
+    node: str
+    """The name of its machine."""
+    workers: int
+    """Processes that work there, for each of the run's pools."""
+    location: Location
+    token: str
+    """The run's."""
+
+
+class RemoteWorkers:
+    """The workers of one member, for all pools of a run.
+
+    Args:
+        address: Where they are.
+
+    Raises:
+        ValueError: Its certificate cannot be read.
+    """
+
+    def __init__(self, address: MemberAddress) -> None:
+        self.number = address.number
+        self.name = f"worker {address.number} on {address.node}"
+        self.count = max(1, address.workers)
+        self.lost = ""
+        """Why it gets no more work; empty if it does."""
+        self.leaving_since: float | None = None
+        """Since when it gets no new work and leaves, in monotonic seconds; None if it stays."""
+        self.jobs: Counter[str] = Counter()
+        """Jobs that it has, by the name of their pool; counted by who gives and ends them."""
+        self.replaced: Counter[str] = Counter()
+        """Workers there that were killed or died, by the name of their pool."""
+        self._url = address.location.url
+        self._trust = address.location.context()
+        self._token = address.token
+        self._requests: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._ends: set[asyncio.Task[None]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no work."""
+        return not self.jobs.total()
+
+    async def begin(self) -> None:
+        """Ends what it had before it was cut off; raises OSError if it does not answer, or is no
+        member of this run."""
+        await self._request("DELETE", CALLS, CHECK_S)
+
+    def lose(self, why: str) -> None:
+        """Fails all that it was asked, and will be. May be called on any thread."""
+        self.lost = self.lost or why
+        for request, loop in list(self._requests.items()):
+            loop.call_soon_threadsafe(request.cancel)
+
+    async def ask(
+        self, spec: WorkerSpec, job: int, call: dict[str, Any], read: Callable[[Any], T]
+    ) -> T:
+        """Makes a call of a job; see `lrl.workers.pool.WorkerJob`."""
+        # Its workers have the deadlines of rank 0's. This one is for a member that does not answer,
+        # and yet is alive.
+        deadline_s = 2 * spec.limit_s(self.jobs[spec.name])
+        route = f"{CALLS}/{spec.name}/{job}"
+
+        async def answer() -> T | CallFailed | WorkerLost:
+            answered = await self._request("POST", route, deadline_s, call)
+            match answered:
+                case {"replaced": int(replaced)}:
+                    self.replaced[spec.name] = replaced
+                    return self._read(answered, read)
+            raise BadAnswer(f"{str(answered)[:80]!r} is no answer to a call")
+
+        found = await self._answered(answer())
+        if isinstance(found, CallFailed | WorkerLost):
+            raise found
+        return found
+
+    def tell(self, spec: WorkerSpec, job: int, why: str) -> None:
+        """Ends an episode; `why` is for those who still ask in it."""
+        if not self.lost and not spec.one_call:
+            task = asyncio.ensure_future(self._tell(f"{CALLS}/{spec.name}/{job}", why))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+
+    async def _tell(self, route: str, why: str) -> None:
+        with suppress(WorkerLost):  # then it has ended with all others
+            await self._answered(self._request("DELETE", route, CHECK_S, {"end": why}))
+
+    def _read(self, found: dict[str, Any], read: Callable[[Any], T]) -> T | CallFailed | WorkerLost:
+        match found:
+            case {"failed": [str(kind), str(text), [*items], int() | None as part]} if (
+                kind in FAILURES
+            ):
+                return CallFailed(kind, f"{text} ({self.name})", tuple(items), part)
+            case {"lost": str(why), "by_other": bool(by_other)}:
+                return WorkerLost(f"{why} ({self.name})", by_other=by_other)
+            case {"answer": answer}:
+                return read(answer)
+        raise BadAnswer(f"{str(found)[:80]!r} is no answer to a call")
+
+    async def _answered(self, work: Coroutine[Any, Any, T]) -> T:
+        """Returns the result of `work`, which asks the member.
+
+        Raises:
+            WorkerLost: It is lost before the end of `work`, or by it: it does not answer (OSError),
+                or has sent a `BadAnswer`.
+        """
+        request = asyncio.create_task(work)
+        self._requests[request] = asyncio.get_running_loop()
+        try:
+            self._raise_if_lost()
+            return await request
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():  # then `lose` has cancelled the request
+                self._raise_if_lost()
+            raise
+        except (OSError, BadAnswer) as error:
+            self.lose(str(error))
+            raise WorkerLost(self.lost) from error
+        finally:
+            request.cancel()
+            del self._requests[request]
+
+    def _raise_if_lost(self) -> None:
+        if self.lost:
+            raise WorkerLost(self.lost)
+
+    async def _request(
+        self, method: str, route: str, deadline_s: float, message: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns the JSON of a response; raises OSError for none, or another status than 200."""
+        import aiohttp  # not at the top: a run without members needs none
+
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=CHECK_S)
+        # A connection for each request: a server may close an idle one as a request goes out on it.
+        connector = aiohttp.TCPConnector(ssl=self._trust or True)
+        headers = {"Authorization": bearer(self._token)}
+        data = json.dumps(message or {}).encode()
+        try:
+            async with (
+                aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+                session.request(method, self._url + route, data=data, headers=headers) as response,
+            ):
+                if response.status != 200:
+                    raise OSError(
+                        f"it responded {response.status}: {(await response.text())[:200]}"
+                    )
+                return await response.json()
+        except TimeoutError as error:
+            raise OSError(f"no answer from it in {deadline_s:.0f} s") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise OSError(repr(error)) from error

@@ -1,0 +1,405 @@
+"""Episodes in processes: what is broken costs the episode at fault, and no other.
+
+Covers lrl/environments/base.py, play.py, playing.py, lrl/workers/user_code.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from lrl.environments import Agent, Environment
+from lrl.environments.play import Reply
+from lrl.environments.playing import Player, Playing
+from lrl.environments.pool import EnvironmentPool, read_reply
+from lrl.errors import BadAnswer, ConfigError, EpisodeError, WorkerLost
+from lrl.types import Prompt
+from lrl.workers import user_code
+from lrl.workers.worker import RunningCode, line
+from tests.environments import broken
+from tests.environments.agents import adds, gives_up, notes_its_end, runs
+from tests.environments.test_agent_command import LEAVING, PROGRAM, leaves, left
+from tests.environments.worlds import Odd
+from tests.leftovers import wait_for_none
+from tests.workers.jobs import PROMPT, say, workers_of
+
+TIMEOUT_S = 2.0
+
+
+def processes(seconds: float = 60.0) -> EnvironmentPool:
+    return EnvironmentPool(Odd(seconds), workers=1, turn_timeout_s=TIMEOUT_S, memory_gib=1.0)
+
+
+def run(play: Callable[[EnvironmentPool], Awaitable[Any]]) -> Any:
+    """Runs `play` with the processes, and ends them."""
+    made = processes()
+    made.start()
+
+    async def played() -> Any:
+        async with asyncio.timeout(60):
+            return await play(made)
+
+    try:
+        return asyncio.run(played())
+    finally:
+        made.close()
+
+
+async def ending(work: Awaitable[Reply]) -> str:
+    """What comes of a reply: its failure, or the reply."""
+    try:
+        return str(await work)
+    except WorkerLost as error:
+        return f"{'lost by another' if error.by_other else 'lost'}: {error}"
+    except EpisodeError as error:
+        return str(error)
+
+
+def test_many_episodes_of_one_process_know_nothing_of_one_another() -> None:
+    async def play(made: EnvironmentPool) -> list[Reply]:
+        first, second = made.open(PROMPT), made.open(PROMPT)
+        assert await first.begin() == await second.begin() == Reply("go 2", False, 0.0)
+        await first.reply(say("a"))
+        found = await asyncio.gather(first.reply(say("b")), second.reply(say("c")))
+        assert len(workers_of(made.workers)) == 1
+        return list(found)
+
+    assert run(play) == [Reply("go|a|b", False, 0.25), Reply("go|c", False, 0.25)]
+
+
+BROKEN = {
+    "raise": "environment_error: KeyError: 'the key' (",
+    "exit": "environment_error: SystemExit: 3",
+    "cancel": "environment_error: CancelledError",
+    "wait": "tool_timeout: no reply after 2 s",
+    "deaf": "tool_timeout: no reply after 2 s",
+    "thread": "tool_timeout: no reply after 2 s",
+    "pair": "environment_error: TypeError: reply returned ('one', False); give (observation, done",
+    "word": "environment_error: TypeError: reply returned ('one', False, 'much')",
+    "nan": "environment_error: TypeError: the reward is nan; give a finite number",
+    "set": "environment_error: TypeError: Object of type set is not JSON serializable",
+    "number": "environment_error: TypeError: the observation is 7; give text, a list of token",
+}
+DEADLY = {
+    "die": "environment_error: the worker ended with exit code 9",
+    "crash": "environment_error: the worker was ended by signal 11",
+    "leak": "environment_error: MemoryError; data.environment_memory_gib is 1",
+    "hang": "tool_timeout: no reply after 2 s",
+}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_agent_that_ends_before_its_turn_is_whole_ends_its_episode(fails: bool) -> None:
+    """Else rank 0 would wait, and end the process with the episodes of all others."""
+    made = EnvironmentPool(Agent(gives_up), workers=1, turn_timeout_s=20.0, memory_gib=None)
+    made.start()
+    prompt = Prompt(id=3, token_ids=[1], text="go", columns={"fails": fails})
+
+    async def play() -> str:
+        async with asyncio.timeout(60):
+            episode = made.open(prompt)
+            await episode.begin()
+            await asyncio.sleep(8.0)  # the policy writes, for longer than a busy agent waits
+            return await ending(episode.reply(say("go")))
+
+    try:
+        found = asyncio.run(play())
+        assert ("no time" in found) if fails else (found == str(Reply("", True, 0.5)))
+    finally:
+        made.close()
+
+
+def test_each_failure_has_its_name_and_costs_no_other_episode() -> None:
+    async def play(made: EnvironmentPool) -> dict[str, str]:
+        bystander = made.open(PROMPT)
+        await bystander.begin()
+        episodes = {name: made.open(PROMPT) for name in BROKEN}
+        await asyncio.gather(*(one.begin() for one in episodes.values()))
+        found = await asyncio.gather(
+            *(ending(one.reply(say(name))) for name, one in episodes.items())
+        )
+        assert await bystander.reply(say("a")) == Reply("go|a", False, 0.25)
+        return dict(zip(episodes, found, strict=True))
+
+    found = run(play)
+    assert {name: found[name][: len(BROKEN[name])] for name in BROKEN} == BROKEN
+
+
+def test_a_death_is_the_fault_of_whose_code_ran_and_the_others_can_be_played_again() -> None:
+    async def play(made: EnvironmentPool) -> dict[str, str]:
+        found = {}
+        for name in DEADLY:
+            guilty, idle, waiting = (made.open(PROMPT) for _ in range(3))
+            for one in (guilty, idle, waiting):
+                await one.begin()
+            both = await asyncio.gather(
+                ending(waiting.reply(say("wait"))), ending(guilty.reply(say(name)))
+            )
+            lost, why = both[0].split(": ", maxsplit=1)
+            assert lost == "lost by another" and why in both[1]
+            assert (await ending(idle.reply(say("a")))).startswith("lost by another: ")
+            again = made.open(PROMPT)
+            assert await again.begin() == Reply("go 2", False, 0.0)
+            found[name] = both[1]
+        assert made.replaced == len(DEADLY)
+        return found
+
+    found = run(play)
+    assert {name: found[name][: len(DEADLY[name])] for name in DEADLY} == DEADLY
+
+
+def test_nobodys_code_runs_any_more_when_a_reply_is_sent() -> None:
+    running = RunningCode()
+    found = []
+
+    async def play() -> None:
+        sent = asyncio.Event()
+
+        def send(message: dict[str, Any]) -> None:
+            found.append(running.job)
+            sent.set()
+
+        worker = Player(Playing(Odd(60.0), TIMEOUT_S), running, send)
+        packed = base64.b64encode(pickle.dumps((PROMPT.text, {"level": 2}))).decode()
+        worker.obey({"job": 7, "begin": packed})
+        await asyncio.wait_for(sent.wait(), 60)
+        sent.clear()
+        worker.obey({"job": 7, "turn": say("a")._asdict()})
+        await asyncio.wait_for(sent.wait(), 60)
+
+    asyncio.run(play())
+    assert found[:2] == [0, 0]  # the end of the loop fails the episode
+
+
+def answers(environment: Environment, turns: Sequence[str]) -> list[dict[str, Any]]:
+    """What a process says of an episode whose turns are these, each as soon as it waits."""
+    said: list[dict[str, Any]] = []
+
+    async def play() -> None:
+        def send(message: dict[str, Any]) -> None:
+            said.append(json.loads(line(message)))
+
+        worker = Player(Playing(environment, 60.0), RunningCode(), send)
+        packed = base64.b64encode(pickle.dumps(("go", {}))).decode()
+        worker.obey({"job": 7, "begin": packed})
+        for text in (*turns, ""):
+            for _ in range(50):  # its tasks wait for nothing else
+                await asyncio.sleep(0)
+            if text:
+                worker.obey({"job": 7, "turn": say(text)._asdict()})
+
+    asyncio.run(play())
+    return said
+
+
+def test_a_reply_that_is_too_long_to_send_fails_its_episode_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 could not read it, and the process was replaced with the episodes of all others."""
+    monkeypatch.setattr("lrl.workers.worker.LONGEST_LINE", 1000)
+    _, last = answers(Odd(), ["x" * 2000])
+    assert last["failed"][0] == "exception" and "at most 1,000 are sent" in last["failed"][1]
+
+
+def test_an_environment_that_asks_for_two_turns_at_once_fails() -> None:
+    """The second turn was given to who had asked for the first one."""
+    first, last = answers(broken.AsksTwice(), ["one", "two"])
+    assert first["answer"]["observation"] == "1"
+    assert "await one after the other" in last["failed"][1]
+
+
+def test_an_agent_in_a_process_learns_why_its_episode_has_ended(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"file": str(told)})
+    made = EnvironmentPool(Agent(notes_its_end), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
+
+    async def play() -> None:
+        episode = made.open(prompt)
+        await episode.begin()
+        episode.close("environment_error: no parser")
+        async with asyncio.timeout(60):
+            while not told.exists() or not told.read_text():
+                await asyncio.sleep(0.02)
+
+    try:
+        asyncio.run(play())
+    finally:
+        made.close()
+    assert "the episode has ended (environment_error: no parser)" in told.read_text()
+
+
+def test_a_process_that_somebody_kills_is_no_failure_of_its_episodes() -> None:
+    async def play(made: EnvironmentPool) -> str:
+        one, other = made.open(PROMPT), made.open(PROMPT)
+        await asyncio.gather(one.begin(), other.begin())
+        os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
+        both = await asyncio.gather(ending(one.reply(say("a"))), ending(other.reply(say("b"))))
+        assert both[0] == both[1]
+        return both[0]
+
+    assert run(play).startswith("lost: the worker was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("way", LEAVING)
+def test_what_a_function_has_started_ends_with_its_episode(way: str) -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves(way)})
+    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
+
+    async def play() -> int:
+        waits = made.open(prompt)
+        asks = asyncio.ensure_future(waits.begin())
+        async with asyncio.timeout(60):
+            while not left():
+                await asyncio.sleep(0.02)
+        waits.close("the test has ended it")
+        asks.cancel()
+        while left():
+            await asyncio.sleep(0.02)
+        return workers_of(made.workers)[0].pid
+
+    try:
+        assert psutil.pid_exists(asyncio.run(asyncio.wait_for(play(), 60)))
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("ends", ["close", "kill"])
+def test_what_a_function_has_started_ends_with_its_process(ends: str) -> None:
+    prompt = Prompt(id=0, token_ids=[1], text="go", columns={"program": leaves("a daemon")})
+    made = EnvironmentPool(Agent(runs), workers=1, turn_timeout_s=60.0, memory_gib=None)
+    made.start()
+
+    async def play() -> None:
+        one = made.open(prompt)
+        asks = asyncio.ensure_future(ending(one.begin()))
+        while not left():
+            await asyncio.sleep(0.02)
+        if ends == "kill":
+            os.kill(workers_of(made.workers)[0].pid, signal.SIGKILL)
+            assert "SIGKILL" in await asks
+
+    try:
+        asyncio.run(asyncio.wait_for(play(), 60))
+    finally:
+        made.close()
+    wait_for_none(left, 20.0, "what the function has started")
+
+
+def test_what_ends_an_episode_and_long_words_arrive() -> None:
+    async def play(made: EnvironmentPool) -> tuple[Reply, Reply]:
+        one = made.open(PROMPT)
+        await one.begin()
+        long = await one.reply(say("long"))
+        return long, await one.reply(say("end"))
+
+    long, end = run(play)
+    assert len(long.observation) == 2_000_000 and end == Reply("", True, 1.0)
+
+
+IN_A_TRIAL: dict[type[Environment], str] = {
+    broken.Unloadable: "cannot be loaded in a worker: RuntimeError: no screen",
+    broken.AsksForLevel: "missing 1 required keyword-only argument: 'stage'",
+    broken.TakesNoColumns: "unexpected keyword argument 'level'",
+    broken.TakesNoTurn: "reply() takes 1 positional argument but 2 were given",
+    broken.SaysNothing: "reply returned None; give (observation, done, reward)",
+    broken.Yields: "reply returned <generator",
+    broken.StartsWithNumber: "the observation is 5; give text, a list of token ids, or a list of chat",
+    broken.NeedsTheLoop: "asyncio.run() cannot be called from a running event loop",
+    broken.Plain: "rollout is a plain function; define it with `async def`",
+    broken.Silent: "the reward is None; give a finite number",
+    broken.NeverAsks: "the episode has ended before the policy's first turn",
+}
+
+
+def test_a_broken_environment_is_named_in_one_line_before_a_server_starts() -> None:
+    for kind, named in IN_A_TRIAL.items():
+        made = EnvironmentPool(kind(), workers=1, turn_timeout_s=20.0, memory_gib=1.0)
+        with pytest.raises(ConfigError) as failed:
+            made.start(PROMPT, say("0"), lambda *replies: None)
+        text = str(failed.value)
+        assert named in text and text.startswith("data.environment "), text
+        assert "\n" not in text and len(text) < 600
+
+
+def test_an_environment_that_fails_with_its_first_row_ends_a_run_before_a_server_starts() -> None:
+    made = processes()
+
+    def refuse(opening: Reply, reply: Reply) -> None:
+        raise EpisodeError("environment_error", "no such token")
+
+    with pytest.raises(
+        ConfigError, match=r"the turn 'raise'.*KeyError: 'the key'.*row's columns: "
+    ):
+        made.start(PROMPT, say("raise"), lambda *replies: None)
+    with pytest.raises(ConfigError, match="no such token"):
+        made.start(PROMPT, say("a"), refuse)
+    made.start(PROMPT, say("a"), lambda *replies: None)
+    made.start(None, say(""), refuse)
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["function", "program"])
+def test_an_agent_behind_a_proxy_reaches_its_policy(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # where nobody answers
+    agent = Agent(adds) if kind == "function" else Agent(command=[sys.executable, "-c", PROGRAM])
+    made = EnvironmentPool(agent, workers=1, turn_timeout_s=60.0, memory_gib=4.0)
+    made.start()
+
+    async def play() -> Reply:
+        async with asyncio.timeout(60):
+            return await made.open(PROMPT).begin()
+
+    try:
+        assert asyncio.run(play()).observation == [{"role": "user", "content": "go"}]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, ("127.0.0.1", "127.0.0.1")),
+        ({"NO_PROXY": ".corp"}, (".corp,127.0.0.1", ".corp,127.0.0.1")),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, ("a,127.0.0.1", "b,127.0.0.1")),
+        ({"no_proxy": "*"}, ("*", "*")),
+    ],
+)
+def test_what_no_proxy_names_stays(
+    before: dict[str, str], after: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, before.get(name, ""))
+    user_code.ask_this_machine_itself()
+    assert (os.environ["no_proxy"], os.environ["NO_PROXY"]) == after
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        {"observation": "", "done": False, "reward": 0.0},
+        {"observation": 7, "done": False, "reward": 0.0, "tools": [], "after": None},
+        {"observation": "", "done": 1, "reward": 0.0, "tools": [], "after": None},
+        {"observation": "", "done": True, "reward": float("nan"), "tools": [], "after": None},
+        {"observation": "", "done": True, "reward": 0.0, "tools": [], "after": "0"},
+    ],
+)
+def test_what_is_no_reply_is_refused(answer: object) -> None:
+    with pytest.raises(BadAnswer):
+        read_reply(answer)

@@ -1,0 +1,84 @@
+"""What a worker takes for a number, and rank 0 for an outcome."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
+
+import odd_rewards  # noqa: E402
+from scenes import scored  # noqa: E402
+
+from lrl.errors import BadAnswer, CountedError  # noqa: E402
+from lrl.rewards import RewardPool  # noqa: E402
+from lrl.rewards.scoring import Scored, parts_of, read_outcomes  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (True, 1.0),
+        (False, 0.0),
+        (numpy.float32(0.5), 0.5),
+        (numpy.float16(0.5), 0.5),
+        (numpy.int64(3), 3.0),
+        (numpy.bool_(True), 1.0),
+        (numpy.array(0.25), 0.25),
+        ({"form": True, "sense": numpy.bool_(False)}, None),
+    ],
+)
+def test_a_bool_and_a_numpy_value_of_one_number_are_numbers(value, number):
+    parts = parts_of("f", value)
+    assert parts == ({"f/form": 1.0, "f/sense": 0.0} if number is None else {"f": number})
+    assert all(type(part) is float for part in parts.values())
+
+
+def test_the_name_of_a_part_is_one_that_every_tracker_takes():
+    assert parts_of("f", {"\ud83d": 1}) == {r"f/\ud83d": 1.0}
+
+
+@pytest.mark.parametrize(
+    "value", [numpy.array([1.0]), numpy.str_("1.0"), numpy.float32("nan"), [True]]
+)
+def test_any_other_array_is_not_a_number(value):
+    with pytest.raises(CountedError):
+        parts_of("f", value)
+
+
+def test_a_worker_imports_no_torch():
+    pool = RewardPool([odd_rewards.torch_is_loaded], workers=1)
+    pool.start()
+    (rollout,) = scored(pool, "")
+    pool.close()
+    assert rollout.reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        None,
+        [],
+        [None, None],
+        ["well: done"],
+        [1.0],
+        [[float("nan"), {}, ""]],
+        [[True, {"obey": 1.0}, ""]],
+        [[1.0, {"obey": "1"}, ""]],
+        [[1.0, {}]],
+    ],
+)
+def test_what_is_no_outcome_is_no_reward(values):
+    with pytest.raises(BadAnswer):
+        read_outcomes(values, count=1)
+
+
+def test_outcomes_travel_as_they_are():
+    outcomes = [
+        Scored(0.5, {"a/b": 0.25, "c": 0.25}, "math: too much"),
+        "timeout: obey: no reward after 1 s",
+        None,
+    ]
+    assert read_outcomes(json.loads(json.dumps(outcomes)), 3) == outcomes

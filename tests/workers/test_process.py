@@ -1,0 +1,194 @@
+"""A worker that hangs, dies or is killed costs what it was at fault for, and no worker outlives its
+run; the same for a group to score and for an episode. Real processes, real deaths.
+
+Covers lrl/workers/local.py, worker.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lrl.errors import ConfigError
+from lrl.rewards import Function, RewardPool
+from tests.leftovers import lives, wait_for
+from tests.workers.jobs import KINDS, REWARDS, Jobs, done, workers_of
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    made: Jobs = request.param()
+    made.pool.start()
+    yield made
+    made.pool.close()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> type[Jobs]:
+    return request.param
+
+
+def own_processes(jobs: Jobs) -> list[psutil.Process]:
+    """The worker of these jobs, with its parent."""
+    (worker,) = workers_of(jobs.pool.workers)
+    inner = psutil.Process(worker.pid)
+    return [inner, psutil.Process(inner.ppid())]
+
+
+def test_each_end_of_a_worker_is_told_apart_and_costs_only_its_own_job(shared: Jobs) -> None:
+    said = {
+        "crash": "the worker was ended by signal 11",
+        "die": "the worker ended with exit code 9",
+        "leak": "MemoryError; data.",
+        "hang": f" after {3:g} s",
+    }
+    for order, words in said.items():
+        before, failure, after = done(shared, "fine", order, "fine")
+        assert (before, after) == ("", "") and words in failure, failure
+
+
+def test_an_idle_worker_that_is_killed_is_replaced_at_once_and_is_no_failure(shared: Jobs) -> None:
+    assert done(shared, "fine") == [""]
+    (worker,) = workers_of(shared.pool.workers)
+    before = shared.replaced
+    os.kill(worker.pid, signal.SIGKILL)
+    began = time.monotonic()
+    assert done(shared, "fine") == [""]
+    assert time.monotonic() - began < 30, "no deadline had to pass"
+    assert shared.replaced == before + 1
+
+
+def test_a_worker_that_is_stopped_is_replaced_after_its_deadlines(kind: type[Jobs]) -> None:
+    jobs = kind(timeout_s=1.0)
+    jobs.pool.start()
+    try:
+        assert done(jobs, "fine") == [""]
+        (worker,) = workers_of(jobs.pool.workers)
+        os.kill(worker.pid, signal.SIGSTOP)
+        assert done(jobs, "fine") == [""] and jobs.replaced == 1
+    finally:
+        jobs.pool.close()
+
+
+def test_ctrl_c_does_not_reach_the_workers(shared: Jobs) -> None:
+    assert done(shared, "fine") == [""]
+    (worker,) = workers_of(shared.pool.workers)
+    os.kill(worker.pid, signal.SIGINT)
+    assert done(shared, "fine") == [""] and workers_of(shared.pool.workers) == [worker]
+
+
+def test_nothing_is_left_after_close_and_who_waits_gets_to_know(kind: type[Jobs]) -> None:
+    jobs = kind(timeout_s=60.0)
+    jobs.pool.start()
+    both = own_processes(jobs)
+
+    async def close_while_it_hangs() -> None:
+        waits = asyncio.create_task(jobs.do("hang"))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(jobs.pool.close)
+        jobs.pool.close()
+        try:
+            why = await waits
+        except RuntimeError as error:
+            why = str(error)
+        assert "not running" in why or "the run has ended" in why
+
+    asyncio.run(close_while_it_hangs())
+    assert not any(map(lives, both))
+
+
+def test_workers_start_again_after_close(kind: type[Jobs]) -> None:
+    jobs = kind()
+    for _ in range(2):
+        jobs.pool.start()
+        assert done(jobs, "fine") == [""]
+        jobs.pool.close()
+
+
+@pytest.mark.parametrize("order", ["fine", "hang"])
+def test_workers_die_with_a_trainer_that_is_killed(
+    tmp_path: Path, kind: type[Jobs], order: str
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        "import asyncio, threading, time\n"
+        f"from tests.workers.jobs import {kind.__name__}, workers_of\n"
+        'if __name__ == "__main__":\n'
+        f"    jobs = {kind.__name__}(timeout_s=60)\n"
+        "    jobs.pool.start()\n"
+        f"    do = lambda: asyncio.run(jobs.do('{order}'))\n"
+        "    thread = threading.Thread(target=do, daemon=True)\n"
+        "    thread.start()\n"
+        f"    thread.join({60 if order == 'fine' else 0.5})\n"
+        "    print(workers_of(jobs.pool.workers)[0].pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    trainer = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(REWARDS)])},
+        stdout=subprocess.PIPE,
+    )
+    assert trainer.stdout is not None
+    worker = psutil.Process(int(trainer.stdout.readline()))
+    both = [worker, worker.parent()]
+    trainer.kill()
+    trainer.communicate()
+    wait_for(lambda: not any(lives(one) for one in both if one), 60.0, "the end of the workers")
+
+
+def test_a_worker_that_is_not_ready_in_time_is_named_with_the_setting(kind: type[Jobs]) -> None:
+    jobs = kind(start_timeout_s=0.001)
+    words = rf"{jobs.setting} was ready after data\.worker_start_timeout_s=0\.001\. .*or raise it"
+    with pytest.raises(TimeoutError, match=words):
+        jobs.pool.start()
+
+
+def test_code_that_a_worker_cannot_import_is_refused_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "only_here.py"
+    module.write_text(
+        "import multiprocessing\n"
+        "if multiprocessing.parent_process() is not None:\n"
+        "    import no_such_library\n"
+        "def f(prompt, response, **columns):\n"
+        "    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"'no_such_library' \(.*only_here.py, line 3\)"):
+        RewardPool([Function("only_here:f")], workers=1).start()
+
+
+@pytest.mark.parametrize(
+    ("before", "reward"),
+    [("", "GSM8K()"), ("def own(prompt, response, **columns):\n    return 1.0\n", "own")],
+)
+def test_a_script_without_a_main_guard_gets_an_error_that_names_it(
+    tmp_path: Path, before: str, reward: str
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(
+        f"{before}from lrl.rewards import GSM8K, RewardPool\n"
+        f"pool = RewardPool([{reward}])\npool.start()\n"
+    )
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 1
+    errors = [line for line in run.stderr.splitlines() if line.startswith("lrl: error: ")]
+    assert errors and all(line.endswith('under `if __name__ == "__main__":`.') for line in errors)

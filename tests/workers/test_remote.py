@@ -1,0 +1,487 @@
+"""A job has one outcome, and the same failures, on every machine, and a member that is lost costs
+none: real members, real deaths.
+
+Covers lrl/workers/pool.py, process.py, server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from aiohttp import web
+
+from lrl.environments import Environment
+from lrl.environments.play import Reply
+from lrl.environments.pool import EnvironmentPool
+from lrl.errors import NoEnvironments, WorkerLost
+from lrl.members.registry import Kind, Status
+from lrl.system.endpoint import Endpoint, Location
+from lrl.system.token_server import TokenServer
+from lrl.types import Prompt
+from lrl.workers.pool import Members, WorkerPool, least_busy
+from lrl.workers.process import WorkerSpec
+from lrl.workers.remote import CALLS, MemberAddress, RemoteWorkers
+from tests import network_namespace
+from tests.certificates import self_signed
+from tests.environments.broken import Unloadable
+from tests.environments.worlds import Odd
+from tests.http_call import call
+from tests.leftovers import lives, wait_for
+from tests.workers.jobs import (
+    ORDERS,
+    PROMPT,
+    Episodes,
+    Groups,
+    Jobs,
+    done,
+    odd_rewards,
+    rollout_of,
+    say,
+)
+from tests.workers.served import START_S, TOKEN, ServedMembers, served
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def members_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's own workers do only what no member can."""
+    monkeypatch.setattr("lrl.workers.pool.least_busy", lambda machines, pool: machines[0])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServedMembers, list[Jobs]]]:
+    """A run with rewards and an environment, and one member."""
+    jobs: list[Jobs] = [Groups(), Episodes()]
+    with served(tmp_path_factory.mktemp("member"), *jobs) as made:
+        made.start()
+        made.joined(1)
+        yield made, jobs
+
+
+class Doing(threading.Thread):
+    """Scores a group, beside what the test does."""
+
+    def __init__(self, jobs: Groups, *texts: str) -> None:
+        super().__init__(daemon=True)
+        self.jobs = jobs
+        self.rollouts = [rollout_of(text) for text in texts]
+        self.start()
+
+    def run(self) -> None:
+        asyncio.run(self.jobs.pool.score(PROMPT, self.rollouts))
+
+    def rewards(self) -> list[float | None]:
+        """Waits for the end."""
+        self.join(START_S)
+        assert not self.is_alive()
+        return [rollout.reward for rollout in self.rollouts]
+
+
+def processes_of(member: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(member.pid).children(recursive=True)
+
+
+def gone(processes: list[psutil.Process]) -> None:
+    assert processes
+    wait_for(lambda: not any(map(lives, processes)), 60.0, "the end of the member's processes")
+
+
+def test_one_member_does_what_the_run_has_with_the_failures_of_rank_0(
+    shared: tuple[ServedMembers, list[Jobs]], members_first: None
+) -> None:
+    made, all_jobs = shared
+    (member,) = made.members.ready
+    for jobs in all_jobs:
+        here = type(jobs)()
+        here.pool.start()
+        try:
+            on_rank_0 = done(here, *ORDERS)
+        finally:
+            here.pool.close()
+        suffix = f" ({member.name})"
+        there = done(jobs, *ORDERS)
+        assert there == [why and why + suffix for why in on_rank_0]
+        assert jobs.replaced == here.replaced >= len(ORDERS) - 1
+    groups, episodes = all_jobs
+    assert isinstance(groups, Groups) and isinstance(episodes, Episodes)
+    assert groups.pool.scored_by == episodes.pool.answered_by == {member.name: 1}
+    assert member.name.startswith("worker 0 on ") and groups.pool.counts["moved"] == 0
+    assert member.idle
+
+
+def test_a_member_that_is_killed_in_mid_job_costs_none_and_its_processes_end_with_it(
+    tmp_path: Path, members_first: None
+) -> None:
+    groups, episodes, begun = Groups(timeout_s=60.0), Episodes(timeout_s=60.0), tmp_path / "begun"
+    with served(tmp_path, groups, episodes) as made:
+        member = made.start()
+        made.joined(1)
+        own = processes_of(member)
+        doing = Doing(groups, "give 3", f"once {begun} sleep 50", "give 4")
+
+        async def play() -> str:
+            episode = episodes.pool.open(PROMPT)
+            await episode.begin()
+            waits = asyncio.create_task(episode.reply(say("wait")))
+            await asyncio.to_thread(wait_for, begun.exists, START_S, "the job of the member")
+            member.kill()
+            with pytest.raises(WorkerLost) as lost:
+                await waits
+            assert not lost.value.by_other
+            return await episodes.do("fine")
+
+        assert asyncio.run(play()) == ""
+        assert doing.rewards() == [3.0, 1.0, 4.0]
+        assert groups.pool.counts["moved"] == 3 and groups.pool.scored_by == {"rank 0": 3}
+        assert groups.pool.counts["retried"] == 0 and episodes.replaced == 0
+        gone(own)
+        lost = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LOST  # noqa: E731
+        wait_for(lost, 30.0, "the loss of the member")
+
+
+def test_the_machine_with_the_fewest_jobs_for_each_worker_gets_the_next(tmp_path: Path) -> None:
+    class Model:
+        def __init__(self, name: str, count: int) -> None:
+            self.name = name
+            self.count = count
+            self.jobs = Counter[str]()
+
+    large, small = Model("large", 3), Model("small", 1)
+    for _ in range(8):
+        least_busy([large, small], "reward").jobs["reward"] += 1  # type: ignore[type-var]
+    assert (large.jobs["reward"], small.jobs["reward"]) == (6, 2)
+
+
+def test_both_ends_notice_a_cut_network_and_the_member_comes_again(
+    tmp_path: Path, members_first: None
+) -> None:
+    groups, begun = Groups(timeout_s=60.0), tmp_path / "begun"
+    endpoint = Endpoint(network_namespace.HERE, insecure=True)
+    with network_namespace.network_namespace() as namespace:
+        prefix, cable = ["ip", "netns", "exec", namespace], f"{namespace[4:]}h"
+        with served(tmp_path, groups, endpoint=endpoint) as made:
+            made.start(prefix=prefix)
+            made.joined(1)
+            doing = Doing(groups, f"once {begun} sleep 50", "give 2")
+            wait_for(begun.exists, START_S, "the job of the member")
+            subprocess.run(["ip", "link", "set", cable, "down"], check=True)
+            assert doing.rewards() == [1.0, 2.0] and groups.pool.counts["moved"] == 2
+            subprocess.run(["ip", "link", "set", cable, "up"], check=True)
+            made.joined(1)
+            assert done(groups, "fine") == [""]
+            (name,) = groups.pool.scored_by.keys() - {"rank 0"}
+            assert name.startswith("worker 0 on "), "it has kept its number"
+
+
+RANK_0 = """
+import time
+from tests.workers.jobs import Groups
+from tests.workers.served import Joinable
+
+if __name__ == "__main__":
+    groups = Groups()
+    groups.pool.start()
+    made = Joinable(groups)
+    print(made.server.location().url, flush=True)
+    while not made.members.ready:
+        time.sleep(0.05)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_member_and_its_workers_end_with_a_trainer_that_is_killed(
+    shared: tuple[ServedMembers, list[Jobs]], tmp_path: Path
+) -> None:
+    (tmp_path / "rank_0.py").write_text(RANK_0)
+    words = [sys.executable, str(tmp_path / "rank_0.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as rank_0:
+        try:
+            assert rank_0.stdout is not None
+            member = shared[0].start(url=rank_0.stdout.readline().strip())
+            assert rank_0.stdout.readline() == "ready\n"
+            own = processes_of(member)
+        finally:
+            rank_0.kill()
+    message, _ = member.communicate(timeout=START_S)
+    assert member.returncode == 0
+    assert message.endswith("worker 0: the run has ended, and so does it.\n")
+    gone(own)
+
+
+def test_ctrl_c_ends_a_member_and_others_do_its_work(tmp_path: Path, members_first: None) -> None:
+    groups = Groups(timeout_s=60.0)
+    with served(tmp_path, groups) as made:
+        member = made.start()
+        made.joined(1)
+        own = processes_of(member)
+        assert done(groups, "fine") == [""]
+        member.send_signal(signal.SIGINT)
+        message, _ = member.communicate(timeout=START_S)
+        assert member.returncode == 0
+        assert "worker 0: has left; its unfinished responses continue elsewhere" in message
+        gone(own)
+        assert done(groups, "fine") == [""] and groups.pool.scored_by["rank 0"] == 1
+
+
+def test_a_member_knows_the_run_by_its_certificate_and_the_run_it_by_the_token(
+    tmp_path: Path, members_first: None
+) -> None:
+    cert, key = self_signed(tmp_path)
+    groups = Groups()
+    with served(tmp_path, groups, endpoint=Endpoint(tls_cert=cert, tls_key=key)) as made:
+        stranger = made.start()  # by the system's authorities
+        message, _ = stranger.communicate(timeout=START_S)
+        assert stranger.returncode == 2 and "certificate verify failed" in message
+        stranger = made.start("--run_cert", cert, token="another-token-of-a-run")
+        message, _ = stranger.communicate(timeout=START_S)
+        assert stranger.returncode == 2 and "only with the token of that run" in message
+        made.start("--run_cert", cert)
+        made.joined(1)
+        assert done(groups, "fine") == [""] and "rank 0" not in groups.pool.scored_by
+
+
+def test_without_the_token_no_route_of_a_member_answers(
+    shared: tuple[ServedMembers, list[Jobs]],
+) -> None:
+    made, _ = shared
+    made.joined(1)
+    url = made.registry.view(Kind.WORKER, 0).location.url
+    routes = [("POST", "/reward/1"), ("DELETE", "/environment/1"), ("DELETE", "")]
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        for method, route in routes:
+            assert call(url, method, CALLS + route, headers, b"{}")[0] == 401
+
+
+class OfThisMachine(Groups):
+    """A reward that works where a variable is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = type(self.pool)([odd_rewards.of_this_machine], 1, max_failures=0.5)
+
+
+def test_a_member_on_which_the_trial_fails_gets_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRL_TEST_THIS_MACHINE", "1")
+    groups, episodes = OfThisMachine(), Episodes()
+    with served(tmp_path, groups, episodes) as made:
+        groups.pool.close()
+        groups.pool.start(Prompt(id=7, token_ids=[1], text=""))
+        refused = made.start(without="LRL_TEST_THIS_MACHINE")
+        message, _ = refused.communicate(timeout=START_S)
+        assert refused.returncode == 1 and "the run has not admitted it: The rewards" in message
+        assert "KeyError: 'LRL_TEST_THIS_MACHINE'" in made.refusal
+        assert not groups.pool.scored_by, "a trial is no response"
+        with pytest.raises(ValueError):
+            episodes.pool.start(PROMPT, say("raise"))
+        episodes.pool.start()
+        episodes.pool.workers.trial = lambda machine: episodes.pool._try_out(
+            PROMPT, say("raise"), lambda *replies: None, machine
+        )
+        refused = made.start()
+        message, _ = refused.communicate(timeout=START_S)
+        assert refused.returncode == 1 and "data.environment was tried with prompt 3" in message
+        assert "environment_error: KeyError: 'the key'" in made.refusal
+        assert "(worker 1 on " in made.refusal and made.members.ready == []
+
+
+def test_a_member_that_cannot_load_the_code_says_so_on_both_ends(tmp_path: Path) -> None:
+    episodes = Episodes()
+    episodes.pool = EnvironmentPool(Unloadable(), 0, turn_timeout_s=1.0, memory_gib=None)
+    groups = Groups()
+    with served(tmp_path, groups) as made:
+        message, _ = made.start(path=str(ROOT)).communicate(timeout=START_S)
+        for said in (message, made.refusal):
+            assert "No module named 'odd_rewards'" in said and "must be on this machine" in said
+    with served(tmp_path, episodes) as made:
+        message, _ = made.start().communicate(timeout=START_S)
+        for said in (message, made.refusal):
+            assert "data.environment cannot be loaded in a worker: RuntimeError: no scr" in said
+
+
+def test_a_member_that_rank_0_does_not_reach_gets_no_job_and_is_told_the_remedy(
+    shared: tuple[ServedMembers, list[Jobs]],
+) -> None:
+    registry = shared[0].registry
+    number = registry.claim(Kind.WORKER)
+    registry.register(Kind.WORKER, number, Location("http://127.0.0.1:1"), "far", 1)
+    refused = lambda: registry.view(Kind.WORKER, number).status is Status.REFUSED  # noqa: E731
+    wait_for(refused, START_S, "its refusal")
+    why = registry.view(Kind.WORKER, number).why
+    assert "cannot be reached at http://127.0.0.1:1" in why and "lrl join --host" in why
+
+
+# ---- a member that leaves, and one that is the only one
+
+
+def pool_without_workers_here(environment: Environment) -> Episodes:
+    episodes = Episodes()
+    episodes.pool = EnvironmentPool(environment, 0, turn_timeout_s=20.0, memory_gib=1.0)
+    return episodes
+
+
+def test_a_member_that_leaves_has_time_for_its_episodes_and_the_last_must_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = pool_without_workers_here(Odd())
+    with served(tmp_path, episodes) as made:
+        first = made.start()
+        made.joined(1)
+        made.registry.ask_to_leave(Kind.WORKER, 0)
+        stays = lambda: made.registry.view(Kind.WORKER, 0).leave_refusal  # noqa: E731
+        wait_for(stays, START_S, "the answer")
+        assert "is the last one that plays" in stays()
+
+        async def leave() -> Reply:
+            episode = episodes.pool.open(PROMPT)
+            await episode.begin()
+            await asyncio.to_thread(made.start)
+            await asyncio.to_thread(made.joined, 2)
+            made.registry.ask_to_leave(Kind.WORKER, 0)
+            await asyncio.to_thread(made.joined, 1)
+            assert made.registry.leaving(Kind.WORKER) == [0], "it still has an episode"
+            reply = await episode.reply(say("a"))
+            episode.close()
+            return reply
+
+        assert asyncio.run(leave()).reward == 0.25
+        left = lambda: made.registry.view(Kind.WORKER, 0).status is Status.LEFT  # noqa: E731
+        wait_for(left, START_S, "its end")
+        assert first.wait(START_S) == 0
+
+
+def test_episodes_wait_for_a_member_and_at_the_limit_the_error_says_for_what(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    episodes = pool_without_workers_here(Odd())
+    episodes.pool.start()
+    episodes.pool.workers.members.last_loss = "worker 0 on far: its machine is gone"
+    monkeypatch.setattr("lrl.environments.pool.OUTAGE_S", 0.0)
+    with pytest.raises(NoEnvironments, match=r"workers is 0, .*because: worker 0 .* is gone"):
+        asyncio.run(episodes.pool.open(PROMPT).begin())
+    episodes.pool.close()
+    with pytest.raises(WorkerLost, match="not running"):
+        asyncio.run(episodes.pool.open(PROMPT).begin())
+
+
+# ---- a member that does not do what members do
+
+SPEC = WorkerSpec("reward", b"\x00\xff", timeout_s=1.0, memory_gib=None, start_timeout_s=120.0)
+
+
+class Answers:
+    """A server in a member's place, which answers a call as it is told, or not at all."""
+
+    def __init__(self, answer: object = None, spec: WorkerSpec = SPEC) -> None:
+        self.answer = answer
+        self.asked = threading.Event()
+        self.cancelled = threading.Event()
+        route = CALLS + "/{pool}/{job}"
+        self.server = TokenServer(Endpoint(), TOKEN, [web.post(route, self.call)])
+        self.pool = WorkerPool(spec, 1)
+        self.pool.started = True
+        self.members = Members(self.pool)
+        address = MemberAddress(0, "far", 1, location=self.server.location(), token=TOKEN)
+        self.member = RemoteWorkers(address)
+        self.members.add(self.member)
+
+    async def call(self, request: web.Request) -> web.Response:
+        self.asked.set()
+        try:
+            await asyncio.sleep(600.0 if self.answer is None else 0.0)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return web.json_response(self.answer)
+
+    async def ask(self, read: Callable[[object], object] = str) -> object:
+        job = self.pool.job_on(self.member)
+        try:
+            return await job.begin(b"", read)
+        finally:
+            job.end()
+
+    def close(self) -> None:
+        self.members.close()
+        self.server.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[Answers]:
+    made = Answers()
+    yield made
+    made.close()
+
+
+def test_what_a_lost_member_was_asked_fails_at_once_and_it_gets_no_more(silent: Answers) -> None:
+    async def scene() -> None:
+        waiting = asyncio.create_task(silent.ask())
+        assert await asyncio.to_thread(silent.asked.wait, START_S)
+        assert not silent.member.idle and silent.members.remove(0, "it is silent")
+        for asks in (waiting, silent.ask()):
+            with pytest.raises(WorkerLost, match="silent"):
+                await asks
+
+    asyncio.run(scene())
+    assert silent.members.ready == [] and silent.member.idle
+    assert not silent.members.remove(0, "again")
+    assert silent.cancelled.wait(START_S), "its worker is free for other jobs"
+
+
+def test_who_waits_for_a_call_may_stop_waiting(silent: Answers) -> None:
+    async def scene() -> None:
+        waiting = asyncio.create_task(silent.ask())
+        assert await asyncio.to_thread(silent.asked.wait, START_S)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(scene())
+    assert silent.cancelled.wait(START_S) and silent.members.ready == [silent.member]
+
+
+def test_a_member_that_never_answers_is_given_up_at_a_deadline() -> None:
+    made = Answers(spec=replace(SPEC, timeout_s=0.01, start_timeout_s=0.0))
+    with pytest.raises(WorkerLost, match="no answer from it in"):
+        asyncio.run(made.ask())
+    assert made.members.ready == []
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "no object",
+        {},
+        {"answer": 1, "replaced": "1"},
+        {"replaced": 0},
+        {"failed": ["bad_day", "it rains", [], None], "replaced": 0},
+        {"failed": ["crash", "it rains", [], "0"], "replaced": 0},
+    ],
+)
+def test_a_member_that_answers_what_none_does_is_lost(answer: object) -> None:
+    made = Answers(answer)
+    with pytest.raises(WorkerLost, match="is no answer to a call"):
+        asyncio.run(made.ask())
+    assert made.members.ready == []
+    made.close()
+
+
+def test_what_a_member_must_know_travels_as_it_is() -> None:
+    assert WorkerSpec.from_json(json.loads(json.dumps(SPEC.to_json()))) == SPEC

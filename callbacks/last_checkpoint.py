@@ -15,9 +15,8 @@ import lightning as L
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.nn import Module
 
-from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile
+from lrl.checkpoints.checkpoint_file import ADVICE, CheckpointFile, unreadable
 from lrl.checkpoints.newest_checkpoint import SLURM_RUN
-from lrl.checkpoints.readable_state import unreadable
 from lrl.checkpoints.run_folder import run_folder
 from lrl.distributed.collective import collective, follow
 from lrl.errors import ConfigError, RankLostError

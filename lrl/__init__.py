@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from lrl.strategies.ddp import AsyncDDP
     from lrl.strategies.fsdp import AsyncFSDP
     from lrl.strategies.single_device import AsyncSingleDevice
-    from lrl.training.critic import Critic
+    from lrl.training.beside.critic import Critic
+    from lrl.training.beside.reference import Reference
+    from lrl.training.beside.teacher import Teacher
+    from lrl.training.beside.turn_critic import TurnCritic
     from lrl.training.lora import LoRA
-    from lrl.training.reference import Reference
-    from lrl.training.teacher import Teacher
-    from lrl.training.turn_critic import TurnCritic
     from lrl.types import Group, MicroBatch, Prompt, Rollout
 
 _names, _of_module, __dir__ = lazy_names(__name__)

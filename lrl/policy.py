@@ -29,13 +29,12 @@ from lrl.objectives.normalisation import NormaliseBy, check_normalise_by, denomi
 from lrl.policy_model import PolicyModel
 from lrl.system.config_errors import above, at_least, fault, instances, one_of
 from lrl.system.lightning_warnings import forget_last_step
+from lrl.training.beside.critic import Critic, ValueSums
+from lrl.training.beside.reference import Reference
 from lrl.training.collate import blank, each_rollout
-from lrl.training.critic import Critic, ValueSums
-from lrl.training.gradients import average_over_ranks, scale_and_clip
 from lrl.training.lora import LoRA
 from lrl.training.model import Dtype, find_model, is_made
-from lrl.training.optimizers import restart_at, step_schedulers
-from lrl.training.reference import Reference
+from lrl.training.optimizers import average_over_ranks, restart_at, scale_and_clip, step_schedulers
 from lrl.training.schedule import Schedule, lr_factor
 from lrl.types import Group, MicroBatch, Step
 from lrl.weights.sampled_proof import SampledProof

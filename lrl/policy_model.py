@@ -24,9 +24,10 @@ from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text, stop_tokens
 from lrl.system.malloc_trim import trim_heap
-from lrl.training.critic import Critic
+from lrl.training.beside.critic import Critic
+from lrl.training.beside.reference import Reference
+from lrl.training.collate import blank
 from lrl.training.export import save_policy
-from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
@@ -40,17 +41,16 @@ from lrl.training.model import (
     whole_tensors,
 )
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
-from lrl.training.reference import Reference
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
-from lrl.training.shared_passes import shared_passes
 from lrl.training.tree_cost import attention_tokens_of
+from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
 from lrl.weights.adapters import named
 
 if TYPE_CHECKING:
-    from lrl.training.teacher import Teacher
+    from lrl.training.beside.teacher import Teacher
 
 Output = Literal["logprobs", "values", "both"]
 
@@ -184,9 +184,6 @@ class PolicyModel(L.LightningModule):
 
     def _check_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:
-            # Here: a run without adapters needs none.
-            from lrl.training.adapter_trial import check_adapters
-
             check_adapters(network)
 
     @property
@@ -284,9 +281,17 @@ class PolicyModel(L.LightningModule):
     def _in_shares(
         self, batches: Sequence[MicroBatch], compute: Callable[[MicroBatch], Tensor]
     ) -> list[Tensor]:
-        return shared_passes(
-            batches, compute, device=self.device_of_use, ranks=self.ranks, sharding=self.sharding
-        )
+        """Returns the result of `compute` for each batch on rank 0, and nothing on the others."""
+        size, rank = self.data_parallel_size, self.ranks.rank
+        together = self.ranks.size // size  # neighbours compute one batch together
+        share = list(batches[rank // together :: size])
+        if self.sharding is not None and len(share) * size < len(batches):
+            share.append(blank())  # all ranks take part in a pass
+        computed = [compute(each.to(self.device_of_use)) for each in share]
+        found = self.ranks.gather(computed)[::together]
+        return [
+            found[number % size][number // size] for number in range(len(batches) if found else 0)
+        ]
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor:
         if not self.reference_is_base:

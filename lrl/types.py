@@ -284,7 +284,7 @@ class MicroBatch:
     """Rollouts packed into rows of equal length, for one forward and backward pass.
 
     R rows of L tokens. Several rollouts may share a row, if the policy keeps them apart
-    (`lrl.training.isolation`); `position_ids` start again at 0 with each of them, and attention
+    (`lrl.training.trials`); `position_ids` start again at 0 with each of them, and attention
     builds its block-diagonal mask from that. Rollouts of a group may also share their first tokens
     (`lrl.training.prefix_tree`); `readers_end` then says who reads what.
 

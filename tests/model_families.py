@@ -18,10 +18,9 @@ import transformers
 from transformers import PreTrainedModel
 
 from lrl.errors import ConfigError
-from lrl.training.adapter_trial import check_adapters
-from lrl.training.isolation import shared_by_responses
 from lrl.training.lora import LoRA
 from lrl.training.model import open_network
+from lrl.training.trials import check_adapters, shared_by_responses
 from tests.tiny_families import FAMILIES, save_tiny
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"

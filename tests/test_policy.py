@@ -6,10 +6,8 @@ Covers lrl/policy_model.py.
 
 import csv
 import importlib
-import json
 import math
 import random
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +50,8 @@ from lrl.objectives import (
 from lrl.objectives.normalisation import denominator
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
+from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA
-from lrl.training.reference import Reference
 from lrl.training.schedule import lr_factor
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 
@@ -557,14 +555,6 @@ def test_a_policy_opens_where_another_device_is_the_default(folder: str) -> None
     assert len(policy.prompt_logprobs([1, 2, 3])) == 2
 
 
-def test_bfloat16_trains(folder: str) -> None:
-    policy = PolicyModule(folder, dtype="bfloat16", lr=1e-2)
-    running = fit(policy, [FakeStep(pack(GROUPS))])
-    assert policy.network.dtype == torch.bfloat16
-    assert policy(pack(GROUPS)[0]).dtype == torch.float32
-    assert math.isfinite(running.callback_metrics["policy/loss"])
-
-
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapters"])
 def test_a_probe_within_a_step_of_mixed_precision_is_that_of_a_hook(
     folder: str, lora: LoRA | None
@@ -734,18 +724,6 @@ def test_an_export_is_the_policy(folder: str, tmp_path: Path) -> None:
     tokens = [3, 1, 4, 1, 5]
     assert opened(str(tmp_path)).prompt_logprobs(tokens) == policy.prompt_logprobs(tokens)
     assert (tmp_path / "tokenizer.json").exists()
-
-
-def test_a_contradictory_generation_config_does_not_stop_an_export(
-    folder: str, tmp_path: Path
-) -> None:
-    shutil.copytree(folder, tmp_path / "first")
-    config = {"do_sample": False, "temperature": 0.6, "eos_token_id": [1, 2]}
-    (tmp_path / "first" / "generation_config.json").write_text(json.dumps(config))
-    opened(str(tmp_path / "first")).export(tmp_path / "second")
-    assert json.loads((tmp_path / "second" / "generation_config.json").read_text())[
-        "eos_token_id"
-    ] == [1, 2]
 
 
 def test_learning_rate_and_moments_resume(folder: str, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from benchmarks.gpu.step_of_ranks import Expected, Policy, gradient_of, micro_ba
 from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
 from lrl.checkpoints.checkpoint_folder import read_weights, save_parts
 from lrl.distributed.ranks import Ranks
-from lrl.training.gradients import norm_of
+from lrl.training.optimizers import norm_of
 from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on_rank_0
 
 DEADLINE = timedelta(seconds=60)

@@ -16,7 +16,7 @@ from lrl.advantages import Baseline
 from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import blank
-from lrl.training.gradients import scale_and_clip
+from lrl.training.optimizers import scale_and_clip
 from lrl.training.sharding import Sharding, on_cpu, whole_on_rank_0
 from lrl.types import Group, MicroBatch, Prompt
 

@@ -1,28 +1,34 @@
 """Atomic checkpoints; one that cannot be written does not end the run.
 
-Lightning writes into the system's temporary folder and moves the file from there. Across file
-systems the move is a copy: a run killed within it leaves half a checkpoint in the place of the last
-good one. Here the bytes go into a file next to the checkpoint, which is then renamed. They are not
-gathered in memory first.
-
-What `torch.load(weights_only=True)` could not read again is left out, and the log names it.
+Lightning writes into the system's temporary folder and moves the file from there: across file
+systems that is a copy, and a run killed within it leaves half a checkpoint in the place of the last
+good one. Here the bytes go into a file next to the checkpoint, which is then renamed.
 
 A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint
 that the new one was to replace; that one is kept until a newer one is written.
+
+Lightning and lrl read checkpoints by `torch.load` with `weights_only=True`, which refuses a whole
+file for one object that is neither plain nor a tensor. So what could not be read again is left out,
+and the log names it.
 """
 
+import io
 import logging
 import os
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+from torch.nn import Parameter
 
-from lrl.checkpoints.readable_state import readable
 from lrl.system.best_effort import os_error
 from lrl.system.malloc_trim import trim_heap
 
@@ -31,6 +37,19 @@ log = logging.getLogger(__name__)
 ADVICE = "Only numbers, texts, tensors, and lists and dicts of them can be read from a checkpoint"
 UNFINISHED = ".unfinished"
 """Suffix of a file that is being written; after a crash it may be deleted."""
+READ_ERRORS = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    pickle.UnpicklingError,
+)
+"""Errors of `torch.load`, and of a look into its result, for a file that is no checkpoint."""
+PLAIN = (type(None), bool, int, float, complex, str, bytes, Tensor, Parameter)
+MAPPINGS = (dict, OrderedDict)
+SEQUENCES = (list, tuple, set)
 
 
 class CheckpointFile(TorchCheckpointIO):
@@ -102,3 +121,59 @@ def readable_part(checkpoint: dict[str, Any]) -> dict[str, Any]:
             *(checkpoint["global_step"], ", ".join(map(str, faults)), ADVICE),
         )
     return whole
+
+
+class Unreadable(NamedTuple):
+    """A value of a checkpoint that could not be read again."""
+
+    path: tuple[Any, ...]
+    """The keys that lead to it."""
+    kind: type
+
+    def __str__(self) -> str:
+        return f"{'.'.join(map(str, self.path))} ({self.kind.__module__}.{self.kind.__qualname__})"
+
+
+def unreadable(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Unreadable]:
+    """Yields the values in `state` that could not be read again."""
+    kind = type(state)
+    if kind in PLAIN:
+        return
+    if kind in MAPPINGS:
+        for key, value in state.items():
+            yield from unreadable(key, (*path, key))
+            yield from unreadable(value, (*path, key))
+    elif kind in SEQUENCES:
+        for index, value in enumerate(state):
+            yield from unreadable(value, (*path, index))
+    elif not _comes_back(state):
+        yield Unreadable(path, kind)
+
+
+def readable(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Unreadable]]:
+    """Returns a checkpoint without its unreadable parts, and the faults of these parts.
+
+    A part is an entry of the checkpoint, or of a dict in it: the state of one callback, or of one
+    part of the data module. Half of it would be restored as if it were whole.
+    """
+    faults = list(unreadable(checkpoint))
+    whole = dict(checkpoint)
+    for first, *others in (fault.path for fault in faults):
+        if others and isinstance(whole.get(first), dict):
+            whole[first] = {key: value for key, value in whole[first].items() if key != others[0]}
+        else:
+            whole.pop(first, None)
+    return whole, faults
+
+
+def _comes_back(value: Any) -> bool:
+    """Returns whether a value can be read again, by trying: users may have allowed classes of their
+    own (`torch.serialization.add_safe_globals`)."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # noqa: BLE001 - any class may say in any way that it cannot be pickled
+        return False
+    return True

@@ -57,12 +57,8 @@ class CheckpointFolder(CheckpointFile):
 
 
 def _clear(unfinished: Path) -> None:
-    """Removes what a run that was killed has left, before any rank writes; raises rank 0's error on
-    all ranks.
-
-    Each rank makes the folder when it begins to save. While rank 0 still removed it, that gave rank
-    0 an OSError, and the others waited for it in the first collective of the save.
-    """
+    """Removes what a run that was killed has left, before any rank makes the folder anew; raises
+    rank 0's error on all ranks."""
     found: list[OSError | None] = [None]
     if dist.get_rank() == 0:
         try:

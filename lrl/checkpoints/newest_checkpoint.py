@@ -16,15 +16,13 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lrl.checkpoints.read_errors import READ_ERRORS
+from lrl.checkpoints.checkpoint_file import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.system.config_errors import fault
 from lrl.system.slurm import requeued, run_of_job
 
 SLURM_RUN = "slurm_run"
 """Entry of a checkpoint: the command and the job of SLURM that have written it."""
-MAX_NAMED_RUNS = 5
-"""Runs with checkpoints that an error names."""
 
 
 def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
@@ -51,30 +49,19 @@ def find_by_lrl(trainer: L.Trainer, note: Callable[[str | None], None]) -> None:
     connector._parse_ckpt_path = find
 
 
-def newest_checkpoint(trainer: L.Trainer) -> str | None:
+def newest_checkpoint(trainer: L.Trainer) -> str:
     """Returns the path of the checkpoint with the most steps, and of several the one written last.
 
     Searches `ModelCheckpoint.dirpath`, or the folder of the logger's `version`. Without a `version`
-    the run is the one of the logger's `name` that has written a checkpoint last. Without a
-    checkpoint, calls `fault` and returns None.
+    the run is the one of the logger's `name` that has written a checkpoint last. Raises
+    ConfigError if there is none.
     """
     folders, named = _folders(trainer)
     runs = [paths for folder in folders if (paths := list(folder.glob("*.ckpt")))]
     if not runs:
-        other_versions = (
-            sorted(_runs(trainer).glob("*/checkpoints/*.ckpt")) if named and trainer.loggers else []
-        )
-        names = list(dict.fromkeys(path.parent.parent.name for path in other_versions))
-        more = " ..." if names[MAX_NAMED_RUNS:] else ""
-        there = (
-            f" Versions with checkpoints: {', '.join(names[:MAX_NAMED_RUNS])}{more}."
-            if names
-            else ""
-        )
         fault(
-            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}.{there} Name "
-            "the run by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path "
-            "out."
+            f"ckpt_path is 'last', and there is no checkpoint in {str(folders[0])!r}. Name the run "
+            "by trainer.logger.version, give the path of a checkpoint, or leave ckpt_path out."
         )
     latest = max(runs, key=lambda paths: max(path.stat().st_mtime for path in paths))
     candidates = [path for paths in runs for path in paths] if named else latest

@@ -107,7 +107,7 @@ def open_policy(
         )
 
         from lrl.rollouts.response_text import stop_tokens
-        from lrl.training.quantisation import check_whole
+        from lrl.training.weight_files import check_whole
 
     logging.disable_progress_bar()
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.rollouts import prompt_form
 from lrl.system.quick_imports import quick_imports
 
@@ -131,7 +130,7 @@ def export_critic(checkpoint: Path, folder: Path, model: str | None = None) -> i
         OSError: The target cannot be written.
     """
     with quick_imports():
-        from lrl.training.critic_folder import save_critic
+        from lrl.training.export import save_critic
         from lrl.training.model import decoder_of, open_meta_model, open_tokenizer, unique_tensors
 
     _check_new(folder)
@@ -218,6 +217,7 @@ def read(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     CPU."""
     import torch
 
+    from lrl.checkpoints.checkpoint_file import READ_ERRORS
     from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, read_weights
 
     if not checkpoint.exists():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lrl.checkpoints.checkpoint_file import READ_ERRORS
 from lrl.checkpoints.checkpoint_folder import META, is_checkpoint_folder, shapes
-from lrl.checkpoints.read_errors import READ_ERRORS
 from lrl.errors import ConfigError
 from lrl.rollouts.ledger import Ledger
 

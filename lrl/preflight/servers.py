@@ -14,7 +14,7 @@ from lrl.system.event_loop import run_apart
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.policy_model import PolicyModel
-    from lrl.training.teacher import Teacher
+    from lrl.training.beside.teacher import Teacher
 
 SAMPLE = "In 1998, three naïve foxes ate 2.5 kg: x**2 >= 7?\n\n\tif not y: 数学 — “yes”!"
 """A text of which two tokenizers hardly make the same tokens."""

@@ -14,13 +14,13 @@ from lrl.members.run_file import fault_without_token
 from lrl.objectives import Tokens
 from lrl.rewards.pool import is_in_main
 from lrl.strategies.generator_devices import GeneratorDevices
-from lrl.training.reference import Reference
+from lrl.training.beside.reference import Reference
 
 if TYPE_CHECKING:
     from lrl.datamodule import RolloutDataModule
     from lrl.members.launchers import Launcher
     from lrl.policy_model import PolicyModel
-    from lrl.training.critic import Critic
+    from lrl.training.beside.critic import Critic
 
 
 def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -> None:

@@ -42,7 +42,7 @@ class Packer:
         blanks: Whether a rank that gets none gets a blank, because its weights are sharded.
         attention_tokens: For samples of a group that share their first tokens
             (`lrl.training.prefix_tree.prefix_trees`); 0 gives each its own copy.
-        masks: Whether every micro-batch says who reads what (`lrl.training.isolation.Shared`).
+        masks: Whether every micro-batch says who reads what (`lrl.training.trials.Shared`).
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Data parallel training: every rank has the whole policy and trains its share of a step's
 micro-batches.
 
-Gradients are averaged once, after the last micro-batch (`lrl.training.gradients`). Torch's
+Gradients are averaged once, after the last micro-batch (`lrl.training.optimizers`). Torch's
 DistributedDataParallel is not used: it averages in every backward pass, and would need equally many
 on all ranks.
 """

@@ -1,5 +1,5 @@
-"""A policy's folder in Hugging Face format: the trained weights, and everything else as it was in
-the first version's.
+"""Folders in Hugging Face format: a policy's, with everything but its trained weights as it was in
+the first version's; and a critic's.
 
 transformers loads more than it saves: a generation_config.json that it refuses to write, an end of
 text that it writes as one token where there were several, settings of older forms. So each file
@@ -19,14 +19,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForTokenClassification,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from lrl.errors import ConfigError
 from lrl.system import hub
 from lrl.training.lora import LoRA
 from lrl.training.model import open_tokenizer, quiet_config
@@ -35,24 +38,21 @@ log = logging.getLogger(__name__)
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 UNTRAINED_FILES = (
-    *(
-        GENERATION,
-        "preprocessor_config.json",
-        "processor_config.json",
-        "video_preprocessor_config.json",
-    ),
-    *("LICENSE*", "NOTICE*", "USE_POLICY*"),
+    GENERATION,
+    "*processor_config.json",
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
 )
 """Files that no training changes; the licences ask for their copies."""
 TOKENIZER = (
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "tekken.json",
-    ),
-    *("chat_template.*", "additional_chat_templates/*"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tekken.json",
+    "chat_template.*",
+    "additional_chat_templates/*",
 )
 """Files of a tokenizer, besides those that its class names."""
 NO_SAMPLING = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -108,17 +108,12 @@ def save_policy(
 def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     """Returns the content of a config.json with another dtype, also of its parts."""
 
-    def changed(part: dict[str, Any]) -> dict[str, Any]:
-        kept = {
-            name: changed(value) if isinstance(value, dict) else value
-            for name, value in part.items()
-        }
-        return {
-            name: dtype if name in ("dtype", "torch_dtype") else value
-            for name, value in kept.items()
-        }
+    def changed(name: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {inner: changed(inner, each) for inner, each in value.items()}
+        return dtype if name in ("dtype", "torch_dtype") else value
 
-    found = changed(config)
+    found: dict[str, Any] = changed("", config)
     return found if found.keys() & {"dtype", "torch_dtype"} else found | {"dtype": dtype}
 
 
@@ -185,3 +180,44 @@ def _keep_files(first_folder: Path, folder: Path, names: Iterable[str]) -> None:
         target = folder / file.relative_to(first_folder)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
+
+
+def save_critic(
+    decoder: PreTrainedModel,
+    trunk: Mapping[str, Tensor],
+    head: Mapping[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> None:
+    """Writes a critic for transformers, as a model for token classification: its logits for a token
+    are the values behind it.
+
+    Args:
+        decoder: The model under the head, which may be without weights.
+        trunk: Its weights on the CPU, by their names in it.
+        head: `weight` [N, H] and `bias` [N]: N is 1, or 4 of `lrl.TurnCritic` (V1, V2, Q1, Q2).
+        tokenizer: The policy's.
+        folder: Where to.
+
+    Raises:
+        ConfigError: transformers has no token classification for such a model.
+        OSError: The folder cannot be written.
+    """
+    config = copy.deepcopy(decoder.config)
+    config.num_labels = len(head["bias"])
+    dtype = head["weight"].dtype
+    try:
+        with torch.device("meta"):
+            model = AutoModelForTokenClassification.from_config(config, dtype=dtype)
+    except ValueError:
+        raise ConfigError(
+            f"the critic is of the kind {config.model_type}, for which transformers has no token "
+            "classification: it stays in the run's checkpoints."
+        ) from None
+    prefix = f"{model.base_model_prefix}."
+    weights = {f"{prefix}{name}": weight for name, weight in trunk.items()}
+    for name in model.state_dict():
+        if not name.startswith(prefix):
+            weights[name] = head[name.rpartition(".")[2]]
+    model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)

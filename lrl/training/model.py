@@ -2,7 +2,7 @@
 checkpoint names.
 
 Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a
-model whose change of logits `LogitTransform` does not know is refused. `lrl.training.isolation`
+model whose change of logits `LogitTransform` does not know is refused. `lrl.training.trials`
 tries that responses do not see each other.
 """
 
@@ -33,16 +33,15 @@ from lrl.training.attention_masks import masks_of
 from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.training.prefix_tree import PrefixTree, text_sequence
-from lrl.training.quantisation import check_whole
 from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
+from lrl.training.weight_files import check_whole
 from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
 LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
 """An error with such a word comes from an installation that does not fit, never from a model."""
-TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "tekken.json")
-MOST_REASON = 300
-"""Characters of an exception of transformers that an error shows."""
+MODEL_ERRORS = (TypeError, AttributeError, ValueError, LookupError, RuntimeError)
+"""What a model raises that cannot compute what it is given."""
 
 
 def is_made(model: str) -> bool:
@@ -333,14 +332,13 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
             yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # RuntimeErrors, not the model's
         raise
-    except (TypeError, AttributeError, ValueError, LookupError, RuntimeError) as error:
+    except MODEL_ERRORS as error:
         if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
             raise
         attention = network.config._attn_implementation
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
-            f"tokens and their positions alone ({type(error).__name__}: "
-            f"{' '.join(str(error).split()):.200}). Take another model"
+            f"tokens and their positions alone ({shortened(error)}). Take another model"
             f"{f', or another attention than {attention!r}' if attention else ''}."
         ) from error
 
@@ -352,12 +350,9 @@ def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:
         return kind.from_pretrained(folder, trust_remote_code=False, **settings)
 
 
-def _has_tokenizer(folder: str) -> bool:
-    return any(any(Path(folder).glob(pattern)) for pattern in TOKENIZER_FILES)
-
-
-def _shortened(reason: str) -> str:
-    return reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]} ..."
+def shortened(error: Exception) -> str:
+    """Returns the class and the message of a library's exception, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
 
 
 @contextmanager
@@ -370,24 +365,8 @@ def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
         reason = " ".join(str(error).split())
         if "custom code" in reason:
             reason = "It brings code of its own, which is never run."
-        elif kind is AutoTokenizer and Path(folder).is_dir() and not _has_tokenizer(folder):
-            reason = (
-                "It has no tokenizer.json: copy the tokenizer's files from the model that it was "
-                "made of."
-            )
-        elif not Path(folder).exists() and hub.offline():
-            reason = (
-                "There is no such folder, and no model of that name on this machine; the hub is "
-                "not asked (offline)."
-            )
-        elif "/" in folder and not Path(folder).exists() and Path(folder).parent.is_dir():
-            reason = (
-                f"There is no such folder in {Path(folder).parent}, and as a name on the hub: "
-                f"{reason}"
-            )
+        how = f" with attention={attention!r}" if attention else ""
         raise ConfigError(
-            f"model={folder!r}: {kind.__name__} cannot open "
-            f"it{f' with attention={attention!r}' if attention else ''}. {_shortened(reason)}\nGive a "
-            "folder in Hugging Face format, a name on the hub (and a way to reach it), or "
-            "module:function."
+            f"model={folder!r}: {kind.__name__} cannot open it{how}. {reason:.300}\nGive a folder in "
+            "Hugging Face format, a name on the hub (and a way to reach it), or module:function."
         ) from None

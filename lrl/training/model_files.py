@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,40 +22,35 @@ WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".
 """Suffixes of files with weights."""
 
 
-class ModelFiles(NamedTuple):
-    """The folder from which one rank opens a model, and whether all ranks open the same one."""
-
-    folder: str
-    """The folder or hub name; on a rank that does not see it, a copy of all but the weights."""
-    everywhere: bool
-    """Whether all ranks see the same folder, or load it by its hub name."""
-
-
 @contextmanager
-def model_files(folder: str, ranks: Ranks) -> Iterator[ModelFiles]:
-    """Yields where this rank opens the model that rank 0 has in `folder`; all ranks call it."""
+def model_files(folder: str, ranks: Ranks) -> Iterator[tuple[str, bool]]:
+    """Yields where this rank opens the model that rank 0 has in `folder` (on a rank that does not
+    see it, a copy of all but the weights), and whether all ranks see it or load it by its hub name;
+    all ranks call it."""
     if ranks.size == 1:
-        yield ModelFiles(folder, True)
+        yield folder, True
         return
     wanted = ranks.share(files_in(folder))
     sees = wanted is None or files_in(folder) == wanted  # None: a name on the hub
     everywhere = ranks.share(all(ranks.gather(sees)))
     if everywhere:
-        yield ModelFiles(folder, True)
+        yield folder, True
         return
-    names = (
-        [name for name in wanted or () if Path(name).suffix not in WEIGHTS]
-        if ranks.rank == 0
-        else []
-    )
-    small = ranks.share({name: Path(folder, name).read_bytes() for name in names})
+    small = {}
+    if ranks.rank == 0:
+        small = {
+            name: Path(folder, name).read_bytes()
+            for name in wanted or ()
+            if Path(name).suffix not in WEIGHTS
+        }
+    small = ranks.share(small)
     if sees:
-        yield ModelFiles(folder, False)
+        yield folder, False
         return
     with TemporaryDirectory(prefix="lrl-model-") as copy:
         for name, content in small.items():
             Path(copy, name).write_bytes(content)
-        yield ModelFiles(copy, False)
+        yield copy, False
 
 
 def files_in(folder: str) -> dict[str, tuple[int, int]] | None:
@@ -78,9 +72,9 @@ def open_on_all_ranks(
 ) -> PreTrainedModel:
     """Opens the model whole on all ranks, see `open_network`; where its files are not, rank 0 sends
     the weights."""
-    with model_files(folder, ranks) as files:
-        settings = files.folder, dtype, attention, gradient_checkpointing
-        if files.everywhere or ranks.rank == 0:
+    with model_files(folder, ranks) as (here, everywhere):
+        settings = here, dtype, attention, gradient_checkpointing
+        if everywhere or ranks.rank == 0:
             network = open_network(*settings, device)
         else:
             network = open_empty_network(*settings)
@@ -88,7 +82,7 @@ def open_on_all_ranks(
                 lambda one: torch.empty_like(one, device=device) if one.is_meta else one.to(device)
             )
             network.tie_weights()
-    if not files.everywhere:
+    if not everywhere:
         with explain_broken_collective():
             for tensor in network.state_dict().values():
                 dist.broadcast(tensor, 0)
@@ -109,5 +103,5 @@ def open_in_parts(
     """
     settings = dtype, attention, gradient_checkpointing
     whole = open_network(folder, *settings) if ranks.rank == 0 else None
-    with model_files(folder, ranks) as files:
-        return open_empty_network(files.folder, *settings), whole
+    with model_files(folder, ranks) as (here, _):
+        return open_empty_network(here, *settings), whole

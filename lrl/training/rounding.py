@@ -1,17 +1,14 @@
 """What a number format's rounding does to a model: to its log-probs, and to its weights.
 
-Two programs with the same weights in 16 bits differ by rounding, and by how much depends on the
-model: by 0.0006 nats a token for a tiny random one, by 0.05 for one that was trained. So a limit
-that holds for every model sees little in most of them. Here the output of every part of the model
-is changed by a relative error of the size of the format's rounding. The log-probs then move by as
-much as in that format, without computing in it, whatever the dtype of the weights: by 0.8 to 1.3
-times as much as vLLM's on eight policies (`benchmarks/agreement.py` at tag before-0.3).
+Two programs with the same weights in 16 bits differ by rounding, by 0.0006 nats a token for a tiny
+random model and by 0.05 for a trained one. So the limit is measured: the output of every part of the
+model is changed by a relative error of the size of the format's rounding, whatever the dtype of the
+weights. The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight policies
+(`benchmarks/agreement.py` at tag before-0.3).
 
-A generator in 16 bits also holds rounded weights. A pretrained model's are numbers of bfloat16, and
-in float32 it takes 60 steps of 1e-6 until a weight of 0.02 is nearer to the next one: until then the
-generator stays where it was. That is no fault of a sync, so a probe computes with rounded weights
-(`rounded_weights`). Without that the generators of a random policy were evicted at the seventh step,
-and all that took their place.
+A generator in 16 bits also holds rounded weights. In float32 it takes 60 steps of 1e-6 until a
+bfloat16 weight of 0.02 is nearer to the next number: until then the generator stays where it was. So
+a probe computes with rounded weights (`rounded_weights`).
 """
 
 from collections.abc import Iterator

@@ -1,12 +1,29 @@
-"""The safetensors files of a model's folder, and their headers' entry of each tensor. No weight is
-loaded."""
+"""The safetensors files of a model's folder, by their headers: no weight is loaded. Quantised
+weights are refused.
+
+A policy is trained in float32 or bfloat16, and its generators get whole weights at each sync.
+transformers opens some quantised folders, but its way back to the names of a checkpoint quantises
+again: syncs and exports would have rounded weights, or leave weights out.
+"""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
+from lrl.errors import ConfigError
+from lrl.system import hub
+
+REMEDY = "Take the bfloat16 copy from which it was made."
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Numbers that are weights as they are, by their names in a file of safetensors."""
+PACKED = ("weight", "qweight", "weight_packed", "weight_quantized", "_blocks", "_proj")
+"""The ends of names of weights; a buffer of integers, such as a mask, has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +81,50 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
 def listed(names: Sequence[str]) -> str:
     """Returns the first names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_whole(folder: str, config: Any) -> None:
+    """Checks that a model's weights are not quantised, by its config and, on this machine, by its
+    files.
+
+    Args:
+        folder: Folder or hub name.
+        config: Its config, of transformers.
+
+    Raises:
+        ConfigError: They are.
+    """
+    if (method := quant_method(config)) is not None:
+        raise ConfigError(
+            f"model={folder!r} is quantised (quant_method {method}), and cannot be trained so. "
+            f"{REMEDY}"
+        )
+    if found := _stored(hub.on_this_machine(folder)):
+        name, numbers = found
+        raise ConfigError(
+            f"model={folder!r} is quantised: {name} is stored as {numbers}, and config.json has no "
+            f"quantization_config that says how. {REMEDY}"
+        )
+
+
+def quant_method(config: Any) -> str | None:
+    """Returns the `quant_method` that a config names, `unknown` if it names none; None for whole
+    weights."""
+    for part in (config, config.get_text_config()):
+        if (entry := getattr(part, "quantization_config", None)) is not None:
+            settings = entry if isinstance(entry, Mapping) else vars(entry)
+            method = settings.get("quant_method", "unknown")
+            return str(getattr(method, "value", method))
+    return None
+
+
+def _stored(local_folder: Path | None) -> tuple[str, str] | None:
+    """Returns the first weight in another number format than `FLOATS`, and that format."""
+    try:
+        tensors = {} if local_folder is None else stored_tensors(local_folder)
+    except ValueError:
+        return None  # the checks of the folder, or transformers, say what is wrong with the files
+    for name, tensor in tensors.items():
+        if tensor.numbers not in FLOATS and (tensor.numbers[0] == "F" or name.endswith(PACKED)):
+            return name, tensor.numbers
+    return None

@@ -1,5 +1,8 @@
 """What a checkpoint can hold, against `torch.load` itself; and runs whose own parts have other
-state."""
+state.
+
+Covers lrl/checkpoints/checkpoint_file.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lrl.checkpoints.readable_state import readable, unreadable
+from lrl.checkpoints.checkpoint_file import readable, unreadable
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from tests.checkpoints.through_files import through_a_file

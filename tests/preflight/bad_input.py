@@ -207,9 +207,9 @@ MEMBERS: Cases = {
         LAUNCHER("Slurm"),
         *("strategy.launcher is Slurm", "no srun on the path"),
     ),
-    "a launcher without its cluster": (
-        f"{LAUNCHER('Ray')} --trainer.strategy.launcher.address 127.0.0.1:1",
-        *("strategy.launcher.address is 127.0.0.1:1", "ray start --head", "Connection refused"),
+    "a launcher whose command starts none": (
+        f"{LAUNCHER('Command')} --trainer.strategy.launcher.command true",
+        *("Command.command is 'true'", "put {join}"),
     ),
     "a launcher and evaluation generators": (
         f"{LAUNCHER('Given')} --trainer.strategy.evaluation_generators 1",
@@ -377,7 +377,7 @@ MODEL_FAULTS: Cases = {
     "no-weights": ("has no weights",),
     "cut-weights": ("model.safetensors cannot be read",),
     "broken-index": ("model.safetensors.index.json",),
-    "no-tokenizer": ("It has no tokenizer.json: copy",),
+    "no-tokenizer": ("AutoTokenizer cannot open it",),
     "broken-tokenizer": ("AutoTokenizer",),
     "larger-tokenizer": ("309", "259 rows"),
     "not-a-language-model": ("AutoModelForCausalLM",),

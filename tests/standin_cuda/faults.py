@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 import lrl
 from lrl.types import MicroBatch
@@ -50,13 +51,14 @@ class OpenedOnTheDefaultDevice(lrl.PolicyModule):
 def trial_draws_on_the_gpu() -> Iterator[type[lrl.PolicyModule]]:
     """Lets the trial of shared rows draw its tokens where the network is, as it once did."""
 
-    def random_tokens(vocabulary: int, _: int | None) -> Callable[[int], list[int]]:
+    def random_tokens(network: PreTrainedModel) -> Callable[[int], list[int]]:
         draw = torch.Generator().manual_seed(0)
+        vocabulary = network.config.vocab_size
         return lambda length: torch.randint(
             vocabulary, (length,), generator=draw, device="cuda"
         ).tolist()
 
-    with mock.patch("lrl.training.isolation._random_tokens", random_tokens):
+    with mock.patch("lrl.training.trials._random_tokens", random_tokens):
         yield lrl.PolicyModule
 
 

@@ -22,7 +22,7 @@ from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import GroupSource, RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
-from lrl.training.gradients import average_over_ranks
+from lrl.training.optimizers import average_over_ranks
 from lrl.types import Group
 from tests.strategies.forked_ranks import meet
 from tests.test_policy import make_group, opened

@@ -16,8 +16,8 @@ import transformers
 from transformers import PreTrainedConfig
 
 from lrl.errors import ConfigError
+from lrl.training.beside.reference import Reference
 from lrl.training.model import open_network, whole_tensors
-from lrl.training.reference import Reference
 from lrl.training.sharding import tensor_parallel_plan
 from tests.strategies import sharded_step
 from tests.strategies.forked_ranks import run_ranks

@@ -19,7 +19,7 @@ import lrl
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.training.attention_masks import sequence_ends
-from lrl.training.isolation import Shared
+from lrl.training.trials import Shared
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 from tests.tiny_policies import byte_tokenizer
 

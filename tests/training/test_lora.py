@@ -1,7 +1,5 @@
 """Low-rank adapters: what is computed, sent, saved and exported with them, on models of two tiny
 layers.
-
-Covers lrl/training/adapter_trial.py.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ from lrl.cli.export import main as export
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.preflight.model import shape_of
-from lrl.training.adapter_trial import check_adapters
+from lrl.training.beside.reference import Reference
 from lrl.training.lora import LoRA, adapted_layers, base_alone
 from lrl.training.model import checkpoint_weights
-from lrl.training.reference import Reference
+from lrl.training.trials import check_adapters
 from lrl.weights.adapters import are_adapters, merged
 from tests import test_policy as policies
 from tests.test_policy import (
@@ -93,11 +91,6 @@ CONFIGS = [
 def whole_weights(policy: PolicyModule) -> dict[str, torch.Tensor]:
     """Its weights with their names in a checkpoint; adapters are merged."""
     return dict(checkpoint_weights(policy.network))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return save_model(tmp_path_factory.mktemp("llama"), CONFIGS[0])
 
 
 def adapted(model: str, **settings: Any) -> PolicyModule:

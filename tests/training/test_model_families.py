@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 
 from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
-from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.lora import LoRA, adapted_layers, whole_adapters
 from lrl.training.model import label_logprobs, open_network, text_as_micro_batch
+from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 from lrl.weights.adapters import merged, named
 from tests.model_families import (

@@ -17,8 +17,8 @@ from lrl.objectives import REINFORCE, TBA
 from lrl.policy import PolicyModule
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.replay import Replay
+from lrl.training.beside.reference import Reference
 from lrl.training.model import label_logprobs
-from lrl.training.reference import Reference
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import (

@@ -22,10 +22,10 @@ from lrl.policy import PolicyModule
 from lrl.preflight.model import check_beside, shape_of
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.serialisation import load_group, save_group
-from lrl.training.critic import Critic
+from lrl.training.beside.critic import Critic
+from lrl.training.beside.reference import Reference
+from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
-from lrl.training.reference import Reference
-from lrl.training.turn_critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Rollout
 from tests.checkpoints.through_files import through_a_file
 from tests.test_policy import SIZES, FakeStep, Steps, fit, make_group, opened, save_model, trainer

@@ -2,12 +2,10 @@
 
 The head is on the policy's last hidden state, or on that of a model of its own.
 
-`lrl.advantages.GAE` makes advantages of its values, so a response needs no others of its prompt to
-compare with. Values are computed once per rollout, when its group reaches its step, by the weights
-with which the step begins, and stay with the rollout. The critic learns in the policy's own step:
-its weights are a parameter group of the one optimizer, because Lightning counts the steps of every
-optimizer, and a version of the policy is one step. They are neither sent to generators nor part of
-the exported policy.
+`lrl.advantages.GAE` makes advantages of its values. They are computed once per rollout, when its
+group reaches its step, and stay with the rollout. The critic's weights are a parameter group of the
+policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the policy
+is one step. They are neither sent to generators nor exported with the policy.
 """
 
 import torch
@@ -18,9 +16,9 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import Numbers
-from lrl.training.isolation import Shared, shared_by_responses
 from lrl.training.model import Dtype, decoder_of, last_hidden
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import Group, MicroBatch
 
 
@@ -208,7 +206,7 @@ class Critic(nn.Module):
         return loss
 
     def end_step(self) -> None:
-        """Receives the end of each optimizer step."""
+        """Is called after each optimizer step."""
 
 
 def apply_head(head: nn.Linear, hidden: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.collate import Numbers
-from lrl.training.isolation import check_rows
 from lrl.training.model import (
     Dtype,
     LabelLogprobs,
@@ -26,6 +25,7 @@ from lrl.training.model import (
 )
 from lrl.training.model_files import open_in_parts, open_on_all_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
+from lrl.training.trials import check_rows
 from lrl.types import Group, MicroBatch
 
 log = logging.getLogger(__name__)

@@ -24,14 +24,14 @@ from lrl.errors import ConfigError, TeacherError
 from lrl.preflight.resources import has_own_reference
 from lrl.preflight.servers import check_teacher
 from lrl.system.event_loop import LoopThread
-from lrl.training.teacher import Teacher
+from lrl.training.beside.teacher import Teacher
 from lrl.types import ENVIRONMENT, Fork, Group, Prompt, Rollout
 from tests.lent_server import LentServer
 from tests.rewards.judge_server import CLOSE, HANG, Reply, fails, served
 from tests.runs.test_async_run import GROUPS, fit
 from tests.test_policy import SIZES, make_group, opened, save_model
 from tests.tiny_policies import byte_tokenizer
-from tests.training.teacher_server import LOGPROB, TeacherServer, gives, positions
+from tests.training.beside.teacher_server import LOGPROB, TeacherServer, gives, positions
 
 URL = "http://127.0.0.1:9"
 KEY = "key-0123456789abcdef"
@@ -252,7 +252,8 @@ def test_a_group_of_a_checkpoint_is_asked_for_when_its_step_comes(
     loop = LoopThread()
     try:
         fleet = SimpleNamespace(call=lambda work, what, within_s: loop.wait(work, within_s, what))
-        policy._trainer = SimpleNamespace(strategy=SimpleNamespace(fleet=fleet))  # type: ignore[assignment]
+        run = SimpleNamespace(fleet=fleet)
+        policy._trainer = SimpleNamespace(datamodule=SimpleNamespace(run=run))  # type: ignore[assignment]
         group = make_group(0)
         policy.prepare(group, 1.0, 10_000)
     finally:

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from lrl.advantages import discounted, rewards_by_action
 from lrl.system.config_errors import fault
+from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
-from lrl.training.critic import Critic, apply_head
 from lrl.training.model import last_hidden
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 

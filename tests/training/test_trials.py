@@ -14,20 +14,19 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import PreTrainedModel
 
 from lrl.datamodule import RolloutDataModule
-from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
 from lrl.training.attention_masks import unknown_layers
-from lrl.training.isolation import (
+from lrl.training.beside.reference import Reference
+from lrl.training.model import open_network
+from lrl.training.trials import (
     LENGTHS,
     Shared,
     check_rows,
     may_share_prefixes,
     shared_by_responses,
 )
-from lrl.training.model import open_network
-from lrl.training.reference import Reference
 from lrl.types import MicroBatch
 from tests.model_families import ALONE, read_table, try_family
 from tests.test_policy import make_group, one_thread, opened  # noqa: F401
@@ -192,10 +191,6 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
-def test_a_policy_that_keeps_responses_apart_shares_rows(folder: str) -> None:
-    assert opened(folder).responses_share.rows
-
-
 def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
     network = open_tiny("bert-generation", tmp_path, 4.0)
     for trial in (check_rows, may_share_rows):
@@ -209,16 +204,16 @@ def test_a_leak_in_the_gradient_alone_is_found(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulates an attention whose backward pass mixes responses."""
-    from lrl.training import isolation
+    from lrl.training import trials
 
-    network, honest = open_network(folder, "float32", None, False), isolation.label_logprobs
+    network, honest = open_network(folder, "float32", None, False), trials.label_logprobs
 
     def wrong_backward(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
         logprobs = honest(network, micro, chunk_tokens)
         shared = micro.num_sequences > len(micro.input_ids)
         return logprobs + (0.01 * logprobs - (0.01 * logprobs).detach() if shared else 0.0)
 
-    monkeypatch.setattr(isolation, "label_logprobs", wrong_backward)
+    monkeypatch.setattr(trials, "label_logprobs", wrong_backward)
     assert not may_share_rows(network)
 
 
@@ -227,13 +222,7 @@ def test_a_step_packs_as_the_policy_allows(tmp_path: Path, shares: bool) -> None
     policy = opened(str(tiny_llama(tmp_path)))
     policy.responses_share = Shared(rows=shares)
     data = RolloutDataModule([{"prompt": "1"}], [ExactMatch()], micro_batch_tokens=1000)
-    strategy = SimpleNamespace(ranks=Ranks(), placement="split", sharded=False)
-    data.trainer = SimpleNamespace(
-        lightning_module=policy, strategy=strategy, max_steps=1, global_step=0
-    )
-    data._calls = SimpleNamespace()
-    data.prompts.load(policy.tokenizer, 512)
-    packer = data.next_step().packer
+    packer = data.make_packer(0, policy)
     packer.add(make_group(0, responses=8))
     ((micro,),) = packer.flush()
     assert (len(micro.input_ids) == micro.num_sequences) is not shares
@@ -254,14 +243,6 @@ def test_responses_of_a_model_that_takes_masks_share_their_prompt(
     saved = str(save_tiny(family, tmp_path, 4.0))
     network = open_network(saved, dtype, attention, gradient_checkpointing=True)
     assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
-
-
-def test_a_model_that_makes_its_own_mask_gets_copies_of_the_prompt(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    network = open_tiny("gpt_neo", tmp_path, 4.0)
-    assert shared_by_responses(network) == Shared(rows=True)
-    assert "each response carries its own copy of the prompt" in caplog.text
 
 
 def test_attention_without_masks_gets_copies_of_the_prompt(

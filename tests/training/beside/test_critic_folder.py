@@ -1,6 +1,8 @@
 """The critic of a checkpoint, exported: transformers computes the values that training had.
 
 Those of a turn's Q are behind the token, not before it.
+
+Covers lrl/training/export.py.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from transformers import AutoModelForTokenClassification, OlmoConfig
 
 from lrl.cli.main import main
 from lrl.policy import PolicyModule
+from lrl.training.beside.turn_critic import TurnCritic
 from lrl.training.lora import LoRA
 from lrl.training.model import text_as_micro_batch
-from lrl.training.turn_critic import TurnCritic
 from tests.test_policy import SIZES, save_model
-from tests.training.test_critic import learner, run
+from tests.training.beside.test_critic import learner, run
 
 TOKENS = [5, 9, 2, 7, 7, 1]
 

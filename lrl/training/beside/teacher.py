@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lrl.objectives.base import Tokens, clamp_log_ratio
 from lrl.system.config_errors import above, fault
+from lrl.training.beside.reference import Reference
 from lrl.training.collate import whole_samples
-from lrl.training.reference import Reference
 from lrl.types import Group
 
 TIMEOUT_S = 300.0
@@ -70,7 +70,9 @@ class Teacher(Reference):
                 "out."
             )
         elif url is not None:
-            from lrl.training.teacher_endpoint import TeacherEndpoint  # here: most runs have none
+            from lrl.training.beside.teacher_endpoint import (
+                TeacherEndpoint,  # here: most runs have none
+            )
 
             self.endpoint = TeacherEndpoint(url, api_key_env, timeout_s, deadline_s)
             self.url = self.endpoint.completions.url

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from lrl.errors import ConfigError
 from lrl.objectives import REINFORCE
 from lrl.policy import PolicyModule
-from lrl.training.turn_critic import TurnCritic
+from lrl.training.beside.turn_critic import TurnCritic
 from lrl.types import ENVIRONMENT, Group, Rollout
 from tests.test_policy import (
     Steps,
@@ -22,7 +22,7 @@ from tests.test_policy import (
     opened,
     trainer,
 )
-from tests.training.test_critic import LiveStep, gradients, learner, packed
+from tests.training.beside.test_critic import LiveStep, gradients, learner, packed
 
 GAMMA = 0.9
 Modules = dict[str, nn.Module]

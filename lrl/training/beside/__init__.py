@@ -1,0 +1,1 @@
+"""The models beside the policy: the reference, the teacher and the critics."""

@@ -542,7 +542,12 @@ def _environment_of_run(
     max_tokens: int,
     start_timeout_s: float,
 ) -> "EnvironmentOfRun | None":
-    """Returns the environment of a run; None without one."""
+    """Returns the environment of a run; None without one, whose settings must not be set then."""
+    if environment is None and settings.changed:
+        fault(
+            f"data.{settings.changed[0]} is set, and there is no data.environment: a response is a single turn. "
+            "Name one, or leave the setting out."
+        )
     if not isinstance(environment, Environment):  # `instances` has noted another class
         return None
     from lrl.rollouts.episodes.environment_of_run import (

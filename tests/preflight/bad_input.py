@@ -250,6 +250,10 @@ SETTINGS: Cases = {
         f"{TOOLS} {SERVER}.tool_parser hermes --model.model {{in}}/models/whole",
         "chat template leaves out the tools of data.environment",
     ),
+    "turns without an environment": (
+        "--data.max_turns 4",
+        *("data.max_turns is set", "there is no data.environment"),
+    ),
     "the stop of a turn in many tokens": (
         "--data.environment tests.environments.broken.LongStop",
         *("LongStop.stop has 'stop'", "4 tokens"),

@@ -74,6 +74,11 @@ class EnvironmentOfRun:
         self.external: ExternalAgents | None = None
         """The pool, if lrl does not start the agents."""
         if isinstance(environment, Agent) and environment.port is not None:
+            if unused := [name for name in settings.changed if name.startswith("environment_")]:
+                fault(
+                    f"data.{unused[0]} is set, and agents play that lrl does not start "
+                    "(Agent.port): leave it out."
+                )
             self.pool = self.external = ExternalAgents(environment, settings.turn_timeout_s)
         else:
             self.pool = EnvironmentPool(

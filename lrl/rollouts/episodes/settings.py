@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from lrl.system.config_errors import above, at_least, fault
@@ -38,3 +38,8 @@ class EpisodeSettings:
                 "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
                 "would play episodes. Raise it, or name a launcher (Given, if others start it)."
             )
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings that are not at their defaults."""
+        return [one.name for one in fields(self) if getattr(self, one.name) != one.default]

@@ -43,16 +43,12 @@ def check_run(run: Run) -> None:
     Raises:
         ConfigError: Names the first fault, with its setting, value and remedy.
     """
-    from lrl.callbacks.base import find_all
-    from lrl.callbacks.evaluation import Evaluation
-
-    trainer, policy, data = run.trainer, run.policy, run.data
-    evaluations = find_all(trainer, Evaluation)
-    check_settings(trainer, policy, data)
-    check_monitors(trainer, evaluations)
+    policy, data, evaluations = run.policy, run.data, run.evaluations
+    check_settings(run)
+    check_monitors(run.trainer, evaluations)
     read = check_data(data, evaluations)
     shape = check_policy(policy, data, read, run.strategy.server_settings.max_model_len)
-    check_resources(trainer, policy, shape)
+    check_resources(run, shape)
     if (resumed := data.resumes_from) is not None:
         from lrl.preflight.checkpoint import check_checkpoint  # here: most runs begin anew
 

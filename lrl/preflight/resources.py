@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -20,7 +20,11 @@ from lrl.system.byte_counts import GIB, in_gib
 from lrl.weights.staged_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
+    import lightning as L
+
     from lrl.policy_model import PolicyModel
+    from lrl.run import Run
+    from lrl.strategies.generator_devices import GeneratorDevices
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATES_PER_WEIGHT = 3
@@ -29,14 +33,13 @@ COPIES_PER_CHECKPOINT = 3
 """Copies of the weights in a checkpoint: themselves and the two moments."""
 
 
-def check_resources(trainer: Any, policy: PolicyModel, shape: Shape) -> None:
+def check_resources(run: Run, shape: Shape) -> None:
     """Checks memory, shared memory and disk."""
-    strategy = trainer.strategy
-    fits = trainer.state.fn == "fit"
+    strategy, policy = run.strategy, run.policy
     weights = shape.parameters * BYTES[policy.dtype_name]
     trained = weights if policy.lora is None else 4 * shape.adapters  # adapters are in float32
     states = STATES_PER_WEIGHT * trained + weights * has_own_reference(policy)
-    of_a_rank = (weights + (states if fits else 0)) // strategy.shards
+    of_a_rank = (weights + (states if run.trains else 0)) // strategy.shards
     dtype = strategy.server_settings.dtype
     narrow = BYTES[policy.dtype_name if dtype == "auto" else dtype]
     copy = shape.parameters * narrow
@@ -48,8 +51,8 @@ def check_resources(trainer: Any, policy: PolicyModel, shape: Shape) -> None:
     travels = min(trained, shape.parameters * narrow) if transport.narrows else trained
     pools = 1 + bool(strategy.num_evaluation_generators)
     check_shared_memory(transport.backend, transport.stored_bytes(travels, pools, len(servers)))
-    if fits:
-        check_disk(trainer, trained)
+    if run.trains:
+        check_disk(run.trainer, trained)
 
 
 def has_own_reference(policy: PolicyModel) -> bool:
@@ -69,7 +72,7 @@ def memory_here() -> int:
     return min(machine, int(text)) if text.isdecimal() else machine
 
 
-def check_memory(strategy: Any, of_a_rank: int, copy: int) -> None:
+def check_memory(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
     """Checks a machine without GPUs: a process that is out of memory is killed."""
     trainer = of_a_rank * (len(strategy.parallel_devices or ()) or 1)
     generators = strategy.generators_here * copy
@@ -85,7 +88,7 @@ def check_memory(strategy: Any, of_a_rank: int, copy: int) -> None:
         )
 
 
-def check_gpus(strategy: Any, of_a_rank: int, copy: int) -> None:
+def check_gpus(strategy: GeneratorDevices, of_a_rank: int, copy: int) -> None:
     """Checks the GPUs of the trainer and of the generators."""
     total = torch.cuda.get_device_properties(strategy.root_device).total_memory
     server = strategy.server_settings
@@ -119,7 +122,7 @@ def check_shared_memory(transport: str, needed: int) -> None:
         )
 
 
-def check_disk(trainer: Any, weights: int) -> None:
+def check_disk(trainer: L.Trainer, weights: int) -> None:
     """Checks that a checkpoint fits on the disk of the run's folder."""
     saved = [
         1 if callback.save_weights_only else COPIES_PER_CHECKPOINT

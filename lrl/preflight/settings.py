@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,15 +17,18 @@ from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.training.beside.reference import Reference
 
 if TYPE_CHECKING:
+    import lightning as L
+
     from lrl.datamodule import RolloutDataModule
     from lrl.members.launchers import Launcher
     from lrl.policy_model import PolicyModel
+    from lrl.run import Run
     from lrl.training.beside.critic import Critic
 
 
-def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -> None:
+def check_settings(run: Run) -> None:
     """Checks the settings of trainer, policy and data together."""
-    strategy: GeneratorDevices = trainer.strategy
+    trainer, strategy, policy, data = run.trainer, run.strategy, run.policy, run.data
     strategy.plan()
     if strategy.generator_launcher is not None:
         strategy.generator_launcher.prepare(strategy.gpus_of_each)
@@ -34,7 +37,7 @@ def check_settings(trainer: Any, policy: PolicyModel, data: RolloutDataModule) -
     check_placement(strategy, data)
     check_launchers(strategy, data)
     check_callbacks(trainer, data)
-    if trainer.state.fn == "fit":
+    if run.trains:
         check_objective(policy, data)
         check_skipping(policy, data)
         check_layers(strategy, policy)
@@ -114,7 +117,7 @@ def check_launchers(strategy: GeneratorDevices, data: RolloutDataModule) -> None
         launcher.prepare(0, setting)
 
 
-def check_callbacks(trainer: Any, data: RolloutDataModule) -> None:
+def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:
     """Checks that there is one `WeightSync`, which syncs often enough for the next group to start,
     and that no evaluation overwrites another's results."""
     from lrl.callbacks.base import find_all
@@ -213,7 +216,7 @@ def check_skipping(policy: PolicyModel, data: RolloutDataModule) -> None:
         )
 
 
-def check_layers(strategy: Any, policy: PolicyModel) -> None:
+def check_layers(strategy: GeneratorDevices, policy: PolicyModel) -> None:
     """Checks that the plans that divide a layer know all layers."""
     own_critic = policy.critic is not None and policy.critic.model is not None
     if strategy.tensor_parallel_size > 1 and (policy.lora is not None or own_critic):
@@ -223,7 +226,7 @@ def check_layers(strategy: Any, policy: PolicyModel) -> None:
         )
 
 
-def check_critic(trainer: Any, policy: PolicyModel) -> None:
+def check_critic(trainer: L.Trainer, policy: PolicyModel) -> None:
     """Checks that the policy learns at all."""
     if (critic := policy.critic) is None:
         return

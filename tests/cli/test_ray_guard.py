@@ -17,9 +17,7 @@ from lrl.cli import ray_guard
 from tests.leftovers import living, nothing_left, wait_for, words
 
 DEADLINE_S = 60.0
-RUNS = (
-    "import signal, subprocess, sys, time; from lrl.system.parent_death import unbind_from_parent\n"
-)
+RUNS = "import signal, subprocess, sys, time; from lrl.system.processes import unbind_from_parent\n"
 SAVES = """
 def save(signum, frame):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -20,6 +20,7 @@ from lrl.members import join
 from lrl.members.join import JoinSession, LocalOverrides
 from lrl.members.registry import Kind
 from lrl.members.run_file import RUN_TOKEN
+from lrl.strategies.generator_servers import join_spec
 from tests.members.served_run import TOKEN, served, spec_of
 
 SILENT = "import time; time.sleep(600)"
@@ -67,18 +68,14 @@ def servers_of_a_run(
     L.seed_everything(seed, verbose=False)
     strategy = lrl.AsyncSingleDevice(generator_devices=2)
     strategy.parallel_devices = [torch.device("cpu")] * 3
-    strategy.transport, placements = strategy.plan()
-    trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(policy_folder="a/model", dtype_name="float32"),
-        datamodule=SimpleNamespace(max_model_tokens=64, resumes_from=checkpoint),
-        global_step=0,
-        loggers=[],
-        default_root_dir=str(folder),
+    run: Any = SimpleNamespace(
+        strategy=strategy,
+        policy=SimpleNamespace(policy_folder="a/model", dtype_name="float32", lora=None),
+        data=SimpleNamespace(max_model_tokens=64, resumes_from=checkpoint),
+        trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(folder)),
     )
-    servers = strategy.make_servers(trainer, placements)
-    return [seed_of(server.command()) for server in servers], strategy._terms(
-        trainer, ServerSettings(), 2
-    ).seed
+    servers = strategy.make_servers(run)
+    return [seed_of(server.command()) for server in servers], join_spec(run, generators=2).seed
 
 
 def test_seed_everything_reaches_the_generators_and_a_resume_goes_on_with_other_numbers(

@@ -49,7 +49,7 @@ def test_a_mistyped_model_without_a_network_is_refused_without_another_try(
 ) -> None:
     with (
         caplog.at_level(logging.WARNING),
-        pytest.raises(ValueError, match="no model of that name on this machine"),
+        pytest.raises(ValueError, match="no/such-model.*AutoTokenizer cannot open it"),
     ):
         open_tokenizer("no/such-model")
     assert [record.name for record in caplog.records] == ["lrl.system.hub"], (

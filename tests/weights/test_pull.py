@@ -402,13 +402,11 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
 def test_a_run_by_pull_gives_its_servers_the_routes(tmp_path: Path) -> None:
     strategy = lrl.AsyncSingleDevice(weight_transfer="pull")
     strategy.parallel_devices = [torch.device("cpu")] * 2
-    strategy.transport, placements = strategy.plan()
-    trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(policy_folder="a/model", dtype_name="float32"),
-        datamodule=SimpleNamespace(max_model_tokens=64, resumes_from=None),
-        global_step=0,
-        loggers=[],
-        default_root_dir=str(tmp_path),
+    run: Any = SimpleNamespace(
+        strategy=strategy,
+        policy=SimpleNamespace(policy_folder="a/model", dtype_name="float32"),
+        data=SimpleNamespace(max_model_tokens=64, resumes_from=None),
+        trainer=SimpleNamespace(global_step=0, loggers=[], default_root_dir=str(tmp_path)),
     )
-    (server,) = strategy.make_servers(trainer, placements)
+    (server,) = strategy.make_servers(run)
     assert set(Pull.middleware) <= set(server.command()) and server.backend == "pull"

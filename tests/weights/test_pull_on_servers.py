@@ -20,7 +20,7 @@ import lrl
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
-from lrl.generators.server import FILES_VARIABLE
+from lrl.generators.supervisor import SHM
 from lrl.system.event_loop import LoopThread
 from lrl.weights.fetch_order import FETCH, FILES
 from lrl.weights.probe import Probes
@@ -110,7 +110,8 @@ def scene(
 
 
 def files_of(server: Any) -> list[str]:
-    return os.listdir(server.environment()[FILES_VARIABLE])
+    (folder,) = SHM.glob(f"{server.own_files}*")
+    return os.listdir(folder)
 
 
 def test_every_version_arrives_by_whole_and_by_delta_and_is_proved(

@@ -89,8 +89,9 @@ def prefixes(processes: Iterable[psutil.Process]) -> tuple[str, ...]:
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
     """New files there that belong to nobody who lives: no process has mapped them, and no
-    supervisor will remove them."""
-    used, kept = mapped(psutil.pids()), prefixes(every_process())
+    supervisor will remove them. Semaphores are Python's, whose tracker removes those of a killed
+    process when its own ends, which may be that of a test beside this one."""
+    used, kept = mapped(psutil.pids()), ("sem.", *prefixes(every_process()))
     new = [
         entry for entry in os.scandir(SHM) if entry.name not in before and entry.inode() not in used
     ]

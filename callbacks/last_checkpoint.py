@@ -113,6 +113,7 @@ class LastCheckpoint(L.Callback):
 
 
 def saves(trainer: L.Trainer) -> bool:
+    """Returns whether the run saves checkpoints."""
     return bool(trainer.checkpoint_callbacks) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 

@@ -315,7 +315,7 @@ class Run:
 
     @property
     def evaluations(self) -> list[Evaluation]:
-        """What `trainer.validate` runs."""
+        """The evaluations that `trainer.validate` runs."""
         from lrl.callbacks.evaluation import Evaluation  # here: many runs have none
 
         return find_all(self.trainer, Evaluation)

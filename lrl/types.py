@@ -89,7 +89,7 @@ class TurnValues(NamedTuple):
 
     @property
     def advantage(self) -> float:
-        """The value of the turn less that of the state before it."""
+        """The turn's value minus the value of the state before it."""
         return self.action - self.state
 
 

@@ -123,6 +123,7 @@ def at_least(least: float, kind: Callable[[str], Any] = int) -> Callable[[str], 
 
 
 def plan(args: argparse.Namespace, console: Console) -> None:
+    """Searches for plans and prints them."""
     if args.generators is not None and (args.simulate or args.out):
         raise ValueError("--generators: --simulate and --out know one cluster only.")
     base, data = read_base(args.base)

@@ -59,7 +59,7 @@ PLACING_S = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What a command wants from Ray.
+    """The nodes and resources that a command asks Ray for.
 
     Args:
         gpus: GPUs of each node (for fit trainer.devices; 0 on a CPU).

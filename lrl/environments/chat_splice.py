@@ -28,7 +28,7 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 
 
 class Behind(NamedTuple):
-    """What a chat template puts behind a turn."""
+    """The tokens that a chat template adds after a turn."""
 
     end: int
     """The token that ends the turn: the template's end, or the header of the next message."""

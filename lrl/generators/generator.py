@@ -84,7 +84,7 @@ class State(Enum):
 
 @dataclass(kw_only=True, eq=False)
 class Work:
-    """What is to be written to one prompt."""
+    """A request: the responses to write to one prompt."""
 
     prompt: Prompt
     sampling: Sampling

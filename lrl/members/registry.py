@@ -72,7 +72,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class JoinSpec:
-    """What a member must share with its run; travels as JSON."""
+    """The settings that a member must share with its run; travels as JSON."""
 
     model: str
     """Folder or hub name."""

@@ -218,7 +218,7 @@ class _Result(NamedTuple):
 
 
 class _Trial:
-    """What a network computes for some samples, each in a row of its own, and in other layouts."""
+    """A network's results for the same samples in different layouts of rows."""
 
     def __init__(self, network: PreTrainedModel, samples: list[TrainingSample]) -> None:
         self._network = network

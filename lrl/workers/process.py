@@ -31,7 +31,7 @@ _END_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker runs, and its limits; travels as JSON."""
+    """The code that a worker runs, and its limits; travels as JSON."""
 
     name: str
     """`reward` or `environment`, as its settings begin."""

@@ -97,7 +97,7 @@ class EnvironmentOfRun:
 
     @property
     def workers(self) -> WorkerPool | None:
-        """What plays episodes; None if lrl does not start the agents."""
+        """The workers that play episodes; None if lrl does not start the agents."""
         return None if isinstance(self.pool, ExternalAgents) else self.pool.workers
 
     @property

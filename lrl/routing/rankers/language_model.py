@@ -77,8 +77,8 @@ class LanguageModelRanker(Ranker):
         self._guessing: Future[list[float]] | None = None
 
     def guess(self, prompt: Prompt) -> float:
-        """Returns the guess of the model, if there is one and it ranks better; else that of the
-        n-grams."""
+        """Returns the model's guess if it has ranked better than the n-grams', and theirs
+        otherwise."""
         guess = self._guesses.get(prompt.id)
         found = self._correlations  # one read: another thread may judge meanwhile
         if guess is None or found is None or found[1] <= found[0]:

@@ -92,8 +92,7 @@ class TeacherEndpoint:
 
 
 def _logprobs_in(found: Any, texts: list[list[int]]) -> list[list[float]]:
-    """Returns the log-probs in an answer; raises an error of reading if it has not those of all
-    tokens."""
+    """Returns the log-probs in an answer; raises a reading error if any token lacks one."""
     choices = sorted(found["choices"], key=lambda choice: int(choice["index"]))
     return [
         [_logprob(entries[str(token)]) for token, entries in zip(text[1:], rest, strict=True)]

@@ -428,12 +428,11 @@ class RolloutDataModule(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Loads the prompts and starts the workers."""
-        if self.run is None:
-            raise RuntimeError("PolicyModule.configure_callbacks makes the run: call it.")
-        if stage == "fit" and self.run.leads:
+        run = self._run
+        if run.trains and run.leads:
             self._restored = None  # of an earlier fit; a checkpoint is loaded after this
             self.learners.begin_anew()
-        self.run.prepare()
+        run.prepare()
 
     def train_dataloader(self) -> StepLoader:
         """Returns the lazy loader of optimizer steps; rank 0 broadcasts its length."""
@@ -484,7 +483,8 @@ class RolloutDataModule(L.LightningDataModule):
     def _run(self) -> "Run":
         if self.run is None:
             raise RuntimeError(
-                "RolloutDataModule is used by a Trainer: call trainer.fit(module, data)."
+                "There is no run: `trainer.fit(policy, data)` makes one, in "
+                "`PolicyModule.configure_callbacks`."
             )
         return self.run
 

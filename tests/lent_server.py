@@ -76,8 +76,6 @@ class LentServer:
 
     def start(self) -> None:
         """It runs already."""
-        if self.url.startswith("http:"):  # the one with TLS has a single run
-            end_half_sync(self.url, self.token)
 
     def wait_ready(self, interrupted: Callable[[], None] | None = None) -> None:
         """It is ready already."""
@@ -95,6 +93,10 @@ class Borrowing(lrl.AsyncSingleDevice):
             generator_devices=len(servers), evaluation_generators=len(servers) - 1, **settings
         )
         self.lent = servers
+        # Now: a run's teacher may be the server, and is asked before the run starts any.
+        for server in servers:
+            if server.url.startswith("http:"):  # the one with TLS has a single run
+                end_half_sync(server.url, server.token)
         # Should the tests be killed, the server's supervisor removes the weights' file.
         self.run_id = servers[0].run_id
 

@@ -30,6 +30,8 @@ class Machine(NamedTuple):
     """Where the generators listen; if others reach it, generators may join from there."""
     ranks: int = 1
     """Processes that train."""
+    nodes: int = 1
+    """Machines that they are on."""
     adapters: bool = False
     """Adapters travel, and not the weights (`model.lora`)."""
 

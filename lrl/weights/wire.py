@@ -6,16 +6,32 @@ of them first; then every offset fits, wherever a buffer begins. All others keep
 in which a sharded policy gathers each of them once.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-Weights = Callable[[], Iterator[tuple[str, Tensor]]]
-"""Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
+if TYPE_CHECKING:
+    from lrl.system.endpoint import Endpoint
+    from lrl.weights.staging import Served, Staged, StageOrder
+
+
+class Weights(Protocol):
+    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields them as they are now: Hugging Face names, full tensors."""
+
+    def stage(self, order: StageOrder) -> Staged:
+        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
+
+    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
+        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
 
 
 class TensorSpec(NamedTuple):
@@ -29,6 +45,11 @@ class TensorSpec(NamedTuple):
     def nbytes(self) -> int:
         """Its bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which is a number of the first dimension; a scalar is one."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 def transfer_dtype(

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lrl.weights.staged_file import SHARED_MEMORY
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
@@ -30,7 +31,6 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
-from lrl.weights.staged_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 

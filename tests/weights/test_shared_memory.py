@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 
 import pytest
 import torch
+from lrl.weights.staged_file import checksum
 from safetensors.torch import load_file
 from xxhash import xxh3_64_intdigest
 
 from lrl.weights import staged_file
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.staged_file import checksum
 from lrl.weights.wire import Weights
 
 

@@ -60,9 +60,11 @@ def checkpoint_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]
         for saved_as, tensor in revert_weight_conversion(network, whole).items():
             if not any(isinstance(held[name], DTensor) for name in names.values()):
                 yield piece_of(saved_as, tensor, ranks)
+            elif tensor.is_meta:
+                none = torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
+                yield Piece(saved_as, tuple(tensor.shape), 0, none)
             else:
-                count = 0 if tensor.is_meta else len(tensor)
-                yield Piece(saved_as, tuple(tensor.shape), 0, tensor[:count])
+                yield Piece(saved_as, tuple(tensor.shape), 0, tensor)
 
 
 def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:

@@ -47,7 +47,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lrl.weights.staged_file import SHARED_MEMORY
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -66,6 +65,7 @@ from lrl.system.event_loop import LoopThread
 from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staged_file import SHARED_MEMORY
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
 from lrl.weights.wire import Weights

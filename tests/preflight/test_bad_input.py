@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lrl.weights.staged_file import SHARED_MEMORY
 
 import lrl
 from lrl.checkpoints.run_folder import RunFolderLock
@@ -31,6 +30,7 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
+from lrl.weights.version_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 

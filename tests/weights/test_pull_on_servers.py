@@ -29,6 +29,7 @@ from lrl.weights.sync import PoolSync
 from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.weights.whole_weights import WholeWeights
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 
@@ -53,6 +54,7 @@ class Scene:
 
     def __init__(self, folder: Path, *servers: LentServer) -> None:
         self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.weights = WholeWeights(self.network.named_parameters)
         self.loop = LoopThread()
         self.probes = Probes(None, 300.0)
         self.version = 0
@@ -83,7 +85,7 @@ class Scene:
         self.step()
         probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
         self.pool.generators = list(generators)
-        failed = self.syncs.sync_now(self.network.named_parameters, self.version, lambda: probe)
+        failed = self.syncs.sync_now(self.weights, self.version, lambda: probe)
         self.version += 1
         unproved = self.syncs.wait()
         assert unproved == {}, unproved
@@ -97,6 +99,7 @@ class Scene:
         for generator in self.generators:
             self.loop.wait(generator.client.close(), 5.0, "closing")
         self.syncs.close()
+        self.weights.staging.close()
         self.loop.close()
 
 

@@ -114,7 +114,7 @@ class FetchedFiles:
         with self._one_at_a_time:
             path = self._folder / order.version
             for held in (str(path), order.beside):
-                if held and os.access(held, os.R_OK):
+                if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
                     return FetchReport(held, "held")
             fetch = Fetch(order, path, self._token, lambda: self._newest is not order)
             self._keep_only(order.version, fetch.base)

@@ -146,6 +146,18 @@ def test_what_is_held_or_beside_is_not_fetched_again(
         other.fetch(replace(asked, beside=f"{path}-gone"))
 
 
+def test_a_version_of_the_same_name_and_other_content_is_fetched(
+    one_rank: Trainer, files: FetchedFiles
+) -> None:
+    files.fetch(one_rank.stage())
+    another = Trainer()
+    another.step()
+    try:
+        assert another.is_in(files.fetch(another.stage()).file)
+    finally:
+        another.close()
+
+
 def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(
     trainer: Trainer, files: FetchedFiles
 ) -> None:

@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 THREADS = 8
 """Blocks that are on their way at once."""
+FROM_TRAINER = 1
+"""As many of them come from the trainer, where other machines fetch too: one block after another is
+soon whole, and the others can have it."""
 ATTEMPTS = 5
 """At one block from the trainer."""
 BACKOFF_S = 0.5
@@ -203,14 +206,19 @@ class Fetch:
         have.unlink()
 
     def _fill(self, missing: list[Block], file: int, marks: int, older: int) -> None:
-        # First those that this machine takes from the trainer, then those of the next machine: no
-        # two machines begin at one.
-        machines = max(1, len(self._order.peers))
-        first = max(0, self._order.number)
-        queue = deque(sorted(missing, key=lambda block: (block.number - first) % machines))
+        machines, number = max(1, len(self._order.peers)), max(0, self._order.number)
+        own = deque(block for block in missing if block.number % machines == number)
 
-        def work() -> None:
-            while queue:
+        def turn(block: Block) -> tuple[int, int]:
+            # As the others get them, and of those at once the next machine's first: no two machines
+            # begin at one.
+            return block.number // machines, (block.number - number) % machines
+
+        theirs = (block for block in missing if block.number % machines != number)
+        others = deque(sorted(theirs, key=turn))
+
+        def work(queues: list[deque[Block]]) -> None:
+            while queue := next(filter(None, queues), None):
                 with suppress(IndexError):  # another thread took the last one
                     block = queue.popleft()
                     self._raise_if_over([])
@@ -222,11 +230,14 @@ class Fetch:
                     os.pwrite(marks, b"\1", block.number)
 
         with ThreadPoolExecutor(THREADS) as pool:
+            first = FROM_TRAINER if others else THREADS
+            queues = [[own, others]] * first + [[others]] * (THREADS - first)
             try:
-                for one in [pool.submit(work) for _ in range(THREADS)]:
+                for one in [pool.submit(work, each) for each in queues]:
                     one.result()
             finally:
-                queue.clear()
+                own.clear()
+                others.clear()
 
     def _fetched(self, block: Block, older: int) -> bytes | None:
         """Returns a block; None if the machine that takes it from the trainer has it not yet."""

@@ -16,7 +16,6 @@ servers side by side:
     VERSION.N.delta         the difference of block N, for other generators
 """
 
-import http.client
 import json
 import logging
 import os
@@ -24,18 +23,17 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
-from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
-from lrl.system.auth import bearer
-from lrl.system.endpoint import Location, connect
+from lrl.errors import BadTransfer, FetchFailed
+from lrl.system.endpoint import Location
+from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, NotYet
 from lrl.weights.delta import with_delta
-from lrl.weights.fetch_order import PARTS, FetchOrder, FetchReport
+from lrl.weights.fetch_order import FetchOrder, FetchReport
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
 log = logging.getLogger(__name__)
@@ -45,19 +43,8 @@ THREADS = 8
 FROM_TRAINER = 1
 """As many of them come from the trainer, where other machines fetch too: one block after another is
 soon whole, and the others can have it."""
-ATTEMPTS = 5
-"""At one block from the trainer."""
-BACKOFF_S = 0.5
-"""Seconds before a second attempt; each further one waits so much longer."""
-STALL_S = 10.0
-"""Seconds without a byte that end an attempt, and without a block that a machine is waited for."""
 LOOK_S = 0.02
 """Seconds between two looks for a block that another machine does not have yet."""
-FAILURES = (OSError, http.client.HTTPException, BadTransfer, DamagedDelta)
-
-
-class NotYet(Exception):  # noqa: N818 - no fault
-    """The machine does not have the block yet."""
 
 
 class FetchedFiles:
@@ -119,7 +106,8 @@ class FetchedFiles:
             for held in (str(path), order.beside):
                 if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
                     return FetchReport(held, "held")
-            fetch = Fetch(order, path, self._token, lambda: self._newest is not order)
+            client = BlockClient(order, self._token, lambda: self._newest is not order)
+            fetch = Fetch(order, path, client)
             self._keep_only(order.version, fetch.base)
             fetch.run()
             if fetch.base:
@@ -144,28 +132,22 @@ class Fetch:
     Args:
         order: What to fetch.
         path: The file to make.
-        token: The run's.
-        superseded: Whether the trainer has sent another order.
+        sources: Asks for the blocks.
 
     Raises:
         FetchFailed: The trainer does not say what the version is.
     """
 
-    def __init__(
-        self, order: FetchOrder, path: Path, token: str, superseded: Callable[[], bool]
-    ) -> None:
+    def __init__(self, order: FetchOrder, path: Path, sources: BlockClient) -> None:
         self.path = path
         self.received = Counter[str]()
         """Bytes from `trainer` and `peers`."""
         self._order = order
-        self._superseded = superseded
-        self._end = time.monotonic() + order.deadline_s
-        self._authorization = {"Authorization": bearer(token)}
-        self._connections = threading.local()
+        self._sources = sources
         self._lock = threading.Lock()
         self._lost = set[int]()  # machines that are not asked any more
         self._heard_at = [time.monotonic()] * len(order.peers)
-        self.header = Header(self._from_rank(0, lambda at: self._get(at, "0/header")))
+        self.header = Header(sources.of_rank(0, lambda at: sources.get(at, "0/header")))
         if self.header.checksum != order.checksum:
             raise FetchFailed(f"{order.version} has another header than the trainer has staged.")
         self._bases = [self._base_of(rank) for rank in range(len(order.ranks))]
@@ -176,7 +158,9 @@ class Fetch:
         return max(self._bases)
 
     def _base_of(self, rank: int) -> str:
-        found = self._from_rank(rank, lambda at: self._get(at, f"{rank}/delta"))
+        sources = self._sources
+        # They may still be in the making.
+        found = sources.of_rank(rank, lambda at: sources.get(at, f"{rank}/delta", waits=True))
         base: str = json.loads(found)["base"]
         return base if base and (self.path.parent / base).exists() else ""
 
@@ -206,7 +190,7 @@ class Fetch:
         have.unlink()
 
     def _fill(self, missing: list[Block], file: int, marks: int, older: int) -> None:
-        machines, number = max(1, len(self._order.peers)), max(0, self._order.number)
+        machines, number = max(1, len(self._order.peers)), self._order.number
         own = deque(block for block in missing if block.number % machines == number)
 
         def turn(block: Block) -> tuple[int, int]:
@@ -221,7 +205,7 @@ class Fetch:
             while queue := next(filter(None, queues), None):
                 with suppress(IndexError):  # another thread took the last one
                     block = queue.popleft()
-                    self._raise_if_over([])
+                    self._sources.raise_if_over()
                     if (content := self._fetched(block, older)) is None:
                         queue.append(block)
                         time.sleep(LOOK_S)
@@ -243,8 +227,8 @@ class Fetch:
         """Returns a block; None if the machine that takes it from the trainer has it not yet."""
         peers, number = self._order.peers, self._order.number
         owner = block.number % max(1, len(peers))
-        if number < 0 or owner == number or owner in self._lost:
-            return self._from_rank(block.part, lambda at: self._checked(at, block, older))
+        if owner == number or owner in self._lost:
+            return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
         try:
             content = self._checked(peers[owner], block, older)
         except NotYet:
@@ -264,7 +248,7 @@ class Fetch:
     def _checked(self, at: Location, block: Block, older: int) -> bytes:
         """Returns a block from a rank or another machine; raises BadTransfer for a damaged one."""
         small = bool(self._bases[block.part])
-        content = self._get(at, f"{block.part}/{'d' * small}{block.index}")
+        content = self._sources.get(at, f"{block.part}/{'d' * small}{block.index}")
         with self._lock:
             self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
         whole = with_delta(block.read(older), content) if small else content
@@ -276,52 +260,6 @@ class Fetch:
             draft.write_bytes(content)
             draft.rename(_small(self.path, block))
         return whole
-
-    def _from_rank(self, rank: int, call: Callable[[Location], bytes]) -> bytes:
-        """Returns what the trainer's rank answers; raises FetchFailed after several attempts."""
-        at, failures = self._order.ranks[rank], list[str]()
-        for attempt in range(ATTEMPTS):
-            time.sleep(min(BACKOFF_S * attempt, max(0.0, self._end - time.monotonic())))
-            try:
-                return call(at)
-            except FAILURES as error:
-                failures.append(str(error) or type(error).__name__)
-            self._raise_if_over(failures)
-        raise FetchFailed(
-            f"{self._order.version} could not be fetched from rank {rank} at {at.url}: "
-            f"{'; '.join(failures)}"
-        )
-
-    def _raise_if_over(self, failures: list[str]) -> None:
-        over = ""
-        if time.monotonic() > self._end:
-            over = f"the deadline of {self._order.deadline_s:.0f} s has passed"
-        elif self._superseded():
-            over = "the trainer has sent another order"
-        if over:
-            raise FetchFailed(
-                f"{self._order.version} could not be fetched: {'; '.join([*failures, over])}"
-            )
-
-    def _get(self, at: Location, what: str) -> bytes:
-        """Returns the body of an answer, by the connection that this thread has there."""
-        kept: dict[str, http.client.HTTPConnection] = vars(self._connections)
-        timeout_s = max(0.1, min(STALL_S, self._end - time.monotonic()))
-        connection = kept.pop(at.url, None) or connect(at.url, at.context(), timeout_s)
-        try:
-            path = f"{PARTS}{self._order.version}/{what}"
-            connection.request("GET", path, headers=self._authorization)
-            answer = connection.getresponse()
-            body = answer.read()
-        except BaseException:
-            connection.close()
-            raise
-        kept[at.url] = connection
-        if answer.status == http.client.CONFLICT:
-            raise NotYet
-        if answer.status != http.client.OK:
-            raise BadTransfer(f"it answered {answer.status}: {body[:200].decode(errors='replace')}")
-        return body
 
 
 def _small(path: Path, block: Block) -> Path:

@@ -23,9 +23,9 @@ class FetchOrder:
     ranks: list[Location]
     """The trainer's ranks, each with its part."""
     peers: list[Location]
-    """All machines that fetch the version now, this one too."""
+    """All machines that fetch the version now, this one too; none for one that fetches alone."""
     number: int
-    """Of this one among them; -1 if it is none."""
+    """Of this one among them."""
     deadline_s: float
     """Seconds for all of it."""
     beside: str = ""

@@ -138,8 +138,9 @@ class Pull(Transport):
             self._staged.name,
             self._staged.header.checksum,
             ranks=[self._location(one, generator) for one in self._served],
-            peers=[peer.server.location for peer in peers],
-            number=peers.index(generator) if generator in peers else -1,
+            # One that listens on loopback is reached by no other machine.
+            peers=[one.server.location for one in peers if generator in peers],
+            number=peers.index(generator) if generator in peers else 0,
             deadline_s=deadline_s,
             beside=beside,
         )

@@ -1,7 +1,7 @@
 """A generator that fetches its weights, from ranks and other generators that break, stall, lie and
 die.
 
-Covers lrl/weights/fetch_order.py and lrl/weights/part_server.py.
+Covers lrl/vllm_plugin/block_client.py, lrl/weights/fetch_order.py and lrl/weights/part_server.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from lrl.distributed.ranks import Ranks
 from lrl.errors import FetchFailed
 from lrl.system.endpoint import Endpoint, Location, first_certificate
-from lrl.vllm_plugin import fetched_files
+from lrl.vllm_plugin import block_client, fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
 from lrl.weights.fetch_order import PARTS, FetchOrder
 from lrl.weights.staging import StageOrder, Staging
@@ -38,7 +38,7 @@ NOBODY = Location("http://127.0.0.1:9")
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FetchedFiles:
-    monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(block_client, "BACKOFF_S", 0.001)
     (tmp_path / "shm").mkdir()
     return FetchedFiles(tmp_path / "shm", TOKEN)
 
@@ -77,7 +77,7 @@ class Trainer:
             return staging.stage(lambda: pieces(self.weights, each), order, each).header.checksum
 
         checksum = on_ranks(self.ranks, stage)[0]
-        return FetchOrder(order.version, checksum, self.locations, [], -1, DEADLINE_S)
+        return FetchOrder(order.version, checksum, self.locations, [], 0, DEADLINE_S)
 
     def is_in(self, file: str) -> bool:
         found = load_file(file)
@@ -233,6 +233,7 @@ def test_a_machine_that_fails_once_is_asked_no_more(
     fault: Fault, one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
     asked = one_rank.stage()
     with source(one_rank, *[fault] * 1000) as peer:
         report = files.fetch(peers_of(asked, peer.location))
@@ -244,6 +245,7 @@ def test_a_machine_that_has_nothing_new_for_long_is_passed_over(
     one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
     asked = one_rank.stage()
     with source(one_rank, *["not yet"] * 10_000) as peer:
         report = files.fetch(peers_of(asked, peer.location))
@@ -261,6 +263,7 @@ def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
     one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 300.0)
+    monkeypatch.setattr(block_client, "STALL_S", 300.0)
     asked, begun = one_rank.stage(), time.monotonic()
     with (
         source(one_rank, *["stall"] * 1000) as silent,
@@ -274,6 +277,7 @@ def test_a_new_order_ends_the_one_before(
     one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.3)
+    monkeypatch.setattr(block_client, "STALL_S", 0.3)
     failures: list[str] = []
 
     def fetch(asked: FetchOrder) -> None:

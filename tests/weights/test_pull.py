@@ -18,7 +18,7 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
-from lrl.vllm_plugin import fetched_files
+from lrl.vllm_plugin import block_client, fetched_files
 from lrl.weights import pull
 from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
 from lrl.weights.group_calls import Failures, GeneratorGroupCalls
@@ -106,7 +106,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a generator that failed try again at once."""
-    monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(block_client, "BACKOFF_S", 0.001)
 
 
 def staged() -> set[str]:
@@ -337,6 +337,7 @@ def test_a_machine_that_is_frozen_is_passed_over(
 ) -> None:
     monkeypatch.setattr(Pull, "attempts", 1)
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
     monkeypatch.setattr(scene.sync._calls, "deadline_s", 10.0)
     frozen, *others = scene.generators
     frozen.vllm.frozen.set()

@@ -14,11 +14,9 @@ their transfers share evenly.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import secrets
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -19,9 +19,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from lrl.distributed.ranks import Ranks
 from lrl.training.lora import held_adapters
+from lrl.training.merging import DOWN, UP
 from lrl.training.model import layer_of, unique_tensors
 from lrl.training.sharding import whole_on
-from lrl.weights.adapters import DOWN, UP
 
 
 class Piece(NamedTuple):
@@ -78,39 +78,51 @@ def adapter_pieces(network: PreTrainedModel, ranks: Ranks) -> Iterator[Piece]:
 
 def piece_of(name: str, weight: Tensor, ranks: Ranks) -> Piece:
     """Returns this rank's rows of a weight."""
-    shape = tuple(weight.shape)
+    held = _held(weight, ranks)
+    rows = held.rows if weight.shape else held.rows.reshape(1)
+    each = -(-len(rows) // held.copies)
+    start = min(len(rows), held.copy * each)
+    own = rows[start : start + each]
+    return Piece(name, tuple(weight.shape), start=held.start + start, rows=own)
+
+
+class Held(NamedTuple):
+    """The rows of a weight that a rank can send, as others can."""
+
+    rows: Tensor
+    start: int
+    """Number of the first row."""
+    copy: int
+    """Of this rank among those that hold the same."""
+    copies: int
+
+
+def _held(weight: Tensor, ranks: Ranks) -> Held:
     if not isinstance(weight, DTensor):
-        return _share(name, shape, 0, weight, ranks.rank, ranks.size)
+        return Held(weight, 0, copy=ranks.rank, copies=ranks.size)
     mesh = weight.device_mesh
     split = [
         at
         for at, placement in enumerate(weight.placements)
         if not placement.is_replicate() and mesh.size(at) > 1
     ]
-    if not split:
-        return _share(name, shape, 0, weight.to_local(), ranks.rank, ranks.size)
-    placement = weight.placements[split[0]]
-    if len(split) > 1 or type(placement) is not Shard or placement.dim != 0:
-        return _share(name, shape, 0, weight.full_tensor(), ranks.rank, ranks.size)
-    # Ranks that are not in the mesh, neighbours by tensor parallelism, hold the same.
-    together = ranks.size // mesh.size()
+    by_rows = [
+        type(weight.placements[at]) is Shard and weight.placements[at].is_shard(0) for at in split
+    ]
+    if by_rows != [True]:
+        return Held(weight.full_tensor(), 0, copy=ranks.rank, copies=ranks.size)
     place = mesh.get_coordinate()
     assert place is not None, "every rank is in a mesh of its weights"
-    copy = 0
+    shards, shard = mesh.size(split[0]), place[split[0]]
+    replica = 0
     for at, coordinate in enumerate(place):
         if at != split[0]:
-            copy = copy * mesh.size(at) + coordinate
-    copies = mesh.size() // mesh.size(split[0])
-    start = min(shape[0], place[split[0]] * -(-shape[0] // mesh.size(split[0])))
-    number = copy * together + ranks.rank % together
-    return _share(name, shape, start, weight.to_local(), number, copies * together)
-
-
-def _share(
-    name: str, shape: tuple[int, ...], start: int, rows: Tensor, number: int, copies: int
-) -> Piece:
-    """Returns the share of copy `number` of rows that `copies` ranks hold."""
-    rows = rows.reshape(1) if not shape else rows
-    each = -(-len(rows) // copies)
-    own = rows[number * each : (number + 1) * each]
-    return Piece(name, shape, start + min(len(rows), number * each), own)
+            replica = replica * mesh.size(at) + coordinate
+    # Neighbours by tensor parallelism hold the same, and are not in the mesh.
+    neighbours = ranks.size // mesh.size()
+    return Held(
+        weight.to_local(),
+        start=min(weight.shape[0], shard * -(-weight.shape[0] // shards)),
+        copy=replica * neighbours + ranks.rank % neighbours,
+        copies=mesh.size() // shards * neighbours,
+    )

@@ -22,10 +22,6 @@ FAILURES = (OSError, http.client.HTTPException, BadTransfer, DamagedDelta)
 """Of one attempt."""
 
 
-class NotYet(Exception):  # noqa: N818 - no fault
-    """The machine does not have the block yet."""
-
-
 class BlockClient:
     """Asks for the blocks of one version, from several threads.
 
@@ -42,14 +38,15 @@ class BlockClient:
         self._authorization = {"Authorization": bearer(token)}
         self._connections = threading.local()
 
-    def of_rank(self, rank: int, ask: Callable[[Location], bytes]) -> bytes:
+    def of_rank(self, rank: int, ask: Callable[[Location], bytes | None]) -> bytes:
         """Returns what `ask` gets from a rank of the trainer; raises FetchFailed after several
         attempts."""
         at, failures = self._order.ranks[rank], list[str]()
         for attempt in range(ATTEMPTS):
             time.sleep(min(BACKOFF_S * attempt, max(0.0, self._end - time.monotonic())))
             try:
-                return ask(at)
+                if (found := ask(at)) is not None:
+                    return found
             except FAILURES as error:
                 failures.append(str(error) or type(error).__name__)
             self.raise_if_over(*failures)
@@ -70,11 +67,13 @@ class BlockClient:
                 f"{self._order.version} could not be fetched: {'; '.join([*failures, over])}"
             )
 
-    def get(self, at: Location, what: str, waits: bool = False) -> bytes:
+    def get(self, at: Location, what: str, waits: bool = False) -> bytes | None:
         """Returns what a rank or a machine has under a path, once; to the deadline if it `waits`.
 
+        Returns:
+            The content; None if it has to fetch it first.
+
         Raises:
-            NotYet: It has to fetch it first.
             OSError, HTTPException, BadTransfer: It does not answer.
         """
         left_s = max(0.1, self._end - time.monotonic())
@@ -95,7 +94,7 @@ class BlockClient:
             raise
         kept[at.url] = connection
         if answer.status == http.client.CONFLICT:
-            raise NotYet
+            return None
         if answer.status != http.client.OK:
             raise BadTransfer(f"it answered {answer.status}: {body[:200].decode(errors='replace')}")
         return body

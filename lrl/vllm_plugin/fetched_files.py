@@ -31,7 +31,7 @@ from xxhash import xxh3_64_intdigest
 
 from lrl.errors import BadTransfer, FetchFailed
 from lrl.system.endpoint import Location
-from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient, NotYet
+from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient
 from lrl.weights.delta import with_delta
 from lrl.weights.fetch_order import FetchOrder, FetchReport
 from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
@@ -231,24 +231,26 @@ class Fetch:
             return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
         try:
             content = self._checked(peers[owner], block, older)
-        except NotYet:
-            if time.monotonic() - self._heard_at[owner] > STALL_S:
-                self._pass_over(owner, "it has nothing new")
-            return None
         except FAILURES as error:
             self._pass_over(owner, error)
             return None
-        self._heard_at[owner] = time.monotonic()
+        if content is not None:
+            self._heard_at[owner] = time.monotonic()
+        elif time.monotonic() - self._heard_at[owner] > STALL_S:
+            self._pass_over(owner, "it has nothing new")
         return content
 
     def _pass_over(self, owner: int, why: object) -> None:
         log.warning("%s is passed over: %s", self._order.peers[owner].url, why)
         self._lost.add(owner)
 
-    def _checked(self, at: Location, block: Block, older: int) -> bytes:
-        """Returns a block from a rank or another machine; raises BadTransfer for a damaged one."""
+    def _checked(self, at: Location, block: Block, older: int) -> bytes | None:
+        """Returns a block from a rank or another machine, None if that has it not yet; raises
+        BadTransfer for a damaged one."""
         small = bool(self._bases[block.part])
         content = self._sources.get(at, f"{block.part}/{'d' * small}{block.index}")
+        if content is None:
+            return None
         with self._lock:
             self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
         whole = with_delta(block.read(older), content) if small else content

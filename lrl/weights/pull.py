@@ -23,9 +23,8 @@ from lrl.system.endpoint import Endpoint, Location, is_loopback, own_address_tow
 from lrl.weights.delta import MAX_DELTA_SHARE
 from lrl.weights.fetch_order import FETCH, FetchOrder, FetchReport
 from lrl.weights.group_calls import Failures, GeneratorGroupCalls
-from lrl.weights.staging import Served, Staged, StageOrder
+from lrl.weights.staging import Served, Staged, StageOrder, Weights
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.wire import Weights
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.staging import StageOrder
+from lrl.weights.staging import StageOrder, Weights
 from lrl.weights.transport import Machine, Transport
 from lrl.weights.version_file import SHARED_MEMORY, open_new
-from lrl.weights.wire import Weights
 
 
 class SharedMemory(Transport):

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import psutil
 import torch
@@ -27,12 +27,12 @@ from xxhash import xxh3_64_intdigest
 from lrl.distributed.ranks import Ranks
 from lrl.system.byte_counts import in_gib
 from lrl.system.endpoint import Endpoint, Location, own_address_towards
-from lrl.weights.part_server import Part, PartServer
 from lrl.weights.version_file import Block, Header, Rows, require_room
 from lrl.weights.wire import TensorSpec, transfer_dtype, unaligned
 
 if TYPE_CHECKING:
     from lrl.training.pieces import Piece
+    from lrl.weights.part_server import Part, PartServer
 
 Pieces = Callable[[], Iterator["Piece"]]
 Served = Location | int
@@ -70,6 +70,19 @@ class Staged(NamedTuple):
     header: Header
 
 
+class Weights(Protocol):
+    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields them as they are now: Hugging Face names, full tensors."""
+
+    def stage(self, order: StageOrder) -> Staged:
+        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
+
+    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
+        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
+
+
 class Staging:
     """What one rank has staged, for each pool of generators."""
 
@@ -99,7 +112,7 @@ class Staging:
         rows = pieces()
         try:
             descriptor = _open(order, layout, ranks.rank)
-            sums = _write(rows, layout, order, ranks.rank, descriptor)
+            sums = _write(rows, layout, order, rank=ranks.rank, descriptor=descriptor)
         except OSError as error:
             fault = f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
         finally:
@@ -115,6 +128,8 @@ class Staging:
         if header is None or again or order.file:
             _close(descriptor)
         else:
+            from lrl.weights.part_server import Part  # here: not with a file
+
             part = Part(header, ranks.rank, descriptor)
             if before is None:
                 part.compare(None)
@@ -141,6 +156,8 @@ class Staging:
         if self._server is None:
             if not here:
                 endpoint = replace(endpoint, host=own_address(endpoint))
+            from lrl.weights.part_server import PartServer
+
             self._server = PartServer(endpoint, token, self.parts)
         port = self._server.port
         return ranks.gather(port if here else self._server.location(endpoint.host))

@@ -16,7 +16,7 @@ from lrl.system.endpoint import LOOPBACK
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.generators.settings import ServerSettings
     from lrl.weights.group_calls import Failures, GeneratorGroupCalls
-    from lrl.weights.wire import Weights
+    from lrl.weights.staging import Weights
 
 
 class Machine(NamedTuple):

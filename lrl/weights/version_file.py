@@ -120,7 +120,7 @@ class Header:
         layout = json.loads(self._table["__metadata__"]["layout"])
         numbers = count()
         return [
-            _blocks(part, ranges, layout["block"], len(self.text), numbers)
+            _blocks(part, ranges, layout["block"], offset=len(self.text), numbers=numbers)
             for part, ranges in enumerate(layout["parts"])
         ]
 

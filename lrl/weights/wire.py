@@ -6,32 +6,16 @@ of them first; then every offset fits, wherever a buffer begins. All others keep
 in which a sharded policy gathers each of them once.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from lrl.system.endpoint import Endpoint
-    from lrl.weights.staging import Served, Staged, StageOrder
-
-
-class Weights(Protocol):
-    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
-
-    def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields them as they are now: Hugging Face names, full tensors."""
-
-    def stage(self, order: StageOrder) -> Staged:
-        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
-
-    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
-        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
+WholeWeights = Callable[[], Iterator[tuple[str, Tensor]]]
+"""Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
 
 
 class TensorSpec(NamedTuple):
@@ -71,7 +55,7 @@ def transfer_dtype(
     return narrow if narrow.itemsize < dtype.itemsize else dtype
 
 
-def tensor_specs(weights: Weights, narrow: torch.dtype | None) -> list[TensorSpec]:
+def tensor_specs(weights: WholeWeights, narrow: torch.dtype | None) -> list[TensorSpec]:
     """Returns the specs of `cast_for_transfer`'s tensors, in the order of a wire; reads all weights
     once."""
     found = [
@@ -91,7 +75,9 @@ def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
     )
 
 
-def cast_for_transfer(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def cast_for_transfer(
+    weights: WholeWeights, narrow: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights as they are now, in the format in which they travel and the policy's
     order."""
     for name, tensor in weights():
@@ -106,7 +92,7 @@ class Wire:
         narrow: The generators' number format.
     """
 
-    def __init__(self, weights: Weights, narrow: torch.dtype) -> None:
+    def __init__(self, weights: WholeWeights, narrow: torch.dtype) -> None:
         self._weights = weights
         self._narrow = narrow
         self.tensors = tensor_specs(weights, narrow)

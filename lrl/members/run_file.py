@@ -26,7 +26,7 @@ import psutil
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
-from lrl.members.service import RegistryServer, RunClient
+from lrl.members.registry import RegistryServer, RunClient
 from lrl.system.auth import TOKEN_VARIABLE, bearer, given_secret
 from lrl.system.config_errors import fault
 from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only

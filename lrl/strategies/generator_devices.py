@@ -40,7 +40,7 @@ from lrl.weights import Machine, Transport, choose_transport
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.members.service import RegistryServer
+    from lrl.members.registry import RegistryServer
     from lrl.run import Run
 
 Placement = Literal["split", "shared"]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind, Registry
+from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, RunClient
 from lrl.members.run_file import write_run_file
-from lrl.members.service import RegistryServer, RunClient
 from lrl.system.endpoint import Endpoint
 
 TOKEN = "the-token-of-this-run"

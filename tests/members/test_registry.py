@@ -1,7 +1,4 @@
-"""What a joining process asks of a run over HTTP, and what the run answers.
-
-Covers lrl/members/service.py.
-"""
+"""What a joining process asks of a run over HTTP, and what the run answers."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import pytest
 
 from lrl.errors import ConfigError, NoAnswer, NotRunning
 from lrl.members import registry as registry_module
-from lrl.members.registry import LEASE_S, Kind, Member, Registry, Status
-from lrl.members.service import RegistryServer, RunClient
+from lrl.members.registry import LEASE_S, Kind, Member, Registry, RegistryServer, RunClient, Status
 from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import self_signed
 from tests.http_call import call

@@ -18,6 +18,7 @@ import pytest
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members import run_file
+from lrl.members.registry import RegistryServer
 from lrl.members.run_file import (
     RunFile,
     find_run,
@@ -25,7 +26,6 @@ from lrl.members.run_file import (
     token_of_run,
     write_run_file,
 )
-from lrl.members.service import RegistryServer
 from lrl.system import processes
 from lrl.system.processes import ProcessIdentity
 from tests.certificates import self_signed

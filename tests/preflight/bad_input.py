@@ -216,8 +216,8 @@ MEMBERS: Cases = {
         *("strategy.evaluation_generators is 1", "leave strategy.launcher out"),
     ),
     "scorers without srun": (
-        "--data.reward_launcher Slurm --data.reward_launcher.jobs 1",
-        *("data.reward_launcher is Slurm", "no srun on the path"),
+        "--data.worker_launcher Slurm --data.worker_launcher.jobs 1",
+        *("data.worker_launcher is Slurm", "no srun on the path"),
     ),
 }
 

@@ -3,7 +3,7 @@ them.
 
 The jobs are models, but for the last test.
 
-Covers lrl/members/run_members.py, lrl/members/launchers/base.py.
+Covers lrl/members/launchers.py.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import pytest
 import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
-from lrl.members import launched as launched_module
-from lrl.members.launched import LaunchedMembers
+from lrl.members import run_members
 from lrl.members.launchers import Command, Given, Launcher, Local, Ray, Slurm
-from lrl.members.registry import Kind, Status
-from lrl.members.run_members import ATTEMPTS, RunMembers
-from lrl.members.service import RegistryServer
+from lrl.members.registry import Kind, RegistryServer, Status
+from lrl.members.run_members import ATTEMPTS, LaunchedMembers, RunMembers
 from lrl.rewards import RewardPool
 from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
@@ -115,7 +113,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a job does not end by itself."""
-    monkeypatch.setattr(launched_module, "OWN_END_S", 0.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 0.0)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.0)
 
 
@@ -169,7 +167,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
-    one.prepare(2)
+    one.gpus = 2
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 
@@ -235,7 +233,7 @@ def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
 def test_a_job_that_ends_by_itself_is_not_forced(
     scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launched_module, "OWN_END_S", 600.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 600.0)
     scene.poll()
     ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
     for end in ends:
@@ -388,7 +386,7 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
 def test_a_run_that_does_not_train_has_no_responses_scored_elsewhere(tmp_path: Path) -> None:
     data = SimpleNamespace(
         reward_pool=RewardPool([lrl.rewards.GSM8K()]),
-        reward_launcher=ModelLauncher(1),
+        worker_launcher=ModelLauncher(1),
         environment=None,
         max_model_tokens=64,
     )
@@ -412,14 +410,14 @@ def test_a_run_starts_its_workers_has_them_score_and_ends_them(
 ) -> None:
     """The generator is a small program; the worker is a real one."""
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 60.0)
     strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
     data = SimpleNamespace(
         reward_pool=pool,
         end_workers=pool.close,
         max_model_tokens=64,
-        reward_launcher=launcher,
+        worker_launcher=launcher,
         environment=None,
         resumes_from=None,
         dispatch=None,

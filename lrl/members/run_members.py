@@ -58,7 +58,15 @@ class LaunchedMembers(JobSupervisor):
         # The token may be in no word of a command: every user of a machine can read those.
         environment = {**os.environ, RUN_TOKEN: token, RUN_CERTIFICATE: location.certificate}
         self.slots = [
-            _LaunchedSlot(launcher, kind, index, roster, words, environment, folder)
+            _LaunchedSlot(
+                launcher,
+                kind,
+                index,
+                roster=roster,
+                words=words,
+                environment=environment,
+                folder=folder,
+            )
             for index in range(launcher.jobs)
         ]
         super().__init__(self.slots)

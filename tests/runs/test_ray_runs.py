@@ -3,7 +3,8 @@ one command.
 
 One node is in another network namespace. A cluster takes a core half a minute to start, so all
 tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
-Ray chooses which is node 0."""
+Ray chooses which is node 0.
+"""
 
 from __future__ import annotations
 

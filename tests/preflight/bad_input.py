@@ -357,7 +357,7 @@ DATA: Cases = {
     ),
     "a reward that cannot be imported": (
         "--data.rewards rr:f",
-        *("'rr:f'", "no module 'rr'", "file.py:function"),
+        *("'rr:f'", "No module named 'rr'", "file.py:function"),
     ),
     "a misspelt reward": ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
     "a reward of TRL": (

@@ -12,6 +12,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -107,7 +108,12 @@ def main(models: Path, folder: Path, tensor: int) -> None:
             str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None
         )
         found = train(policy)
-        if them.rank == 0:
+        if them.rank:
+            with pytest.raises(
+                RuntimeError, match="has called PolicyModel.prompt_logprobs by itself"
+            ):
+                policy.prompt_logprobs(TEXT)
+        else:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
             found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
             found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")

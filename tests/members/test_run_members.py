@@ -187,47 +187,33 @@ def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
     )
 
 
-@pytest.mark.parametrize("status", [Status.LOST, Status.REFUSED])
-def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
-    scene: Scene, launcher: ModelLauncher, status: Status
+@pytest.mark.parametrize(
+    ("status", "by_itself", "job_alive", "replaced"),
+    [
+        (Status.LOST, False, True, True),
+        (Status.REFUSED, False, True, True),
+        (Status.SERVING, False, False, False),  # only its scheduler has lost sight of it
+        (Status.LEFT, False, False, False),  # somebody has asked it to leave
+        (Status.LEFT, True, True, True),  # its scheduler takes its place away
+        (Status.ENDED, False, False, False),
+    ],
+)
+def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
+    scene: Scene,
+    launcher: ModelLauncher,
+    status: Status,
+    by_itself: bool,
+    job_alive: bool,
+    replaced: bool,
 ) -> None:
     scene.poll()
+    scene.registry.ask_to_leave(scene.kind, 0, by_itself=by_itself)
     scene.set_status(0, status, "it is silent")
-    scene.poll(times=2)
-    assert [job.stops for job in launcher.made] == [1, 0, 0]
-
-
-def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.set_status(0, Status.SERVING)
-    launcher.made[0].alive = False
+    launcher.made[0].alive = job_alive
     scene.poll(times=3)
-    assert len(launcher.made) == 2 and launcher.made[0].stops == 0
-    scene.set_status(0, Status.LOST, "it is silent")
-    scene.poll(times=2)
-    assert len(launcher.made) == 3
-
-
-def test_a_member_that_was_asked_to_leave_is_not_replaced(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.set_status(0, Status.LEFT)
-    launcher.made[0].alive = False
-    scene.poll(times=5)
-    assert len(launcher.made) == 2
-
-
-def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
-    scene.set_status(0, Status.LEFT)
-    scene.poll(times=2)
-    assert len(launcher.made) == 3
+    assert len(launcher.made) == 2 + replaced
+    assert launcher.made[0].stops == (status is not Status.SERVING)
+    assert launcher.made[1].stops == 0
 
 
 def test_a_job_that_ends_by_itself_is_not_forced(
@@ -240,11 +226,6 @@ def test_a_job_that_ends_by_itself_is_not_forced(
         end.start()
     scene.launched.stop()
     assert not any(end.is_alive() for end in ends), "it has waited for them"
-
-
-def test_all_jobs_end_with_the_run(scene: Scene, launcher: ModelLauncher) -> None:
-    scene.poll()
-    scene.launched.stop()
     assert [job.stops for job in launcher.made] == [1, 1]
 
 

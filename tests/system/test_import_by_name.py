@@ -64,7 +64,7 @@ def test_a_file_of_the_current_folder_never_takes_the_place_of_an_installed_modu
     [
         ("by_name_scores:shrot", r"by_name_scores.py has no 'shrot'. Did you mean short?"),
         ("by_name_scores:wrong", r"by_name_scores.py has no 'wrong'\.$"),
-        ("by_name_scorse:short", "No module named 'by_name_scorse'. Write module:function"),
+        ("by_name_scorse:short", "No module named 'by_name_scorse'. Did you mean by_name_scores?"),
         ("by_name_scorse.py:short", "no file 'by_name_scorse.py'.*Did you mean by_name_scores.py?"),
         ("by_name_scores:LIMIT", "is a int, not a function"),
         ("short", "Empty module name"),

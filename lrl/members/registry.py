@@ -51,8 +51,7 @@ class Kind(StrEnum):
 
     @property
     def has_weights(self) -> bool:
-        """Whether it has the policy's weights. Others run the user's code, rewards or the environment
-        (`lrl.workers`)."""
+        """Whether it has the policy's weights; others run the user's code (`lrl.workers`)."""
         return self is Kind.GENERATOR
 
 

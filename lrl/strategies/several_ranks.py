@@ -33,9 +33,13 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.checkpoints.run_folder import run_folder
-from lrl.distributed.keepalive import close_silent_connections
 from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
-from lrl.distributed.rendezvous import Rendezvous, check_seen, check_writes
+from lrl.distributed.rendezvous import (
+    Rendezvous,
+    check_seen,
+    check_writes,
+    close_silent_connections,
+)
 from lrl.errors import ConfigError
 from lrl.members.launchers import Local
 from lrl.members.registry import Kind, RunClient

@@ -8,38 +8,21 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 
-import lrl
-from lrl.callbacks import WeightSync
 from lrl.strategies import several_ranks
 from tests.leftovers import wait_for
-from tests.strategies import gradient_of_ranks
+from tests.strategies import gradient_of_ranks, sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_policy import gradient, opened, pack
 
 
-def fit_alone(policy: str, folder: Path) -> None:
+def fit_alone(policy: str, folder: str) -> None:
     """Begins a run of two ranks."""
     several_ranks.MEETING = timedelta(seconds=2)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=3,
-        strategy=lrl.AsyncDDP(),
-        callbacks=[WeightSync()],
-        max_steps=1,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-    )
-    rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-    trainer.fit(
-        lrl.PolicyModule(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
-    )
+    sharded_fit.main(policy, folder, ranks=2, steps=1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -76,7 +59,7 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), tmp_path)
+    rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), str(tmp_path))
     rank.process.join(DEADLINE_S)
     said = rank.printed()
     assert rank.process.exitcode == 1, said

@@ -1,7 +1,7 @@
 """A run on two machines (network namespaces) that share no folder: how it meets, trains, and ends
 when one is gone.
 
-Covers lrl/training/model_files.py, lrl/distributed/keepalive.py.
+Covers lrl/training/model_files.py.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class LaunchedMembers(JobSupervisor):
                 environment=environment,
                 folder=folder,
             )
-            for index in range(launcher.jobs)
+            for index in range(launcher.jobs if launcher.starts else 0)
         ]
         super().__init__(self.slots)
 
@@ -271,8 +271,7 @@ class RunMembers:
                 remove_run_file(self.folder)
 
     def _launch(self, kind: Kind, server: RegistryServer) -> None:
-        launcher = self.launchers.get(kind)
-        if launcher is None or not launcher.starts:
+        if (launcher := self.launchers.get(kind)) is None:
             return
         self.launched[kind] = LaunchedMembers(
             launcher,
@@ -285,8 +284,8 @@ class RunMembers:
         self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
-        launcher, launched = self.launchers[kind], self.launched.get(kind)
-        words = self.registry.refusal(kind) or (launched.last_words if launched else "")
+        launcher = self.launchers[kind]
+        words = self.registry.refusal(kind) or self.launched[kind].last_words
         cause = f" The last one ended with:\n{words}" if words else ""
         name = f"{launcher.setting} {type(launcher).__name__}"
         return ServerError(f"{name}: no {kind} has joined {when}.{cause}")

@@ -93,14 +93,15 @@ class GeneratorDevices(GracefulShutdown):
         server: ServerSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        if generator_devices < 0:
-            fault(
-                f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more."
-            )
-        at_least(0, "strategy", evaluation_generators=evaluation_generators)
+        at_least(
+            0,
+            "strategy",
+            generator_devices=generator_devices,
+            evaluation_generators=evaluation_generators,
+        )
         one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
-            check_launcher(launcher, generator_devices, evaluation_generators, placement)
+            check_launcher(launcher, generator_devices, evaluation_generators)
         self.num_generator_devices = generator_devices
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
@@ -108,11 +109,6 @@ class GeneratorDevices(GracefulShutdown):
         self.heartbeat_s = heartbeat_s
         self.generator_timeout_s = generator_timeout_s
         self.weight_transfer = weight_transfer
-        if not 0 <= join_port < 2**16:
-            fault(
-                f"strategy.join_port is {join_port}: give a port between 1 and 65535, or 0 for a "
-                "free one."
-            )
         self.join_port = join_port
         self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
@@ -287,9 +283,7 @@ class GeneratorDevices(GracefulShutdown):
             super().teardown()
 
 
-def check_launcher(
-    launcher: Launcher, generator_devices: int, evaluation_generators: int, placement: str
-) -> None:
+def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int) -> None:
     """Notes settings that cannot work with a launcher."""
     if generator_devices:
         fault(
@@ -302,9 +296,4 @@ def check_launcher(
         fault(
             f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "
             "all write rollouts. Set it to 0, or leave strategy.launcher out."
-        )
-    if placement == "shared":
-        fault(
-            "strategy.placement is shared, and strategy.launcher starts generators elsewhere: "
-            "leave one out."
         )

@@ -288,7 +288,7 @@ def test_given_members_are_waited_for_and_nothing_is_started(
     members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
     members.server = server
     members._launch(kind, server)
-    assert members.launched == {}
+    assert members.launched[kind].watches == []
     server.registry.claim(kind)
     server.registry.register(kind, 0, Location(), "far")
     server.registry.withdraw(kind, 0, "there is no module named 'mine'")

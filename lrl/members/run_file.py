@@ -20,7 +20,6 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -126,17 +125,7 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
 
 
 def _location_of(url: str, certificate: str | None) -> Location:
-    address = urlsplit(url)
-    if (
-        address.scheme not in ("http", "https")
-        or not address.hostname
-        or address.port is None
-        or address.path
-    ):
-        raise NotRunning(
-            f"{url} is not the address of a run: give https://ADDRESS:PORT, as the run printed it."
-        )
-    if address.scheme == "http":
+    if url.startswith("http://"):
         return Location(url)
     text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE, "")
     return Location(url, "certificate", text) if text else Location(url, "system")

@@ -24,7 +24,9 @@ TOKEN_VARIABLE = "LRL_GENERATOR_TOKEN"
 OPEN_PATH = "/health"
 SHORTEST_SECRET = 16
 """Characters."""
-REJECTION = b'{"error": "This generator belongs to a run of lrl and answers only with the token of that run."}'
+REJECTION = (
+    b'{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
+)
 
 
 class TokenMiddleware:

@@ -168,15 +168,6 @@ def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_g
         token_of_run()
 
 
-@pytest.mark.parametrize(
-    "url", ["ftp://10.0.0.7:5", "https://10.0.0.7", "https://:5", "http://10.0.0.7:5/run"]
-)
-def test_what_is_no_address_of_a_run_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    with pytest.raises(NotRunning, match="give https://ADDRESS:PORT"):
-        find_run(url)
-
-
 def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,13 +207,7 @@ class RunMembers:
             ServerError: None of a launcher's has joined within `server.start_timeout_s`.
         """
         assert self.server is not None, "opened before"
-        admission = GeneratorAdmission(
-            self.fleet,
-            self.registry,
-            token=self.server.token,
-            settings=self.settings,
-            folder=self.folder,
-        )
+        admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR, self.server)
         if of_nodes:

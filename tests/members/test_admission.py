@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,14 +36,14 @@ SOMEWHERE = Location("http://127.0.0.1:1")
 class LiveRun:
     """A fleet of two models of servers, open to others, and a trainer that syncs on request."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.servers = [ModelServer(0), ModelServer(1)]
         for server in self.servers:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
         self.registry = Registry(SPEC)
-        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
+        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings())
         self.fleet.run_in_background(poll_forever(admits.poll))
         sync(self.fleet, 0)
 
@@ -84,11 +83,11 @@ class LiveRun:
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(admission, "POLL_S", 0.01)
-    made = LiveRun(tmp_path)
+    made = LiveRun()
     yield made
     made.fleet.stop()
 
@@ -198,7 +197,7 @@ def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die
 ) -> None:
     async def scene() -> tuple[Fleet, list[State]]:
         fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
-        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings(), Path()), 4)
+        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings()), 4)
         fleet.generators.append(leaving)
         fleet.rollouts.generators = list(fleet.generators)
 
@@ -235,7 +234,7 @@ def test_leaving_loses_no_token_and_no_response(
     async def scene() -> Fleet:
         fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
         for number in (1, 2):
-            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings(), Path())
+            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings())
             fleet.generators.append(Generator(server, 4))
         fleet.rollouts.generators = list(fleet.generators)
         for generator in fleet.generators:

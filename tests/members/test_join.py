@@ -63,7 +63,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     try:
         made.start()
         with served(SPEC, tmp_path, own.token) as server:
-            admits = GeneratorAdmission(made, server.registry, own.token, own.settings, tmp_path)
+            admits = GeneratorAdmission(made, server.registry, own.token, own.settings)
             made.run_in_background(poll_forever(admits.poll))
             sync(made, 0)
             made.registry_server = server  # type: ignore[attr-defined]

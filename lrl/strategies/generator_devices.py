@@ -196,7 +196,14 @@ class GeneratorDevices(GracefulShutdown):
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the
         devices do not allow it."""
-        return self.choose_transport(), self._enough(self.placements())
+        transport, placements = self.choose_transport(), self.placements()
+        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
+            raise ConfigError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
+                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
+                "generator_devices and trainer.devices."
+            )
+        return transport, placements
 
     def choose_transport(self) -> type[Transport]:
         """Returns the transport on these devices; raises ConfigError if they, or the servers'
@@ -256,15 +263,6 @@ class GeneratorDevices(GracefulShutdown):
                 f"{len(indices)} generator devices."
             )
         return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-    def _enough(self, placements: list[list[int]]) -> list[list[int]]:
-        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
-            raise ConfigError(
-                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
-                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
-                "generator_devices and trainer.devices."
-            )
-        return placements
 
     def on_train_start(self) -> None:
         """Excludes all objects made so far from garbage collection; most belong to libraries and

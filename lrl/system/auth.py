@@ -25,7 +25,7 @@ OPEN_PATH = "/health"
 SHORTEST_SECRET = 16
 """Characters."""
 REJECTION = (
-    b'{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
+    '{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
 )
 
 
@@ -51,7 +51,7 @@ class TokenMiddleware:
         else:
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": REJECTION})
+            await send({"type": "http.response.body", "body": REJECTION.encode()})
 
     def _has_token(self, scope: Scope) -> bool:
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -87,7 +87,7 @@ class TokenServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = credentials_of(request)
         if request.path not in self._open_paths and not is_allowed(given, self.token):
-            raise web.HTTPUnauthorized(text=REJECTION.decode(), content_type="application/json")
+            raise web.HTTPUnauthorized(text=REJECTION, content_type="application/json")
         return await handler(request)
 
 

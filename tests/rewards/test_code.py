@@ -189,11 +189,6 @@ def test_workers_score_programs_and_limits_are_counted():
     assert counted(pool) == {"scored": 3, "zero": 2} and pool.counts["gave_up"] == 1
 
 
-def test_workers_that_would_be_killed_before_a_program_are_refused():
-    with pytest.raises(ConfigError, match=r"data\.reward_timeout_s is 10"):
-        RewardPool([code(timeout_s=6.0)], timeout_s=10.0)
-
-
 def test_it_can_be_called_where_an_event_loop_runs():
     async def call():
         return code()("", DOUBLE, tests=ASSERTS)

@@ -1,7 +1,7 @@
 """A judge: what it asks, how it reads the answer, and that a failure is never a 0. The endpoint is a
 real server.
 
-Covers lrl/rewards/judge/judge.py, cache.py, score.py, lrl/rewards/model_endpoint.py.
+Covers lrl/rewards/judge/judge.py, cache.py, lrl/rewards/model_endpoint.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import pytest
 
 from lrl.errors import ConfigError, JudgeError
 from lrl.rewards import Judge, RewardFailuresError, RewardPool
-from lrl.types import Prompt
 from tests.rewards import odd_rewards
 from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
 from tests.rewards.judging import judged
@@ -437,19 +436,8 @@ def test_in_a_worker_a_group_is_judged_at_once_and_each_failure_has_its_name(ser
         pool.close()
 
 
-def test_a_judge_that_cannot_answer_is_refused_before_a_run(server):
-    server.replies["5"] = [fails(401, "wrong key")]
-    pool = RewardPool([judge_at(server.url, timeout_s=30, deadline_s=30)], 1, timeout_s=60.0)
-    prompt = Prompt(id=0, token_ids=[1], text="", columns={"answer": "5"})
-    with pytest.raises(ConfigError) as caught:
-        pool.start(prompt)
-    message = str(caught.value)
-    assert "judge_refused: judge: " in message and "wrong key" in message
-    assert "worth 0.0" not in message
-
-
 def test_a_pool_that_would_end_a_judge_before_its_deadline_is_refused():
-    with pytest.raises(ConfigError, match="data.reward_timeout_s is 120.*120 s.*'judge'"):
+    with pytest.raises(ConfigError, match="data.reward_timeout_s is 120.*'judge'.* 120 s"):
         RewardPool([judge_at(URL)], timeout_s=120.0)
     RewardPool([judge_at(URL)], timeout_s=121.0)
 

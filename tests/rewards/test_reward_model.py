@@ -89,16 +89,6 @@ def test_of_an_episode_with_branches_it_gets_the_tokens_of_the_last_one():
         pool.close()
 
 
-def test_without_a_reward_that_reads_tokens_none_are_sent_to_a_worker():
-    pool = RewardPool([odd_rewards.told], 1, max_failures=1.0)
-    pool.start()
-    try:
-        (rollout,) = scored(pool, "four")
-        assert "prompt_token_ids" in rollout.reward_failure
-    finally:
-        pool.close()
-
-
 @pytest.mark.parametrize("response_token_ids", [[7, 2], []])
 def test_tokens_are_sent_as_they_are(monkeypatch, response_token_ids):
     sent = []

@@ -1,20 +1,15 @@
 """What a worker takes for a number, and rank 0 for an outcome."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # reward workers import `odd_rewards` by this name
-
-import odd_rewards  # noqa: E402
-from scenes import scored  # noqa: E402
-
-from lrl.errors import BadAnswer, CountedError  # noqa: E402
-from lrl.rewards import RewardPool  # noqa: E402
-from lrl.rewards.scoring import Scored, parts_of, read_outcomes  # noqa: E402
+from lrl.errors import BadAnswer, CountedError
+from lrl.rewards import RewardPool
+from lrl.rewards.scoring import Scored, parts_of, read_outcomes
+from tests.rewards import odd_rewards
+from tests.rewards.scenes import scored
 
 
 @pytest.mark.parametrize(

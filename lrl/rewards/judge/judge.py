@@ -157,13 +157,13 @@ class Judge(Reward):
         values = {**columns, "prompt": prompt, "response": response}
         body = {**self._fields, "messages": self._messages(values)}
         request = {"url": self._endpoint.url, "body": body}
-        kept = None if self._cache is None else self._cache.read(request)
-        if kept is not None:
+        if self._cache is None:
+            return self._reader.score(await self._endpoint.ask(body, _answer_in))
+        if (kept := self._cache.read(request)) is not None:
             return self._reader.score(kept)
         answer = await self._endpoint.ask(body, _answer_in, self._count)
         score = self._reader.score(answer)
-        if self._cache is not None:
-            self._cache.write(request, answer)
+        self._cache.write(request, answer)
         return score
 
     def _messages(self, values: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -175,12 +175,12 @@ class Judge(Reward):
         messages[-1]["content"] += f"\n\n{self._reader.asked}"
         return messages
 
-    async def _count(self, number: int) -> None:
-        if self._cache is not None:
-            try:
-                await self._cache.count()
-            except JudgeError as error:
-                raise NotSent(error) from error
+    async def _count(self) -> None:
+        assert self._cache is not None, "without a cache nothing is counted"
+        try:
+            await self._cache.count()
+        except JudgeError as error:
+            raise NotSent(error) from error
 
 
 def _answer_in(found: Any) -> Answer:

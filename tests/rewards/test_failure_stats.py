@@ -15,7 +15,7 @@ from lrl.rewards import Function, RewardFailuresError, RewardPool
 from lrl.rewards.failure_stats import KINDS, MIN_RESPONSES, WINDOW, FailureStats
 from lrl.types import Prompt
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh
+from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
 """Timeout of rewards that never end; the others have a minute, as a busy machine may need seconds
@@ -44,10 +44,8 @@ DEADLY = {"segfault": "crash", "exit": "crash", "exit 0": "crash", "hog": "memor
 
 @pytest.fixture(scope="module")
 def shared_pool():
-    pool = RewardPool([odd_rewards.obey], timeout_s=60.0, memory_gib=MEMORY_GIB)
-    pool.start()
-    yield pool
-    pool.close()
+    with started([odd_rewards.obey], timeout_s=60.0, memory_gib=MEMORY_GIB) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -149,10 +147,8 @@ def assert_exact(pool, folder, data, kinds):
 
 
 def test_memory_that_one_response_filled_does_not_fail_the_next_ones():
-    pool = RewardPool([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB)
-    pool.start()
-    before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
-    pool.close()
+    with started([odd_rewards.obey], workers=1, timeout_s=20, memory_gib=MEMORY_GIB) as pool:
+        before, _, after = (scored(pool, order)[0] for order in ("pid", "hog", "pid"))
     assert before.reward != after.reward
     assert pool.counts["replaced"] == 2
 
@@ -171,12 +167,10 @@ def test_without_a_limit_a_response_may_take_more_memory(pool):
 
 
 def test_async_rewards_fail_one_by_one_too():
-    pool = RewardPool(
+    with started(
         [odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S, memory_gib=MEMORY_GIB
-    )
-    pool.start()
-    rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
-    pool.close()
+    ) as pool:
+        rollouts = scored(pool, "give 1", "segfault", "cancel", "wait 0.01", "wait 60", "hog")
     assert [(rollout.reward_failure or "").partition(":")[0] for rollout in rollouts] == [
         "", "crash", "exception", "", "timeout", "memory",
     ]  # fmt: skip
@@ -184,10 +178,8 @@ def test_async_rewards_fail_one_by_one_too():
 
 @pytest.mark.parametrize("weight", [1e-3, -1.0, 1e200])
 def test_a_sum_that_no_gradient_holds_is_no_reward(weight):
-    pool = RewardPool([Function(odd_rewards.obey, weight=weight)], workers=1)
-    pool.start()
-    *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
-    pool.close()
+    with started([Function(odd_rewards.obey, weight=weight)], workers=1) as pool:
+        *rollouts, fine = scored(pool, "give 1e300", "give 3e38", "give 1e19", "give 0")
     for rollout in rollouts:
         assert rollout.reward is None and rollout.reward_failure.startswith("nan: ")
     assert fine.reward == 0.0

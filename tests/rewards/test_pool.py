@@ -12,17 +12,15 @@ from lrl.advantages import rewards_by_action
 from lrl.rewards import ExactMatch, Function, RewardPool, TurnRewards
 from lrl.types import ENVIRONMENT, Prompt, Rollout
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh
+from tests.rewards.scenes import counted, rollouts_of, scored, start_afresh, started
 
 TIMEOUT_S = 3.0
 
 
 @pytest.fixture(scope="module")
 def shared_pool():
-    pool = RewardPool([odd_rewards.obey], timeout_s=TIMEOUT_S)
-    pool.start()
-    yield pool
-    pool.close()
+    with started([odd_rewards.obey], timeout_s=TIMEOUT_S) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -51,14 +49,10 @@ def test_a_turn_is_paid_what_its_reward_adds_to_the_whole(rewards, of_turns):
         turn_ends=[1, 3],
         turn_rewards=[1.0, 0.0],
     )
-    pool = RewardPool(rewards, workers=1, timeout_s=60)
-    pool.start()
-    try:
+    with started(rewards, workers=1, timeout_s=60) as pool:
         for _ in range(2):  # a resumed run scores a group again
             asyncio.run(pool.score(Prompt(id=0, token_ids=[1], text="?"), [episode]))
             assert rewards_by_action(episode, episode.turns) == of_turns
-    finally:
-        pool.close()
     assert episode.reward == sum(of_turns) and episode.turn_rewards == [1.0, 0.0]
 
 
@@ -97,50 +91,42 @@ def test_a_cancelled_score_leaves_the_pool_usable(pool):
 
 
 def test_parts_are_logged_before_their_weight_and_sum_after_it():
-    pool = RewardPool(
+    with started(
         [Function(odd_rewards.obey, weight=2.0), Function(odd_rewards.length, weight=0.1)],
         workers=1,
-    )
-    pool.start()
-    (stopped,) = scored(pool, "parts")
-    (cut,) = scored(pool, "parts", finish_reason="length")
-    pool.close()
+    ) as pool:
+        (stopped,) = scored(pool, "parts")
+        (cut,) = scored(pool, "parts", finish_reason="length")
     assert stopped.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": 2.0}
     assert stopped.reward == pytest.approx(2 * 0.75 + 0.1 * 2)
     assert cut.reward_parts == {"obey/form": 0.25, "obey/sense": 0.5, "length": -2.0}
 
 
 def test_the_reward_fails_as_a_whole_if_one_part_fails():
-    pool = RewardPool([odd_rewards.length, odd_rewards.obey], workers=1)
-    pool.start()
-    (rollout,) = scored(pool, "raise it")
-    pool.close()
+    with started([odd_rewards.length, odd_rewards.obey], workers=1) as pool:
+        (rollout,) = scored(pool, "raise it")
     assert rollout.reward is None and rollout.reward_parts == {}
 
 
 def test_columns_reach_the_reward_even_beside_a_column_named_like_an_argument():
-    pool = RewardPool([odd_rewards.level, ExactMatch("gold")], workers=1)
-    pool.start()
-    columns = {
-        "level": 3,
-        "gold": "yes ",
-        "prompt": "clash",
-        "response": "clash",
-        "num_tokens": "clash",
-    }
-    (rollout,) = scored(pool, "yes", columns=columns)
-    pool.close()
+    with started([odd_rewards.level, ExactMatch("gold")], workers=1) as pool:
+        columns = {
+            "level": 3,
+            "gold": "yes ",
+            "prompt": "clash",
+            "response": "clash",
+            "num_tokens": "clash",
+        }
+        (rollout,) = scored(pool, "yes", columns=columns)
     assert rollout.reward_parts == {"level": 3.0, "exact_match": 1.0}
 
 
 def test_what_a_reward_does_to_its_columns_no_other_call_sees():
     rewards = [odd_rewards.first_answer, odd_rewards.answers_left, odd_rewards.first_answer_later]
-    pool = RewardPool(rewards, workers=1)
-    pool.start()
-    columns = {"answers": ["5"]}
-    rollouts = scored(pool, "5", "5", "4", "5", columns=columns)
-    (again,) = scored(pool, "5", columns=columns)
-    pool.close()
+    with started(rewards, workers=1) as pool:
+        columns = {"answers": ["5"]}
+        rollouts = scored(pool, "5", "5", "4", "5", columns=columns)
+        (again,) = scored(pool, "5", columns=columns)
     right = {"first_answer": 1.0, "answers_left": 2.0, "first_answer_later": 1.0}
     wrong = {"first_answer": 0.0, "answers_left": 2.0, "first_answer_later": 0.0}
     assert [rollout.reward_parts for rollout in [*rollouts, again]] == [
@@ -154,20 +140,16 @@ def test_what_a_reward_does_to_its_columns_no_other_call_sees():
 
 
 def test_a_plain_reward_may_run_an_event_loop_of_its_own_beside_async_ones():
-    pool = RewardPool([odd_rewards.run_a_loop, odd_rewards.one_later], workers=1)
-    pool.start()
-    ways = scored(pool, "asyncio.run", "none", "Runner", "new loop", "asyncio.run")
-    pool.close()
+    with started([odd_rewards.run_a_loop, odd_rewards.one_later], workers=1) as pool:
+        ways = scored(pool, "asyncio.run", "none", "Runner", "new loop", "asyncio.run")
     assert [rollout.reward_parts["run_a_loop"] for rollout in ways] == [1.0, 0.0, 1.0, 1.0, 1.0]
     assert [rollout.reward_parts["one_later"] for rollout in ways] == [1.0] * 5
 
 
 def test_async_rewards_of_a_group_overlap_and_a_late_one_costs_only_itself():
-    pool = RewardPool([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S)
-    pool.start()
-    together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
-    one_late = scored(pool, "give 1", "wait 60", "give 1")
-    pool.close()
+    with started([odd_rewards.obey_later], workers=1, timeout_s=TIMEOUT_S) as pool:
+        together = scored(pool, *[f"wait {0.8 * TIMEOUT_S}"] * 8)
+        one_late = scored(pool, "give 1", "wait 60", "give 1")
     # One after another the eight would have taken 6 deadlines; only those that overlap are done
     # within the first job.
     assert [rollout.reward for rollout in together] == [1.0] * 8

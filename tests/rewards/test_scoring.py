@@ -6,10 +6,9 @@ import numpy
 import pytest
 
 from lrl.errors import BadAnswer, CountedError
-from lrl.rewards import RewardPool
 from lrl.rewards.scoring import Scored, parts_of, read_outcomes
 from tests.rewards import odd_rewards
-from tests.rewards.scenes import scored
+from tests.rewards.scenes import scored, started
 
 
 @pytest.mark.parametrize(
@@ -44,10 +43,8 @@ def test_any_other_array_is_not_a_number(value):
 
 
 def test_a_worker_imports_no_torch():
-    pool = RewardPool([odd_rewards.torch_is_loaded], workers=1)
-    pool.start()
-    (rollout,) = scored(pool, "")
-    pool.close()
+    with started([odd_rewards.torch_is_loaded], workers=1) as pool:
+        (rollout,) = scored(pool, "")
     assert rollout.reward == 0.0
 
 

@@ -224,16 +224,9 @@ def _number(part: str, value: Any) -> float:
         value = value.item()
     shown = f"{part} is {shortened(value)} ({type(value).__name__})"
     if not isinstance(value, Real):  # True and False are, as 1 and 0
-        if hasattr(value, "__len__") and not isinstance(value, str | bytes):
-            raise CountedError(
-                "wrong_shape", f"{shown}; a reward is one number, or a dict of numbers by name"
-            )
-        remedy = (
-            "does every branch of it return?"
-            if value is None
-            else "write float(...) if that is what you mean"
-        )
-        raise CountedError("wrong_type", f"{shown}; a reward is a float: {remedy}")
+        is_several = hasattr(value, "__len__") and not isinstance(value, str | bytes)
+        kind = "wrong_shape" if is_several else "wrong_type"
+        raise CountedError(kind, f"{shown}; a reward is one number, or a dict of numbers by name")
     try:
         number = float(value)
     except OverflowError:

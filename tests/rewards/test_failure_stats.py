@@ -197,7 +197,7 @@ def test_the_first_failure_of_each_kind_is_in_the_log_with_its_response(pool, ca
         "A response got no reward. Prompt 0, response 'raise one': exception: obey: LookupError: "
         f"one ({line_of_raise()})",
         "A response got no reward. Prompt 0, response 'text': wrong_type: obey: obey is '1.0' "
-        "(str); a reward is a float: write float(...) if that is what you mean",
+        "(str); a reward is one number, or a dict of numbers by name",
     ]
 
 

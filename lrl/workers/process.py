@@ -169,7 +169,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def _take(self, message: dict[str, Any]) -> None:
         match message:
-            case {"ready": True}:
+            case {"ready": True} if not self.ready.done():
                 self.ready.set_result(None)
             case {"refused": str(why)}:
                 self._refuse(why)

@@ -23,8 +23,7 @@ import pytest
 from lrl.errors import ConfigError, JudgeError
 from lrl.rewards import Judge, RewardFailuresError, RewardPool
 from tests.rewards import odd_rewards
-from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, says, served
-from tests.rewards.judging import judged
+from tests.rewards.judge_server import CLOSE, HANG, TEMPLATE, fails, judged, says, served
 from tests.rewards.scenes import counted, scored, started
 
 URL = "http://127.0.0.1:9"

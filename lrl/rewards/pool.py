@@ -96,7 +96,6 @@ class RewardPool:
         self.scored_by: Counter[str] = Counter()
         """Responses with a reward, by the machine that scored them."""
         self._failure_stats = FailureStats(max_failures)
-        self._replaced_by_trial = 0
         self._parts: set[str] | None = None  # of the first response
         self._tells_tokens = any(reward.reads_tokens for reward in self.rewards)
         self._turn_weight = sum(
@@ -109,8 +108,8 @@ class RewardPool:
         `GaveUp`), `retried`; responses without a reward by kind
         (`lrl.rewards.failure_stats.KINDS`); workers `replaced` on all machines; and responses
         `moved` from a machine that was lost."""
-        replaced = self.workers.replaced - self._replaced_by_trial
-        return {**self._failure_stats.counts, "replaced": replaced, "moved": self.moved}
+        own = self._failure_stats.counts
+        return {**own, "replaced": self.workers.replaced, "moved": self.moved}
 
     def like(self, rewards: Sequence[OneReward], workers: int) -> RewardPool:
         """Returns another pool with the same limits, for other rewards, for this machine alone."""
@@ -150,7 +149,6 @@ class RewardPool:
                 self.close()
                 raise
             log.warning("%s The run continues, as data.max_reward_failures is 1.", error)
-            self._replaced_by_trial = self.workers.replaced
         else:
             self.workers.trial = trial  # other machines must score what this one has
 

@@ -89,14 +89,15 @@ class ModelEndpoint:
         self,
         body: dict[str, Any],
         read: Callable[[Any], T],
-        before_request: Callable[[], Awaitable[None]] | None = None,
+        before_request: Callable[[int], Awaitable[None]] | None = None,
     ) -> T:
         """Returns the answer to a request.
 
         Args:
             body: The request's JSON.
             read: Returns the answer in the JSON of a response; any error of reading is a refusal.
-            before_request: Called before each request; ends it by `NotSent` of an error.
+            before_request: Called before each request with its number, from 1; ends it by `NotSent` of
+                an error.
 
         Raises:
             LrlError: An `error` of kind `<kind>_refused`, or of kind `<kind>_failed` after all
@@ -114,7 +115,7 @@ class ModelEndpoint:
         return self.error(f"{self.kind}_refused", f"{self.url}: {message}")
 
     async def _posted(
-        self, body: dict[str, Any], before_request: Callable[[], Awaitable[None]] | None
+        self, body: dict[str, Any], before_request: Callable[[int], Awaitable[None]] | None
     ) -> str:
         import openai  # here: it takes seconds and 59 MB
 
@@ -124,7 +125,7 @@ class ModelEndpoint:
             nonlocal requests
             requests += 1
             if before_request is not None:
-                await before_request()
+                await before_request(requests)
 
         key = self._key()
         # The client takes what is not given from OPENAI_... variables, which are not for this server.
@@ -202,7 +203,6 @@ class ModelEndpoint:
             )
 
     def _address(self) -> str:
-        """Returns the address of the route."""
         address = urlsplit(self.url)
         if "@" in address.netloc:
             raise ConfigError(

@@ -298,7 +298,6 @@ def _last_branch(rollout: Rollout) -> list[int]:
 
 
 def _remedy(failure: str) -> str:
-    """Returns what to do about a failure of the trial."""
     kind = failure.partition(":")[0]
     if kind.startswith(("judge_", "reward_model_")):
         return KINDS[kind]

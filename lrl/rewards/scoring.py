@@ -69,13 +69,15 @@ class Scoring(UserCode):
             connection.sendall(line({"job": job, **answer}))
 
 
+@dataclass
 class GroupScorer:
     """Scores the responses to one prompt at a time."""
 
-    def __init__(self, rewards: list[Reward], timeout_s: float, running: RunningCode) -> None:
-        self._rewards = rewards
-        self._timeout_s = timeout_s
-        self._running = running
+    rewards: list[Reward]
+    timeout_s: float
+    running: RunningCode
+
+    def __post_init__(self) -> None:
         # One event loop for the worker's life: a user's HTTP session belongs to its loop. With a
         # factory it is not also the thread's current loop, which a plain reward may use as its own.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -86,14 +88,14 @@ class GroupScorer:
         After `timeout_s` no response is begun but the first. Then the `async` rewards of all
         responses are awaited together, for as long.
         """
-        self._running.begin(job)
+        self.running.begin(job)
         try:
             prompt, responses = pickle.loads(packed)
             return self._score_all(prompt, responses)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)
         finally:
-            self._running.job = 0  # if the worker dies later, another job is at fault
+            self.running.job = 0  # if the worker dies later, another job is at fault
 
     def _score_all(self, prompt: str, responses: list[Response]) -> list[Outcome]:
         # No event loop runs while a plain reward is called: it may run one of its own
@@ -102,21 +104,21 @@ class GroupScorer:
         outcomes: list[Outcome] = [None] * len(responses)
         awaited: dict[int, list[Any]] = {}
         for item, (text, columns) in enumerate(responses):
-            if item > 0 and clock.is_beyond(self._timeout_s):
+            if item > 0 and clock.is_beyond(self.timeout_s):
                 break
-            self._running.stretch += 1
+            self.running.stretch += 1
             values = self._call(item, (prompt, text), columns)
             if isinstance(values, list) and any(map(inspect.isawaitable, values)):
                 awaited[item] = values
             else:
                 outcomes[item] = values if isinstance(values, str) else _sum(values)
         if awaited:
-            self._running.stretch += 1
+            self.running.stretch += 1
             alone = len(responses) == 1
-            left_s = max(0.0, self._timeout_s - clock.seconds) if alone else self._timeout_s
+            left_s = max(0.0, self.timeout_s - clock.seconds) if alone else self.timeout_s
             found_later = self._runner.run(self._await_all(awaited, left_s))
             for item in awaited:
-                late = f"timeout: no reward after {self._timeout_s:g} s"
+                late = f"timeout: no reward after {self.timeout_s:g} s"
                 outcomes[item] = found_later.get(item, late)
         return outcomes
 
@@ -124,9 +126,9 @@ class GroupScorer:
         """Returns the results of the rewards for a response, awaitables included, or the failure of
         one."""
         values: list[Any] = []
-        for number, reward in enumerate(self._rewards):
-            self._running.item = item
-            self._running.part = number
+        for number, reward in enumerate(self.rewards):
+            self.running.item = item
+            self.running.part = number
             try:
                 # Its own copy: a reward may change it, and the next one and the other responses must
                 # not see that.
@@ -137,7 +139,7 @@ class GroupScorer:
                     value.close()
                 return _failure(reward, error)
             finally:
-                self._running.item = NOBODY
+                self.running.item = NOBODY
         return values
 
     async def _await_all(self, awaited: dict[int, list[Any]], limit_s: float) -> dict[int, Outcome]:
@@ -156,13 +158,13 @@ class GroupScorer:
 
     async def _await_one(self, item: int, values: list[Any]) -> Outcome:
         found: list[Scored] = []
-        for number, (reward, value) in enumerate(zip(self._rewards, values, strict=True)):
+        for number, (reward, value) in enumerate(zip(self.rewards, values, strict=True)):
             try:
                 found.append(_scored(reward, await value) if inspect.isawaitable(value) else value)
             except BaseException as error:
                 if isinstance(error, MemoryError):
-                    self._running.item = item
-                    self._running.part = number
+                    self.running.item = item
+                    self.running.part = number
                 return _failure(reward, error)
         return _sum(found)
 

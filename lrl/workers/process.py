@@ -215,7 +215,6 @@ class WorkerProcess(asyncio.Protocol):
                 self._end_at_fault("timeout", f"no {what} {timeout_s:g} s")
 
     async def _start(self) -> None:
-        """Waits until it is ready, or is lost."""
         limit_s = self._spec.start_timeout_s
         await asyncio.wait({self.ready}, timeout=limit_s)
         if not self.ready.done():

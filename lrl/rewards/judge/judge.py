@@ -175,7 +175,7 @@ class Judge(Reward):
         messages[-1]["content"] += f"\n\n{self._reader.asked}"
         return messages
 
-    async def _count(self) -> None:
+    async def _count(self, number: int) -> None:
         assert self._cache is not None, "without a cache nothing is counted"
         try:
             await self._cache.count()

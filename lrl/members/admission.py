@@ -190,7 +190,7 @@ class WorkerAdmission:
         count = max(1, member.workers)
         status = Status.REFUSED
         try:
-            workers = RemoteWorkers(number, member.node, count, location, self.token)
+            workers = RemoteWorkers(number, member.node, count, location=location, token=self.token)
             await self.members.check(workers)
         except ConfigError as error:
             why = str(error)

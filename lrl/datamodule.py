@@ -375,9 +375,8 @@ class RolloutDataModule(L.LightningDataModule):
             if parser := self._tool_calls(pool):
                 trial = self.environment.try_parser(parser, self.policy_text)
                 run.fleet.call(trial, "parsing a call of a tool")
-        if (teacher := policy.asked_teacher) is not None:
-            teacher_s = teacher.endpoint.deadline_s
-        lengths = self.length_predictor
+        if policy.asked_teacher is not None:
+            teacher_s = policy.asked_teacher.endpoint.deadline_s
         controller = Controller(
             self.prompts,
             self.episodes(pool) or pool,
@@ -387,11 +386,11 @@ class RolloutDataModule(L.LightningDataModule):
             decode=self.decode,
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
-            teaches_nothing=self.advantages.teaches_nothing,
-            look_ahead=None if lengths is None else lengths.look_ahead,
+            advantages=self.advantages,
+            lengths=self.length_predictor,
             environment=self._environment_settings,
             judges_last_turn=self.judges_last_turn,
-            ask_teacher=None if teacher is None else teacher.ask,
+            teacher=policy.asked_teacher,
         )
         if self._restored is not None:
             self.check_prompts(self._restored)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import GroupMean
 from lrl.planning.clock import Deadlock, run
 from lrl.rollouts.controller import GROUPS_ASKED_AT_ONCE, Controller
 from lrl.rollouts.ledger import Ledger
@@ -122,7 +121,6 @@ def make_controller(
         lambda tokens, before: str(tokens),
         deadline_s=60.0,
         max_skipped=max_skipped,
-        teaches_nothing=GroupMean().teaches_nothing,
     )
 
 
@@ -257,7 +255,7 @@ def test_a_teacher_has_said_its_log_probs_of_each_group_before_a_step_gets_it() 
     fleet = ModelFleet(lambda index: 1.0)
     controller = make_controller(pacing, fleet, random.Random(0))
     teacher = SlowTeacher()
-    controller.ask_teacher = teacher.ask
+    controller.teacher = teacher  # type: ignore[assignment]
     trained = run(train(controller, fleet, 1, lambda: 1.0))
     assert [group.reference_version for _, _, group in trained] == [0] * 99
     assert teacher.most == GROUPS_ASKED_AT_ONCE, "many at once, and not all"

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrl.advantages import GroupMean
 from lrl.planning.clock import run
 from lrl.rollouts.controller import Controller
 from lrl.rollouts.ledger import Ledger
@@ -229,7 +228,6 @@ def test_with_every_rule_each_group_is_trained_once_and_no_token_is_too_old(
         lambda tokens, before: str(tokens),
         9.0,
         max_skipped,
-        GroupMean().teaches_nothing,
     )
     trained = run(a_run(controller, pool, 1 + seed % (max_lag + 1), pacing))
     indices = [*controller.ledger.skipped, *(group.index for _, group in trained)]

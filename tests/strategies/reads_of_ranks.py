@@ -17,8 +17,8 @@ import torch.distributed as dist
 import lrl
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
+from tests.policies import make_group, opened
 from tests.strategies.forked_ranks import meet
-from tests.test_policy import make_group, opened
 
 BUDGET = 1
 """Tokens of a pass: each response has its own, so a group of four has some for every rank."""

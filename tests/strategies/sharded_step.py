@@ -27,9 +27,9 @@ from lrl.rollouts.stream import GroupSource, RankStream, StepStream
 from lrl.system.stopwatch import Stopwatch
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
+from tests.policies import make_group
 from tests.strategies.forked_ranks import meet
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.test_policy import make_group
 
 TEXT = [1, 2, 3, 4, 5]
 MIXTURE = "qwen3_moe"

@@ -18,10 +18,10 @@ import lrl
 from lrl.callbacks import WeightSync
 from lrl.strategies import several_ranks
 from tests.leftovers import wait_for
+from tests.policies import gradient, opened, pack
 from tests.strategies import gradient_of_ranks, reads_of_ranks
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
-from tests.test_policy import gradient, opened, pack
 
 
 def fit_alone(policy: str, folder: Path) -> None:

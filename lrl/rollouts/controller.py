@@ -182,7 +182,8 @@ class Controller:
 
     async def _write(self, group: Group) -> None:
         """Writes a group's responses to their ends."""
-        before, clock = group.num_tokens, asyncio.get_running_loop().time
+        before = group.num_tokens
+        clock = asyncio.get_running_loop().time
         # A checkpoint may hold finished responses that were not scored yet.
         if not all(rollout.finished for rollout in group.rollouts):
             group.asked_s = clock()
@@ -226,13 +227,8 @@ class Controller:
     def load_state_dict(self, state: dict[str, Any], other_rewards: str = "") -> None:
         """Restores `state`; call it before the first version.
 
-        Groups of other settings are generated anew; of other rewards, or to changed rows, they are
-        scored again.
-
-        Args:
-            state: The result of `state_dict`.
-            other_rewards: What has changed in the rewards since then, for the log; empty if nothing
-                has.
+        Groups of other settings are generated anew; of `other_rewards` (what has changed in them),
+        or to changed rows, they are scored again.
 
         Raises:
             ValueError: `state` belongs to a run with other steps or other prompts.
@@ -274,15 +270,8 @@ async def score(
     *,
     judges_last_turn: bool = False,
 ) -> None:
-    """Decodes and scores responses; one whose episode has failed gets no reward.
-
-    Args:
-        prompt: Their prompt.
-        rollouts: The responses, whole.
-        decode: Turns token ids into text.
-        rewards: Scores them.
-        judges_last_turn: Whether it gets the text of each one's last turn alone.
-    """
+    """Decodes and scores whole responses; one whose episode has failed gets no reward. With
+    `judges_last_turn` rewards get the text of each one's last turn alone."""
     for rollout in rollouts:
         rollout.text = decode(rollout.token_ids, prompt.token_ids)
         if judges_last_turn and rollout.turns:

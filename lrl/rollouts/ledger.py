@@ -68,13 +68,8 @@ class Ledger:
         self._open: Counter[int] = Counter()  # version at admission -> groups running or finished
 
     def admit(self, generator_version: int, prompts: PromptRow, responses: int) -> list[Group]:
-        """Moves all groups that may start now to running, and returns them, oldest first.
-
-        Args:
-            generator_version: Version that the generators hold.
-            prompts: The run's row of prompts.
-            responses: Empty responses of each group.
-        """
+        """Moves all groups that may start while the generators hold this version to running, each
+        with so many empty responses, and returns them, oldest first."""
         admitted = []
         self.next_index = max(self.next_index, self._done_through)
         while self._started < self.pacing.may_have_started(generator_version) + len(self.skipped):
@@ -144,7 +139,6 @@ class Ledger:
         self.next_index = self._done_through
 
     def _put(self, group: Group) -> None:
-        """Adds a group to finished."""
         self.finished[group.index] = group
         self._ready.setdefault(group.admitted_by, {})[group.index] = group
 
@@ -201,14 +195,8 @@ class Ledger:
     ) -> int:
         """Restores the state: done groups are never admitted again, and open groups are open again.
 
-        Args:
-            state: The result of `state_dict`.
-            prompt_at: Returns the run's prompt at an index.
-            same_rewards: Whether the rewards in it are those of this run.
-
-        Returns:
-            Finished groups that are running again, whole, because they have to be scored again:
-            `same_rewards` is false, or the row has other columns.
+        Returns the number of finished groups that are running again, whole, because they have to be
+        scored again: `same_rewards` is false, or the row has other columns.
 
         Raises:
             ValueError: `state` belongs to a run with other steps, whose groups would be trained too

@@ -33,16 +33,11 @@ _LONGEST_CHARACTER = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder.
-
-    Args:
-        tokenizer: Its tokenizer.
-        ends: The tokens at which its responses end.
-        decode: Returns the text of a turn.
-    """
+    """A policy's tokenizer, stop tokens and decoder."""
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
+    """The tokens at which its responses end."""
     decode: Decode
 
 
@@ -66,12 +61,8 @@ class ResponseDecoder:
     prepend_opened_tag: bool = True
 
     def __call__(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """Returns the text of a response, or of a part of it.
-
-        Args:
-            token_ids: Its tokens.
-            before: The tokens that it follows; the last few are enough.
-        """
+        """Returns the text of a response, or of a part of it, that follows the tokens `before`; the
+        last few of these are enough."""
         kept = [token for token in token_ids if token not in self.ends]
         opened = self._opened(before[-_LONGEST_TAG:]) if self.prepend_opened_tag else ""
         return opened + decoded(self.tokenizer, kept, self.skip_special_tokens)
@@ -104,7 +95,6 @@ class TokenTexts:
         self._skipped = len(self._decode([]))
 
     def __call__(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns a text for each token."""
         found: list[str] = []
         parts: list[int] = []
         for token in token_ids:
@@ -145,12 +135,8 @@ def decoded(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    """Returns the tokens at which a policy's responses end: the tokenizer's end and the ends of
-    generation_config.json, or else of config.json.
-
-    Args:
-        tokenizer: The policy's tokenizer.
-        folder: Folder or hub name of the policy.
+    """Returns the tokens at which the responses of the policy in a folder, or of that hub name, end:
+    the tokenizer's end and the ends of generation_config.json, or else of config.json.
 
     Raises:
         ConfigError: transformers does not open generation_config.json, and neither would a

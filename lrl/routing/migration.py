@@ -54,12 +54,7 @@ class Migration:
         fixed: Mapping[Request, int],
     ) -> Iterator[tuple[Request, int, int]]:
         """Yields the requests that move, each with the positions of its old and its new generator.
-
-        Args:
-            generators: All generators that serve.
-            lengths: Source of expected lengths.
-            fixed: Requests that must not move.
-        """
+        Those in `fixed` must not move."""
         idle = [
             position for position, generator in enumerate(generators) if generator.in_flight == 0
         ]

@@ -148,8 +148,6 @@ def generators_for_the_long(
         rest: The same of the others.
         generators: N_l + N_r; at least 2, and each part gets one.
         capacity: Responses that a generator writes at once.
-        decode_latency: A generator's time for a token.
-        combine: How the latencies of the two parts are combined.
     """
 
     def latency(part: tuple[int, float], share: int) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from transformers import (
@@ -365,17 +364,6 @@ def test_the_version_grows_by_one_a_step_even_without_tokens(folder: str) -> Non
     assert running.callback_metrics["policy/lag_mean"] == 2
 
 
-def test_training_raises_the_probability_of_good_responses(folder: str) -> None:
-    policy = PolicyModule(folder, lr=1e-2)
-    fit(policy, [FakeStep(pack(GROUPS))] * 10)
-    before, after = opened(folder), policy
-    gain = sum(
-        ((after(batch) - before(batch)).detach() * batch.advantages).sum().item()
-        for batch in pack(GROUPS)
-    )
-    assert gain > 0
-
-
 def test_gradients_are_clipped_to_max_grad_norm(folder: str) -> None:
     policy = PolicyModule(folder, max_grad_norm=1e-3)
     norms: list[float] = []
@@ -540,22 +528,6 @@ def test_a_function_may_make_the_model_and_runs_once(
     policy = opened("maker_of_models:make")
     assert policy.policy_folder == folder and policy.tokenizer.vocab_size == 32
     assert importlib.import_module("maker_of_models").calls == [1]
-
-
-def test_the_objective_is_chosen_on_the_command_line(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["lrl"])
-    args = ["--model.model", folder, "--model.objective", "AIPO", "--model.objective.rho", "2"]
-    cli = LightningCLI(
-        PolicyModule, run=False, args=args, subclass_mode_model=False, save_config_callback=None
-    )
-    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
-    args = ["--model", "PolicyModule", *args]
-    cli = LightningCLI(
-        PolicyModule, run=False, args=args, subclass_mode_model=True, save_config_callback=None
-    )
-    assert isinstance(cli.model.objective, AIPO) and cli.model.objective.rho == 2
 
 
 # ---- the weights

@@ -22,6 +22,7 @@ from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Group, Prompt, Sampling
 
 log = logging.getLogger(__name__)
+NO_PROMPTS: dict[int, Prompt] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class Learners:
             }
             return
         for name, state in self._first_states.items():
-            self._load(name, state, {}.__getitem__)  # the buffer was empty
+            self._load(name, state, NO_PROMPTS.__getitem__)  # the buffer was empty
 
     def _load(self, name: str, state: dict[str, Any], prompt_at: Callable[[int], Prompt]) -> None:
         of_prompts = (prompt_at,) if name == "replay" else ()
@@ -116,7 +117,7 @@ class Learners:
                     "data.%s begins anew, without its state in the checkpoint: %s.", name, why
                 )
             else:
-                self._load(name, state, prompt_at or {}.__getitem__)
+                self._load(name, state, prompt_at or NO_PROMPTS.__getitem__)
 
     def _made_with(self, name: str, dependencies: Dependencies) -> Settings:
         """Returns the settings on which the state of a part depends."""

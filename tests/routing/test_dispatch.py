@@ -7,7 +7,6 @@ skewness_aware.py.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import random
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from lrl.routing.dispatch import (
     RoundRobin,
     SkewnessAware,
 )
-from lrl.routing.dispatch.base import longest_first
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
@@ -338,15 +336,6 @@ def test_an_idle_generator_helps_the_other_part() -> None:
 def test_a_setting_outside_its_range_is_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_the_order_is_the_steps_then_the_lengths_then_the_groups() -> None:
-    rows = list(itertools.product((1, 2), (7, 3), (0, 1)))
-    made = [request(tokens, priority=priority, due=due) for due, tokens, priority in rows]
-    for each in made:
-        each.tokens = float(each.prompt.token_ids[0])
-    shuffled = random.Random(0).sample(made, len(made))
-    assert sorted(shuffled, key=longest_first) == made
 
 
 @pytest.mark.parametrize("rule", [RoundRobin, LeastLoaded, LeastTokens])

@@ -29,7 +29,7 @@ from lrl.rollouts.packing import Packer
 from lrl.rollouts.prompts import Prompts
 from lrl.rollouts.prompts.prompt_maker import PromptPart
 from lrl.rollouts.replay import Replay
-from lrl.rollouts.response_text import PolicyText, ResponseDecoder
+from lrl.rollouts.response_text import PolicyText
 from lrl.rollouts.stream import ControllerCalls, StepLoader
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded
 from lrl.routing.length_predictor import LengthPredictor
@@ -303,22 +303,16 @@ class RolloutDataModule(L.LightningDataModule):
         return self.max_prompt_tokens + self.sampling.max_tokens
 
     @property
-    def decode(self) -> ResponseDecoder:
-        """Makes the text of a response, as rewards and logs see it."""
-        return ResponseDecoder(
+    def policy_text(self) -> PolicyText:
+        """The policy's tokenizer, and its text as rewards and logs see it."""
+        return PolicyText(
             tokenizer=self._policy.tokenizer,
-            ends=self._policy.ends_of_text,
+            ends=self._policy.stop_tokens,
             skip_special_tokens=self.skip_special_tokens,
             prepend_opened_tag=self.prepend_opened_tag,
         )
 
     # ---- the parts of a run
-
-    @property
-    def policy_text(self) -> PolicyText:
-        """The policy's tokenizer, stop tokens and decoder."""
-        policy = self._policy
-        return PolicyText(tokenizer=policy.tokenizer, ends=policy.stop_tokens, decode=self.decode)
 
     def episodes(self, pool: GeneratorPool, *, spare: bool = False) -> "Episodes | None":
         """Returns the player of the environment's episodes, whose turns `pool` writes, `spare` in
@@ -370,7 +364,7 @@ class RolloutDataModule(L.LightningDataModule):
             rewards=self.reward_pool,
             ledger=Ledger(self.pacing),
             sampling=self.requests,
-            decode=self.decode,
+            decode=self.policy_text.decode,
             deadline_s=self.rollout_timeout_s,
             max_skipped=self.max_skipped_per_step,
             advantages=self.advantages,

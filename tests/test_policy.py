@@ -480,27 +480,6 @@ def test_the_learning_rate_rises_in_warm_up_and_falls_to_zero_at_the_end(
     assert [lr_factor(schedule, 2, 6, step) for step in range(6)] == pytest.approx(expected)
 
 
-def test_a_schedule_without_an_end_is_refused(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"model.schedule='cosine'.*trainer.max_steps"):
-        trainer(max_steps=-1, max_epochs=1).fit(
-            PolicyModule(folder, schedule="cosine"), Steps([FakeStep([])])
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        ({"gradient_clip_val": 0.5}, "model.max_grad_norm"),
-        ({"accumulate_grad_batches": 2}, "data.micro_batch_tokens"),
-    ],
-)
-def test_settings_of_lightning_that_cannot_work_are_refused_with_the_remedy(
-    folder: str, settings: dict, remedy: str
-) -> None:
-    with pytest.raises(ValueError, match=remedy):
-        trainer(**settings).fit(PolicyModule(folder), Steps([FakeStep([])]))
-
-
 @pytest.mark.parametrize(
     ("model", "named"),
     [

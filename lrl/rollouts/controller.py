@@ -244,9 +244,7 @@ class Controller:
         elif unscored:
             why = other_rewards or "the columns of their rows have changed"
             log.warning("%d finished groups of the checkpoint are scored again: %s.", unscored, why)
-        self._resuming = sorted(
-            self.ledger.running.values(), key=lambda group: (group.admitted_by, group.index)
-        )
+        self._resuming = list(self.ledger.running.values())
         self.resumed = Resumed.of(
             state["steps_done"], self._resuming, finished_groups=len(self.ledger.finished)
         )

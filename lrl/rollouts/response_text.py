@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, GenerationConfig
 
 from lrl.errors import ConfigError
-from lrl.types import Decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,37 +33,32 @@ _LONGEST_CHARACTER = 8
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyText:
-    """A policy's tokenizer, stop tokens and decoder."""
+    """A policy's tokenizer, and the text that its tokens are for rewards, environments and logs.
 
-    tokenizer: PreTrainedTokenizerBase
-    ends: frozenset[int]
-    """The tokens at which its responses end."""
-    decode: Decode
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResponseDecoder:
-    """Turns the tokens of a response into its text, without its end.
-
-    A tag that stands open at the end of what it follows, such as the `<think>` of many chat
+    A tag that stands open at the end of what a response follows, such as the `<think>` of many chat
     templates, is the beginning of its text: the response has only the closing one.
 
     Args:
         tokenizer: The policy's tokenizer.
-        ends: What `ends_of_text` returns; these tokens never come into the text.
+        ends: The tokens at which its responses end; they never come into a text.
         skip_special_tokens: Whether to leave out all other special tokens, too.
-        prepend_opened_tag: Whether the text begins with the tag that stands open before it.
+        prepend_opened_tag: Whether a text begins with the tag that stands open before it.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
-    skip_special_tokens: bool
+    skip_special_tokens: bool = False
     prepend_opened_tag: bool = True
 
-    def __call__(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
+    @cached_property
+    def left_out(self) -> frozenset[int]:
+        """The tokens that never come into a text."""
+        return ends_of_text(self.tokenizer, self.ends)
+
+    def decode(self, token_ids: Sequence[int], before: Sequence[int] = ()) -> str:
         """Returns the text of a response, or of a part of it, that follows the tokens `before`; the
         last few of these are enough."""
-        kept = [token for token in token_ids if token not in self.ends]
+        kept = [token for token in token_ids if token not in self.left_out]
         opened = self._opened(before[-_LONGEST_TAG:]) if self.prepend_opened_tag else ""
         return opened + decoded(self.tokenizer, kept, self.skip_special_tokens)
 

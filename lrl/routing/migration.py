@@ -4,8 +4,7 @@ cost."""
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from lrl.routing.dispatch.base import ExpectedLengths, GeneratorLoad, Request
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency, ExpectedLengths, GeneratorLoad, Request
 from lrl.system.config_errors import above, at_least
 from lrl.types import Rollout
 

@@ -213,9 +213,7 @@ def test_the_ledger_does_not_grow_with_the_run(
     )
     assert len(ledger._handed) <= pacing.groups_per_step
     assert len(state["done_ahead"]) <= (pacing.max_lag + k) * (pacing.groups_per_step + max_skipped)
-    assert (
-        len(ledger._steps) == len(state["done_ahead"]) and len(ledger._open) <= pacing.max_lag + 1
-    )
+    assert len(ledger._steps) == len(state["done_ahead"])
 
 
 def test_a_group_of_an_older_version_is_trained_first_even_if_others_finished_first() -> None:

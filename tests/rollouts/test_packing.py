@@ -15,12 +15,6 @@ from lrl.rollouts.serialisation import load_group, save_group
 from lrl.training.attention_masks import sequence_ends
 from lrl.types import ENVIRONMENT, Group, MicroBatch, Prompt, Rollout, Turn
 
-lengths = st.lists(
-    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)),
-    min_size=1,
-    max_size=8,
-)
-
 
 def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int = 0) -> Group:
     rng = random.Random(1000 * seed + index)
@@ -39,6 +33,13 @@ def make_group(index: int, prompt_tokens: int, responses: list[int], seed: int =
         id=index, token_ids=[rng.randrange(1, 32) for _ in range(prompt_tokens)], text=""
     )
     return Group(index=index, prompt=prompt, rollouts=rollouts)
+
+
+drawn_groups = st.lists(
+    st.tuples(st.integers(1, 8), st.lists(st.integers(1, 30), min_size=2, max_size=5)),
+    min_size=1,
+    max_size=8,
+).map(lambda shapes: [make_group(index, *shape) for index, shape in enumerate(shapes)])
 
 
 def pack(packer: Packer, groups: list[Group]) -> list[MicroBatch]:
@@ -87,11 +88,10 @@ class PositionAsAdvantage(GroupMean):
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.integers(1, 120), st.integers(0, 4))
+@given(drawn_groups, st.integers(1, 120), st.integers(0, 4))
 def test_an_advantage_per_token_stays_with_its_token(
-    shapes: list, budget: int, oldest: int
+    groups: list[Group], budget: int, oldest: int
 ) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     found = unpack(pack(Packer(budget, PositionAsAdvantage(), 1.0, oldest_version=oldest), groups))
     wanted = []
     for group in groups:
@@ -102,9 +102,8 @@ def test_an_advantage_per_token_stays_with_its_token(
 
 
 @settings(max_examples=40, deadline=None)
-@given(lengths, st.integers(1, 120))
-def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups, st.integers(1, 120))
+def test_whole_groups_stay_together(groups: list[Group], budget: int) -> None:
     batches = pack(Packer(budget, GroupMean(), 1.0, whole_groups=True), groups)
     sizes = []
     for batch in batches:
@@ -115,9 +114,10 @@ def test_whole_groups_stay_together(shapes: list, budget: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths, st.integers(1, 120), st.integers(0, 4))
-def test_every_response_is_packed_once_and_whole(shapes: list, budget: int, oldest: int) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups, st.integers(1, 120), st.integers(0, 4))
+def test_every_response_is_packed_once_and_whole(
+    groups: list[Group], budget: int, oldest: int
+) -> None:
     packer = Packer(budget, GroupMean(), 1.0, oldest_version=oldest)
     batches = pack(packer, groups)
     for got, wanted in zip(unpack(batches), expected(groups, oldest), strict=True):
@@ -129,9 +129,8 @@ def test_every_response_is_packed_once_and_whole(shapes: list, budget: int, olde
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths)
-def test_positions_restart_with_every_response_and_with_padding(shapes: list) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
+@given(drawn_groups)
+def test_positions_restart_with_every_response_and_with_padding(groups: list[Group]) -> None:
     for batch in pack(Packer(100, GroupMean(), 1.0), groups):
         for ids, positions in zip(batch.sequence_ids, batch.position_ids, strict=True):
             for number in ids.unique():
@@ -168,11 +167,10 @@ def test_rows_that_need_a_mask_say_who_reads_what() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(lengths, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(1, 3))
+@given(drawn_groups, st.integers(1, 120), st.booleans(), st.booleans(), st.integers(1, 3))
 def test_the_share_of_padding_is_over_all_micro_batches_of_all_ranks(
-    shapes: list, budget: int, share_rows: bool, whole_groups: bool, ranks: int
+    groups: list[Group], budget: int, share_rows: bool, whole_groups: bool, ranks: int
 ) -> None:
-    groups = [make_group(i, prompt, responses) for i, (prompt, responses) in enumerate(shapes)]
     packer = Packer(
         budget,
         GroupMean(),

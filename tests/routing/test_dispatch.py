@@ -1,7 +1,6 @@
 """Dispatch policies: the invariants of all, and the purpose of each.
 
-Covers lrl/routing/dispatch/base.py, decode_latency.py, greedy.py,
-skewness_aware.py.
+Covers lrl/routing/dispatch/base.py, greedy.py, skewness_aware.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from lrl.routing.dispatch import (
     RoundRobin,
     SkewnessAware,
 )
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency
 from lrl.routing.dispatch.skewness_aware import generators_for_the_long
 from lrl.types import Group, Prompt, Sampling
 from tests.generators.model_fleet import make_pool, resync

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from lrl.routing.dispatch.base import (
+    DecodeLatency,
     DispatchPolicy,
     GeneratorLoad,
     PriorityQueue,
@@ -13,7 +14,6 @@ from lrl.routing.dispatch.base import (
     has_room,
     longest_first,
 )
-from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.system.config_errors import fault, one_of
 
 LONG, REST = 0.9, 0.5

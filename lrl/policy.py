@@ -288,9 +288,8 @@ class PolicyModule(PolicyModel):
         if self.critic is None:
             return {}
         sums, reduce = self.critic.sums, self.trainer.strategy.reduce
-        # These ranks have counted the same.
-        together = self.trainer.world_size // self.data_parallel_size
-        sums.sums = reduce(sums.sums.to(self.device_of_use) / together, reduce_op="sum")
+        counted = sums.sums.to(self.device_of_use) / self._counts_alike
+        sums.sums = reduce(counted, reduce_op="sum")
         if round(sums.tokens) != num_tokens:
             raise ConfigError(
                 f"{type(self).__name__}.compute_loss leaves out the loss of model.critic: call "
@@ -307,8 +306,7 @@ class PolicyModule(PolicyModel):
         the policy.
         """
         reduce = self.trainer.strategy.reduce
-        # Ranks that compute a micro-batch together have counted the same.
-        together = self.trainer.world_size // self.data_parallel_size
+        together = self._counts_alike
         self.diagnostics.reduce(reduce, together, self.device_of_use)
         found: dict[str, Any] = self.diagnostics.result()
         self._sampled_proof.check(found, self.diagnostics.fresh_tokens, self.trainer, self)
@@ -317,6 +315,11 @@ class PolicyModule(PolicyModel):
         found["lr"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         found["loss"] = reduce(loss / together, reduce_op="sum") / divisor
         return {f"policy/{name}": value for name, value in found.items()}
+
+    @property
+    def _counts_alike(self) -> int:
+        """Ranks that compute a micro-batch together, and have counted the same."""
+        return self.trainer.world_size // self.data_parallel_size
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         forget_last_step(self.trainer)  # Lightning would log a metric of an earlier step again

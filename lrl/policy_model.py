@@ -24,7 +24,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
-from lrl.rollouts.response_text import ends_of_text, stop_tokens
+from lrl.rollouts.response_text import stop_tokens
 from lrl.system.endpoint import Endpoint
 from lrl.system.malloc_trim import trim_heap
 from lrl.training.beside.critic import Critic
@@ -116,11 +116,6 @@ class PolicyModel(L.LightningModule):
         return open_tokenizer(self.policy_folder)
 
     @cached_property
-    def ends_of_text(self) -> frozenset[int]:
-        """Tokens that begin, end or fill up a text of the policy."""
-        return ends_of_text(self.tokenizer, self.stop_tokens)
-
-    @cached_property
     def stop_tokens(self) -> frozenset[int]:
         """Tokens at which its responses end."""
         return stop_tokens(self.tokenizer, self.policy_folder)
@@ -139,34 +134,27 @@ class PolicyModel(L.LightningModule):
             else:
                 self._open_in_parts(self.sharding)
 
-    @property
-    def _settings(self) -> tuple[Dtype, str | None, bool]:
-        return self.dtype_name, self.attention, self.gradient_checkpointing
-
     def _open_whole(self) -> None:
         device, ranks = self.device_of_use, self.ranks
-        self.network = open_on_all_ranks(self.policy_folder, *self._settings, device, ranks)
-        self.responses_share = shared_by_responses(self.network)
-        self._add_adapters(self.network)
-        self._check_adapters(self.network)
+        settings = self.dtype_name, self.attention, self.gradient_checkpointing
+        self.network = open_on_all_ranks(self.policy_folder, *settings, device, ranks)
+        self._try_out(self.network)
         if self.critic is not None:
-            self.critic.open(self.network, *self._settings, device, ranks)
+            self.critic.open(self.network, *settings, device, ranks)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
 
     def _open_in_parts(self, sharding: Sharding) -> None:
         device = self.device_of_use
-        self.network, whole = open_in_parts(self.policy_folder, *self._settings, self.ranks)
+        settings = self.dtype_name, self.attention, self.gradient_checkpointing
+        self.network, whole = open_in_parts(self.policy_folder, *settings, self.ranks)
         if whole is not None:
-            self.responses_share = shared_by_responses(whole)
-            self._add_adapters(whole)
-            self._check_adapters(whole)
+            self._try_out(whole)
         self.responses_share = self.ranks.share(self.responses_share)
-        self._add_adapters(self.network)
+        if self.lora is not None:
+            self.lora.add_to(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
-            of_critic = self.critic.open(
-                self.network, *self._settings, device, self.ranks, in_parts=True
-            )
+            of_critic = self.critic.open(self.network, *settings, device, self.ranks, in_parts=True)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += self.critic.trunks
             wholes += [of_critic] * len(self.critic.trunks)
@@ -183,12 +171,11 @@ class PolicyModel(L.LightningModule):
             settings = self.policy_folder, self.dtype_name, self.attention
             self.reference.open(*settings, self.device_of_use, self.ranks, self.sharding)
 
-    def _add_adapters(self, network: PreTrainedModel) -> None:
+    def _try_out(self, network: PreTrainedModel) -> None:
+        """Tries what responses may share in a whole model, and adds its adapters."""
+        self.responses_share = shared_by_responses(network)
         if self.lora is not None:
             self.lora.add_to(network)
-
-    def _check_adapters(self, network: PreTrainedModel) -> None:
-        if self.lora is not None:
             check_adapters(network)
 
     @property

@@ -262,7 +262,9 @@ class Run:
             prompts,
             sampling,
             generate,
-            partial(score, decode=data.decode, rewards=rewards, judges_last_turn=last_turn),
+            partial(
+                score, decode=data.policy_text.decode, rewards=rewards, judges_last_turn=last_turn
+            ),
             at_once=slots if spare and slots is not None else pool.capacity,
             deadline_s=data.rollout_timeout_s,
             done=done,

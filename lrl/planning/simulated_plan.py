@@ -20,7 +20,7 @@ from lrl.planning.simulation import Simulation
 from lrl.planning.workload import Workload
 from lrl.rollouts.timeline import GeneratorRecord, Record, StepRecord
 from lrl.routing.dispatch import DispatchPolicy, LeastLoaded, LeastTokens, RoundRobin, SkewnessAware
-from lrl.routing.dispatch.decode_latency import DecodeLatency
+from lrl.routing.dispatch.base import DecodeLatency
 
 COUNTED_STEPS = 4
 """Steps of a simulation that count. Before them the pipeline fills, and the burst at a run's start

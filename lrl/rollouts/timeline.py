@@ -198,7 +198,6 @@ def generation_s(groups: Sequence[Group]) -> float:
 
 
 def group_record(group: Group) -> GroupRecord:
-    """Returns a group's record."""
     played = any(rollout.turn_ends for rollout in group.rollouts)
     return GroupRecord(
         index=group.index,

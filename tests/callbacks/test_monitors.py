@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from transformers import LlamaConfig
 
 import lrl
-from tests.test_policy import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
+from tests.policies import GROUPS, SIZES, FakeStep, Steps, pack, save_model, trainer
 
 STEPS = 8
 ACCURACY = {0: 0.1, 2: 0.5, 5: 0.4, STEPS: 0.3}

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lrl.advantages import GroupMean
 from lrl.environments import Turns, Written
 from lrl.environments.play import Reply
 from lrl.environments.turns import Answer
@@ -197,7 +196,6 @@ class ModelledRun:
             lambda tokens, before: str(tokens),
             deadline_s=60.0,
             max_skipped=self.max_skipped,
-            teaches_nothing=GroupMean().teaches_nothing,
         )
         if state is not None:
             self.controller.load_state_dict(from_file(state), self.other_rewards)

@@ -23,9 +23,9 @@ from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
 from lrl.training.model import open_empty_network, open_network
 from lrl.types import Group, MicroBatch, Prompt, Rollout
+from tests.policies import FakeStep, Steps
+from tests.policies import trainer as alone
 from tests.run_without_generators import trainer as running
-from tests.test_policy import FakeStep, Steps
-from tests.test_policy import trainer as alone
 from tests.tiny_policies import tiny_llama
 
 LENGTHS = (1000, 40, 700, 300)

@@ -23,7 +23,7 @@ from lrl.weights.tolerance import (
     parts,
     rounding_tolerance,
 )
-from tests.test_policy import one_thread, opened  # noqa: F401
+from tests.policies import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators
 

@@ -135,15 +135,8 @@ class Episodes:
 
 
 class Episode:
-    """One rollout, at play.
-
-    Args:
-        terms: The episodes to which it belongs: their limits, and who plays them.
-        prompt: Its prompt.
-        rollout: It grows in place, and may have turns of an earlier run.
-        sampling: Of a turn; `max_tokens` is of the whole episode.
-        write: Writes turns.
-    """
+    """One rollout, at play; it grows in place, and may have turns of an earlier run. `terms` are the
+    limits, and `sampling.max_tokens` is of the whole episode."""
 
     def __init__(
         self,
@@ -168,12 +161,8 @@ class Episode:
         with an environment that is lost at every second turn."""
 
     async def begin(self, loss: WorkerLost | None = None) -> None:
-        """Opens the environment's side, which gets to know the recorded turns; else the episode
-        begins anew.
-
-        Args:
-            loss: Why it was lost; None at the beginning.
-        """
+        """Opens the environment's side, after a `loss` again, and lets it know the recorded turns;
+        else the episode begins anew."""
         try:
             if loss is not None:
                 self._count_loss(loss)
@@ -274,21 +263,19 @@ class Episode:
     def _begin_anew(self) -> None:
         self.terms.environments.counts["restarted"] += 1
         rollout = self.rollout
-        rollout.token_ids = []
-        rollout.logprobs = []
-        rollout.versions = []
-        rollout.turn_ends = []
-        rollout.turn_rewards = []
-        rollout.forks = []
+        for name in ("token_ids", "logprobs", "versions", "turn_ends", "turn_rewards", "forks"):
+            setattr(rollout, name, [])
         rollout.open_turn = None
 
     def _count_loss(self, error: WorkerLost) -> None:
         self._losses += not error.by_other
         self._losses_by_others += error.by_other
+        times = ""
         if self._losses == ATTEMPTS:
-            raise EpisodeError("environment_lost", f"{ATTEMPTS} times, at last: {error}")
-        if self._losses_by_others == ATTEMPTS_OF_OTHERS:
+            times = f"{ATTEMPTS} times"
+        elif self._losses_by_others == ATTEMPTS_OF_OTHERS:
             times = f"{ATTEMPTS_OF_OTHERS} times by other episodes"
+        if times:
             raise EpisodeError("environment_lost", f"{times}, at last: {error}")
 
     def _record(self, turn: Rollout, reply: Reply, observation: list[int]) -> None:
@@ -311,12 +298,8 @@ class Episode:
 
     def _observe(self, observation: list[int], after: int | None = None) -> None:
         """Adds an observation and opens the turn after it; without room for one of that turn's
-        tokens, the episode is cut before the observation.
-
-        Args:
-            observation: Its tokens.
-            after: See `Reply.after`. Of a branch only those tokens are added that no other has.
-        """
+        tokens, the episode is cut before the observation. Of a branch (`Reply.after`) only those
+        tokens are added that no other has."""
         rollout = self.rollout
         end = len(rollout.token_ids)
         fork = Fork(end, end)

@@ -185,7 +185,7 @@ class Reads(Turns):
 
 
 def test_the_text_of_a_turn_and_the_text_that_is_judged_are_read_with_what_stands_before() -> None:
-    """A tag that the prompt or an observation opens is part of them (`ResponseDecoder`)."""
+    """A tag that the prompt or an observation opens is part of them (`PolicyText`)."""
 
     def decode(tokens: Sequence[int], before: Sequence[int]) -> str:
         return f"{before[-1]}:{tokens[0]}"

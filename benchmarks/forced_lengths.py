@@ -31,7 +31,7 @@ def equal(tokens: int = 64) -> LengthSampler:
 def long_tailed(seed: int = 0, prompt_share: float = 0.0) -> LengthSampler:
     """Returns lognormal lengths, mean 64 after the cut, at most 512 tokens; of 128 responses the
     longest has about 460."""
-    return Lognormal(40, 1.0, 512, prompt_share, seed)
+    return Lognormal(40, 1.0, 512, prompt_share=prompt_share, seed=seed)
 
 
 class Before(LengthSampler):

@@ -61,16 +61,12 @@ class Setting(NamedTuple):
 def text(verb: str, recipes: Sequence[str]) -> str:
     """Returns the help of `verb`."""
     trainer = settings_of(L.Trainer, "trainer.")
-    tables = {
-        "Run": [Setting(name, "", sentence) for name, sentence in RUN.items()],
-        **{
-            f"{group}: {kind.__name__}": settings_of(kind, f"{group}.")
-            for group, kind in GROUPS.items()
-        },
-        "trainer: Lightning's Trainer": [
-            one for one in trainer if one.name.removeprefix("trainer.") in TRAINER_SETTINGS
-        ],
-    }
+    tables = {"Run": [Setting(name, "", sentence) for name, sentence in RUN.items()]}
+    for group, kind in GROUPS.items():
+        tables[f"{group}: {kind.__name__}"] = settings_of(kind, f"{group}.")
+    tables["trainer: Lightning's Trainer"] = [
+        one for one in trainer if one.name.removeprefix("trainer.") in TRAINER_SETTINGS
+    ]
     lines = [HEAD.format(verb=verb, recipes=", ".join(recipes))]
     for title, settings in tables.items():
         lines += [title, *_table([one._replace(name=f"--{one.name}") for one in settings]), ""]
@@ -86,7 +82,7 @@ def all_settings() -> list[str]:
     return [*RUN, *inner]
 
 
-def settings_of(kind: type, prefix: str = "") -> list[Setting]:
+def settings_of(kind: Any, prefix: str = "") -> list[Setting]:
     """Returns the settings of a class and its bases; `prefix` is for their names."""
     sentences: dict[str, str] = {}
     found: dict[str, Setting] = {}
@@ -97,25 +93,20 @@ def settings_of(kind: type, prefix: str = "") -> list[Setting]:
         for doc in (base.__doc__, init.__doc__):
             for one in parse(doc or "", DocstringStyle.GOOGLE).params:
                 sentences.setdefault(one.arg_name, one.description or "")
-        hints = _hints(init)
+        try:
+            hints = get_type_hints(init)
+        except NameError:  # a name that only type checkers import
+            hints = {}
         for name, parameter in list(inspect.signature(init).parameters.items())[1:]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            value = (
-                "" if parameter.default is parameter.empty else f" = {_value(parameter.default)}"
-            )
-            shown = _type(hints.get(name, parameter.annotation)) + value
+            shown = _type(hints.get(name, parameter.annotation))
+            if parameter.default is not parameter.empty:
+                shown += f" = {_value(parameter.default)}"
             if len(shown) > WIDEST_TYPE:
                 shown = f"{shown[: WIDEST_TYPE - 4]} ..."
             found.setdefault(name, Setting(prefix + name, shown, sentences.get(name, "")))
     return list(found.values())
-
-
-def _hints(init: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(init)
-    except NameError:  # a name that only type checkers import
-        return {}
 
 
 def _type(hint: Any) -> str:

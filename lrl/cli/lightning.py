@@ -28,14 +28,8 @@ set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
 parsing.install()
 
 USUAL_CALLBACKS = (
-    "WeightSync",
-    "RolloutLog",
-    "RolloutFile",
-    "Throughput",
-    "Health",
-    "Progress",
-    "Export",
-    "Summary",
+    *("WeightSync", "RolloutLog", "RolloutFile", "Throughput"),
+    *("Health", "Progress", "Export", "Summary"),
 )
 """Callbacks of a run that names none, in their order."""
 
@@ -69,13 +63,8 @@ class LrlCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Sets the usual callbacks as a default, which is shown, saved and extended."""
-        parser.set_defaults(
-            {
-                "trainer.callbacks": [
-                    {"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS
-                ]
-            }
-        )
+        usual = [{"class_path": f"lrl.callbacks.{name}"} for name in USUAL_CALLBACKS]
+        parser.set_defaults({"trainer.callbacks": usual})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the command line; a strategy may be named without its module, as all classes."""
@@ -107,9 +96,8 @@ class LrlCLI(LightningCLI):
         settings = self.config_init[self.subcommand].trainer
         # Lightning would refuse it next to `Progress`.
         if settings.enable_progress_bar is False and settings.callbacks:
-            kwargs["callbacks"] = [
-                callback for callback in settings.callbacks if not isinstance(callback, Progress)
-            ]
+            kept = [one for one in settings.callbacks if not isinstance(one, Progress)]
+            kwargs["callbacks"] = kept
         if settings.strategy in StrategyRegistry.available_strategies():
             raise ConfigError(without_generators(settings.strategy))
         try:

@@ -23,12 +23,10 @@ class RunConfig(SaveConfigCallback):
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Saves the settings, and logs them by the names that a user types; called on rank 0."""
-        folder = run_folder(trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / self.config_filename
-        self.parser.save(
-            self.config, path, skip_unset=False, overwrite=self.overwrite, multifile=self.multifile
-        )
+        path = run_folder(trainer) / self.config_filename
+        path.parent.mkdir(parents=True, exist_ok=True)
+        how = {"overwrite": self.overwrite, "multifile": self.multifile}
+        self.parser.save(self.config, path, skip_unset=False, **how)
         text = self.parser.dump(self.config, skip_unset=False, skip_validation=True)
         settings = dict(flat(yaml.safe_load(text)))
         for logger in trainer.loggers:
@@ -44,14 +42,8 @@ class RunConfig(SaveConfigCallback):
 
 
 def flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields each setting with its whole name, without `class_path` and `init_args`.
-
-    An element of a list, such as a callback, has its number for a name.
-
-    Args:
-        settings: The config, or a part of it, as plain YAML.
-        name: Name of the part.
-    """
+    """Yields each setting of a config, or of its part `name`, with its whole name, without
+    `class_path` and `init_args`; an element of a list, such as a callback, has its number for one."""
     if isinstance(settings, list) and any(isinstance(one, dict) for one in settings):
         settings = {str(number): one for number, one in enumerate(settings)}
     if not isinstance(settings, dict):

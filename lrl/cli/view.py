@@ -13,27 +13,20 @@ from lrl.system.endpoint import LOOPBACK, Endpoint, is_loopback
 from lrl.viewer.rollout_file import FILE
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serves the page until Ctrl-C.
-
-    Args:
-        argv: The words after `lrl view`.
-
-    Returns:
-        Exit status: 2 if the command is wrong, or the run has no rollouts.
-    """
+def main(argv: Sequence[str]) -> int:
+    """Runs `lrl view` until Ctrl-C; returns the exit status."""
     args = parser().parse_args(argv)
     from lrl.viewer.server import Viewer  # aiohttp: not for --help
 
+    path = rollouts_of(args.run)
+    token = secrets.token_urlsafe(32)
+    viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
     try:
-        path = rollouts_of(args.run)
         endpoint = checked_endpoint(args)
-        viewer = Viewer(path, "/".join(args.run.resolve().parts[-2:]))
-        token = secrets.token_urlsafe(32)
         server = viewer.serve(endpoint, token, args.port)
-    except (ConfigError, OSError) as error:
-        sys.stderr.write(f"lrl: error: {_in_words_of_the_command(error)}\n")
-        return 2
+    except ConfigError as error:  # `Endpoint` names the settings of a run
+        text = str(error).replace("strategy.join_port", "--port")
+        raise ConfigError(text.replace("strategy.server.", "--")) from error
     address = socket.gethostname() if endpoint.is_everywhere else ""
     try:
         sys.stdout.write(
@@ -94,9 +87,3 @@ def checked_endpoint(args: argparse.Namespace) -> Endpoint:
     endpoint = Endpoint(args.host, args.tls_cert, args.tls_key, insecure=args.insecure)
     endpoint.check()
     return endpoint
-
-
-def _in_words_of_the_command(error: Exception) -> str:
-    """Returns the message of an error; `Endpoint`'s name the settings of a run."""
-    text = str(error).replace("strategy.join_port", "--port")
-    return text.replace("strategy.server.", "--")

@@ -62,9 +62,13 @@ class SimulatedResponse:
         return self.prompt_tokens + self.written
 
 
+def _order(response: SimulatedResponse) -> tuple[int, int]:
+    return response.order
+
+
 class ModelGenerator(Slots):
     """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each
-    interval. With `keeps_cache` its keys and values outlive a sync."""
+    interval."""
 
     serving = True
 
@@ -73,7 +77,6 @@ class ModelGenerator(Slots):
         costs: GeneratorCosts,
         capacity: int,
         record: Callable[[GeneratorRecord], None] = lambda record: None,
-        keeps_cache: bool = False,
     ) -> None:
         super().__init__(capacity)
         self.costs = costs
@@ -83,7 +86,6 @@ class ModelGenerator(Slots):
         self.busy_s = self.paused_s = self.idle_s = 0.0
         """Seconds of work, of pause in syncs and without a response: the time since its start."""
         self.preemptions = 0
-        self.keeps_cache = keeps_cache
         self.mark = 0
         """Tokens that its prefix cache has taken in so far."""
         self._record = record
@@ -115,13 +117,13 @@ class ModelGenerator(Slots):
                     f"{response.prompt_tokens} + {response.length} tokens of prompt and response "
                     f"exceed the {self.costs.kv_tokens} of a generator's keys and values."
                 )
-            insort(self._waiting, response, key=lambda response: response.order)
+            insort(self._waiting, response, key=_order)
         if self._paused is None:  # a pause has cut the planned work short already
             self._wake()
 
     def holds(self, mark: int) -> bool:
-        """Returns whether the prefix cache still has what was written when the generator was at
-        `mark`: what has come since fits beside the batch. The oldest leaves first, as in vLLM."""
+        """Returns whether the prefix cache still has what was written at `mark`: what has come
+        since fits beside the batch. The oldest leaves first, as in vLLM."""
         return self.mark - mark <= self.costs.kv_tokens - self._context_tokens
 
     async def pause(self) -> None:
@@ -136,8 +138,7 @@ class ModelGenerator(Slots):
         self.paused_s += self._passed()
         self._versions.append((self._steps, version))
         self.version = version
-        if not self.keeps_cache:
-            self.mark += self.costs.kv_tokens + 1
+        self.mark += self.costs.kv_tokens + 1  # a sync empties the cache
         self._paused = None
         self.serving = True
         self._next()
@@ -226,11 +227,8 @@ class ModelGenerator(Slots):
     # ---- the batch
 
     def _join(self) -> int:
-        """Admits the requests that fit; returns prefill tokens.
-
-        The responses to one prompt that join together share its prefill, as in vLLM; a later turn
-        of an episode reads what the prefix cache does not have.
-        """
+        """Admits the requests that fit; returns prefill tokens. The responses to one prompt that
+        join together share its prefill, as in vLLM; a later turn reads what is not cached."""
         joining, prompt_of = 0, None
         limit = self.costs.kv_tokens * (1 - HEADROOM)
         while self._waiting and (
@@ -248,13 +246,12 @@ class ModelGenerator(Slots):
         return joining
 
     def _steps_until_change(self) -> int:
-        """Returns the decode steps until a response ends or the KV cache is full; preempts to make
-        room for one."""
+        """Returns the decode steps until a response ends or the KV cache is full; preempts first."""
         while self._room() < 1 and len(self._batch) > 1:
-            last = max(self._batch, key=lambda response: response.order)
+            last = max(self._batch, key=_order)
             self._leave(last)
             last.cached = 0
-            insort(self._waiting, last, key=lambda response: response.order)
+            insort(self._waiting, last, key=_order)
             self.preemptions += 1
         to_end = self._batch[0].last_step - self._steps
         return min(to_end, self._room()) if len(self._batch) > 1 else to_end

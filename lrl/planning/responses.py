@@ -6,10 +6,9 @@ Responses to one prompt are alike, for length is largely a matter of the prompt'
 (StreamRL, 2504.15930, ranks prompts by it). So the normal number behind a length is a sum of two,
 one of the prompt and one of the response.
 
-The model of an environment (`ModelEpisodes`) has no words, so tokens carry what it has to know. A
-token of an observation is the number of tokens of the turn after it; one of the policy says when
-its generator wrote it (`ModelGenerator.mark`), which tells whether that generator still has the
-episode in its prefix cache.
+A simulated episode has no words, so its tokens say what has to be known. A token of an observation
+is the number of tokens of the turn after it; one of the policy says when its generator wrote it
+(`ModelGenerator.mark`), and so whether that generator's prefix cache still has the episode.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from statistics import NormalDist
 from typing import Any, TypeVar
@@ -38,7 +37,7 @@ APART = 2**40
 
 class RunLengths(Sequence[V]):
     """A run-length encoded list: (value, how often in a row), in order. It grows by `+=`, as a list
-    does. A list of 20,000 versions takes 160 kB, run-length encoded a few hundred bytes."""
+    does, whose 20,000 versions would take 160 kB."""
 
     __slots__ = ("runs", "_length")
 
@@ -81,14 +80,13 @@ def fill(rollout: Rollout, versions: Sequence[tuple[int, int]], token: int = 0) 
     rollout.finish_reason = "stop"
 
 
+@dataclass(kw_only=True)
 class LengthSampler(ABC):
-    """A distribution of lengths in tokens, also a dispatch policy's `ExpectedLengths`.
-    `prompt_share`, in [0, 1], is the share of the variance between prompts: at 1 all responses to
-    a prompt are equally long."""
+    """A distribution of lengths in tokens, also a dispatch policy's `ExpectedLengths`."""
 
-    def __init__(self, prompt_share: float = 0.5, seed: int = 0) -> None:
-        self.prompt_share = prompt_share
-        self.seed = seed
+    prompt_share: float = 0.5
+    """Share of the variance between prompts, in [0, 1]: at 1 a prompt's responses are equally long."""
+    seed: int = 0
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
@@ -115,17 +113,14 @@ class LengthSampler(ABC):
         return math.sqrt(self.prompt_share) * normal
 
 
+@dataclass
 class Lognormal(LengthSampler):
     """exp of a normal number with mean log(`median`) and standard deviation `sigma`, cut at a limit,
     as responses are."""
 
-    def __init__(
-        self, median: float, sigma: float, longest: int, prompt_share: float = 0.5, seed: int = 0
-    ) -> None:
-        super().__init__(prompt_share, seed)
-        self.median = median
-        self.sigma = sigma
-        self.longest = longest
+    median: float
+    sigma: float
+    longest: int
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
         return (self.median * np.exp(self.sigma * normal)).clip(1, self.longest).astype(np.int64)
@@ -134,8 +129,8 @@ class Lognormal(LengthSampler):
 class ObservedLengths(LengthSampler):
     """Observed lengths, each at least 1, all equally likely."""
 
-    def __init__(self, lengths: Sequence[float], prompt_share: float = 0.5, seed: int = 0) -> None:
-        super().__init__(prompt_share, seed)
+    def __init__(self, lengths: Sequence[float], **how: Any) -> None:
+        super().__init__(**how)
         self._sorted = np.sort(np.round(lengths).astype(np.int64))
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:
@@ -206,17 +201,16 @@ class ReplayedEpisodes(EpisodeShapes):
         return self.episodes[number % len(self.episodes)]
 
 
+@dataclass
 class ModelEnvironments:
-    """Plays the environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
+    """The environment's side of all episodes (`lrl.rollouts.episodes.episode.Environments`); any
     number of answers are made at once."""
 
+    shapes: EpisodeShapes
+    lengths: LengthSampler
+    counts: Counter[str] = field(default_factory=Counter)
     deterministic = True
-
-    def __init__(self, shapes: EpisodeShapes, lengths: LengthSampler) -> None:
-        self.shapes = shapes
-        self.lengths = lengths
-        self.counts = Counter[str]()
-        self._opened = 0
+    _opened: int = 0
 
     def open(self, prompt: Prompt) -> ModelConversation:
         # Groups begin in the order of their indices, so the same episode has the same number under
@@ -265,10 +259,7 @@ class ModelEpisodes(Episodes):
     """The real loop of episodes, with compact rollouts."""
 
     def __init__(
-        self,
-        write: Callable[..., Awaitable[None]],
-        shapes: EpisodeShapes,
-        lengths: LengthSampler,
+        self, write: Callable[..., Awaitable[None]], shapes: EpisodeShapes, lengths: LengthSampler
     ) -> None:
         unlimited = 2**62
         super().__init__(

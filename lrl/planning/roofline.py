@@ -117,9 +117,8 @@ class RooflineGenerator:
         layer and a step's overhead come on top."""
         if responses <= 0:
             return 0.0
-        reads = self._reads_s(
-            context_tokens * self.shape.kv_bytes / min(self.tp, self.shape.kv_heads)
-        )
+        kept = generation_memory(self.shape, self.tp, self.precision).per_token
+        reads = self._reads_s(context_tokens * kept)
         attention = max(reads, context_tokens * self.shape.attention_flops / self._flops("bf16"))
         return self._pass_s(responses) + attention
 
@@ -127,6 +126,7 @@ class RooflineGenerator:
         """Without attention, which is small for prompts of a few thousand tokens."""
         return self._pass_s(tokens) if tokens > 0 else 0.0
 
+    @property
     def sync_pause_s(self) -> float:
         """Each device receives its own shard of the weights once (LlamaRL's DDMA); many generators
         are served along a tree (StreamRL, section on weight transfer), which costs no more."""
@@ -177,6 +177,7 @@ class RooflineTrainer:
         all_reduces = 6 * self.shape.layers * all_reduce_s(size, self.cluster, self.tp)
         return max(computing, 3 * self._over_group_s(self.shards // self.tp)) + all_reduces
 
+    @property
     def update_s(self) -> float:
         """With several copies of the state, the sum of their gradients included."""
         mine = self.shape.parameters / self.shards
@@ -187,6 +188,7 @@ class RooflineTrainer:
         link = self.cluster.link(copies, stride=self.shards) * LINK_SHARE
         return update + 2 * BYTES["bf16"] * mine * (copies - 1) / copies / link
 
+    @property
     def sync_s(self) -> float:
         """Every device sends its own share of the weights once, in bfloat16."""
         share = BYTES["bf16"] * self.shape.parameters / self.shards

@@ -27,7 +27,7 @@ from lrl.cli.main import main
 sys.exit(main({words!r}))
 """
 IMPORTS = {
-    "fit": ("torch", "numpy", "lrl.cli.config_file"),
+    "fit": ("torch", "numpy", "yaml"),
     "chat": ("torch", "transformers"),
     "doctor": ("lrl.cli.doctor",),
 }

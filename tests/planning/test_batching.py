@@ -74,9 +74,8 @@ def test_a_steady_flow_hides_the_tail_of_a_drain() -> None:
 
 def test_less_room_means_smaller_batches_and_longer_steps() -> None:
     work = workload(LOGNORMAL, prompts=64)
-    tight, ample = (
-        steady(costs, work, 2, lag=1) for costs in (replace(FLAT, kv_tokens=20_000), FLAT)
-    )
+    little = replace(FLAT, kv_tokens=20_000)
+    tight, ample = (steady(costs, work, 2, lag=1) for costs in (little, FLAT))
     assert tight.slots < ample.slots and tight.busy_s > ample.busy_s
 
 
@@ -187,6 +186,7 @@ def test_a_plan_that_tools_bind_says_so_with_the_episodes_in_flight() -> None:
     training, generation = layouts.training(cluster, 4), layouts.generation(cluster, 4, 4)
     assert training is not None and generation is not None
     plan = split(training, generation, 4)
-    assert plan.bound == "tools" and plan.step_s > 100 and plan.generators_wait > 0.5
+    assert plan.bound == "tools" and plan.step_s > 100
+    assert plan.idle(plan.generation.writing.busy_s) > 0.5
     assert "an episode waits 1.8e+03 s for its environment" in bottleneck(plan, few)
     assert "At most 160 episodes are in flight" in in_flight(plan, few)

@@ -139,18 +139,6 @@ def test_records_cover_all_work_at_the_models_costs(work: list[Asked], syncs: li
         )
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 20), st.integers(1, 500), st.integers(1, 100))
-def test_equal_responses_take_the_closed_form(responses: int, length: int, prompt: int) -> None:
-    costs = LinearGenerator(
-        kv_tokens=10**6, step_s=0.5, response_s=0.25, context_token_s=0.125, prefill_token_s=2.0
-    )
-    _, ended, _ = write(costs, [Asked(0.0, prompt, length)] * responses)
-    contexts = responses * (prompt * length + length * (length - 1) / 2)
-    seconds = length * (0.5 + 0.25 * responses) + 0.125 * contexts + 2.0 * responses * prompt
-    assert [at for at, _ in ended] == pytest.approx([seconds] * responses)
-
-
 def test_a_later_response_joins_after_the_decode_step_and_its_prefill_stops_the_others() -> None:
     costs = LinearGenerator(kv_tokens=1000, step_s=1.0, prefill_token_s=0.5)
     _, ended, records = write(costs, [Asked(0.0, 2, 10), Asked(3.25, 4, 3)])

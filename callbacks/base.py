@@ -23,6 +23,10 @@ class OnRankZero(L.Callback):
     through `pl_module`: the other ranks follow. It calls no other collective.
     """
 
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Tears down, which Lightning does not do after an error."""
+        self.teardown(trainer, pl_module, "")
+
 
 class FollowRankZero(L.Callback):
     """Has the other ranks obey rank 0's commands while rank 0 runs callbacks that it alone has.

@@ -90,10 +90,6 @@ class Elastic(OnRankZero):
             advice = "%d generators write faster than the trainer trains: one less would do."
             log.warning(f"{advice} Type: lrl leave %s", generators, shlex.quote(str(run)))
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Ends the started commands: Lightning does not call `teardown` after an error."""
-        self.teardown(trainer, pl_module, "")
-
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the started commands; their generators elsewhere notice the end of the run."""
         running = [process for process in self._started if process.poll() is None]

@@ -148,10 +148,6 @@ class Evaluation(OnRankZero):
         console.print(report.as_table())
         console.print(f"  every response: {self._responses_file(trainer, step)}")
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Ends the reward worker: Lightning does not call `teardown` after an error."""
-        self.teardown(trainer, pl_module, "")
-
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Ends the reward worker."""
         if self._pool is not None:
@@ -174,8 +170,7 @@ class Evaluation(OnRankZero):
     def _report(
         self, trainer: L.Trainer, waited: Callable[[], Any] = lambda: None
     ) -> dict[str, float]:
-        """Waits for the running evaluation, calls `waited`, writes its responses and logs its
-        metrics."""
+        """Waits for the evaluation, calls `waited`, writes responses and logs metrics."""
         assert self._running is not None
         step, future = self._running
         self._running = None

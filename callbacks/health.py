@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 Range = tuple[float | None, float | None]
 """Smallest and largest healthy value; None is no bound."""
 MIN_SHARE = 0.01
-"""Of the step's tokens: a lag with a smaller share is left out, because so few tokens give
-noise."""
+"""Of the step's tokens: a lag with a smaller share is noise."""
 LAG = "<k>"
 """In the tag of a rule: any lag from 1 up. The metrics of lag 0 are `policy/mismatch_*`."""
 
@@ -39,8 +38,7 @@ class Rule:
     metric: str
     """Its tag, `<k>` for any lag."""
     advice: str
-    """The settings that help, in one short sentence; `{below}` is the lag before the smallest
-    unhealthy one."""
+    """The settings that help, in a short sentence; `{below}` is a lag that was healthy."""
     low: float = -math.inf
     high: float = math.inf
 

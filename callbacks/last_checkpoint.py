@@ -167,8 +167,7 @@ def end_of_step(fit_loop: dict[str, Any]) -> None:
 
 
 def save(trainer: L.Trainer) -> str | None:
-    """Saves into the run's folder, or else into the temporary one; returns the path, or None if
-    both fail."""
+    """Saves into the run's folder, else a temporary one; returns the path, None if both fail."""
     configured = (getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks)
     folder = next((Path(path) for path in configured if path), run_folder(trainer) / "checkpoints")
     path = folder / f"last-step={trainer.global_step}.ckpt"

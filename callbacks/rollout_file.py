@@ -1,5 +1,4 @@
-"""Rollouts of finished steps as `rollouts.jsonl` in the run's folder, for `lrl view`
-(`lrl.viewer.rollout_file`)."""
+"""Rollouts of finished steps as `rollouts.jsonl` in the run's folder, for `lrl view`."""
 
 import logging
 import math
@@ -215,8 +214,7 @@ def response_record(
     ratios: dict[int, float] | None,
     texts: TokenTexts,
 ) -> Record:
-    """Returns a response with its tokens; what many tokens in a row share stands once, with their
-    number."""
+    """Returns a response with its tokens; runs of equal values stand once, with their length."""
     places = sorted(place for sample in samples for place in sample.trained_places)
     trained = [False] * len(rollout.token_ids)
     for place in places:

@@ -121,8 +121,7 @@ def resumed_scalars(resumed: Resumed | None, step: int) -> dict[str, float]:
 
 
 def episode_counts(data: Any) -> dict[str, int]:
-    """Returns the counts of failed episodes by kind, and of other failures of environments; empty
-    without one."""
+    """Returns the counts of failures of episodes and environments; empty without one."""
     if data.environment is None:
         return {}
     failed = {f"episodes/{kind}": data.reward_pool.counts[kind] for kind in EPISODE_KINDS}

@@ -112,8 +112,7 @@ class Summary(OnRankZero):
 
 
 def curve_in_a_line(values: Sequence[float]) -> str:
-    """Returns a curve as bars, with its first and last value; neighbours share a bar where there are
-    more than `BARS`."""
+    """Returns a curve as at most `BARS` bars, with its first and last value."""
     count = min(BARS, len(values))
     edges = [number * len(values) // count for number in range(count + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]

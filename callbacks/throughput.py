@@ -20,8 +20,7 @@ FLEET_COUNTS = ("restarts", "reissued", "moved", "joined", "left")
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one step, from the end of the one before to its own; wait, train and sync add up
-    to step."""
+    """Seconds of one step, up to its end; wait, train and sync add up to step."""
 
     trainer: dict[str, float] = field(default_factory=dict)
     """Seconds of the trainer by state (`lrl.system.stopwatch.TRAINER`)."""
@@ -69,8 +68,7 @@ class Throughput(OnRankZero):
 
     @staticmethod
     def needed_by(callback: L.Callback, trainer: L.Trainer) -> Throughput:
-        """Returns the trainer's `Throughput`, whose times `callback` reads; raises ConfigError if it
-        has none."""
+        """Returns the trainer's `Throughput`; raises ConfigError if it has none."""
         if (found := find(trainer, Throughput)) is None:
             raise ConfigError(
                 f"trainer.callbacks has lrl.callbacks.{type(callback).__name__} without "

@@ -29,8 +29,7 @@ SAMPLE_S = 0.1
 """Seconds between two snapshots of a generator."""
 INTERVAL_S = 1.0
 SHORTEST_S = 0.25
-"""Shorter intervals are dropped: a token of each response more or less would be much of the
-interval."""
+"""Shorter intervals are dropped: a token more or less would be much of them."""
 
 
 class Timeline(OnRankZero):
@@ -99,16 +98,13 @@ class Timeline(OnRankZero):
         with best_effort("The timeline", path := self.path(trainer)):
             timeline.write(path, [*work, *passes, *groups, step], "a")
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Stops the measurements."""
         while self._hooks:
             self._hooks.pop().remove()
         if self._sampling is not None:
             self._sampling.cancel()
             self._sampling = None
-
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """Stops the measurements: Lightning does not call `on_train_end` after an error."""
-        self.on_train_end(trainer, pl_module)
 
     @staticmethod
     def path(trainer: L.Trainer) -> Path:

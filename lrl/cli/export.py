@@ -170,8 +170,7 @@ def _policy(
 
 
 def check_shapes(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], prefix: str) -> None:
-    """Raises ValueError, which begins with `prefix`, if a weight is missing or of another shape
-    than expected."""
+    """Raises ValueError, beginning with `prefix`, if a weight is missing or of another shape."""
     for name, weight in expected.items():
         if name not in found or found[name].shape != weight.shape:
             shape = list(found[name].shape) if name in found else "none"

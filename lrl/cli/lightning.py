@@ -1,5 +1,4 @@
-"""LightningCLI with `omegaconf+` interpolation, short errors, and a config that wins over the
-checkpoint."""
+"""LightningCLI with `omegaconf+`, short errors, and a config that wins over the checkpoint."""
 
 import sys
 import traceback
@@ -38,8 +37,7 @@ class LrlCLI(LightningCLI):
     """The command line of fit and validate."""
 
     expected_errors = (ValueError, FileNotFoundError, MisconfigurationException)
-    """Errors of bad input, shown as a message. All others are faults of the program and keep their
-    traceback."""
+    """Errors of bad input, shown as a message; all others keep their traceback."""
 
     def __init__(self) -> None:
         if not sys.stderr.isatty():
@@ -110,12 +108,10 @@ class LrlCLI(LightningCLI):
         return trainer
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: with Lightning's own, the checkpoint's settings would override `--model.lr`
-        silently."""
+        """Does nothing: Lightning's own would let the checkpoint override `--model.lr` silently."""
 
     def _dump_config(self) -> None:
-        """Writes the config as Lightning's does, without a second check of the settings, which took
-        a sixth of the start."""
+        """Writes the config without a second check, which took a sixth of the start."""
         if not hasattr(self, "config_dump"):
             text = self.parser.dump(
                 self.config, skip_link_targets=False, skip_unset=False, skip_validation=True
@@ -124,8 +120,7 @@ class LrlCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Returns the requested verb, or all verbs, each with its arguments that are no
-        settings."""
+        """Returns the requested verb, or all, each with its arguments that are no settings."""
         skip = {"model", "train_dataloaders", "val_dataloaders", "datamodule", "dataloaders"}
         verbs = dict.fromkeys(("fit", "validate"), skip)
         verb = sys.argv[1] if sys.argv[1:] else ""

@@ -44,8 +44,7 @@ def _value_of_leaf(value: str) -> Any:
 
 
 def _begins_as_comment(value: Any) -> bool:
-    """YAML takes a text that begins with # for a comment: the template "# {question}" was silently
-    left out."""
+    """YAML takes such a text for a comment: the template "# {question}" was silently left out."""
     return isinstance(value, str) and value.lstrip().startswith("#")
 
 

@@ -167,8 +167,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
 
 
 def read_base(name: str) -> tuple[Path, dict[str, Any]]:
-    """Returns the path of a recipe that is given by name or by path, and the settings of its
-    data."""
+    """Returns the path of a recipe, given by name or path, and the settings of its data."""
     path = recipes().get(name, Path(name))
     try:
         recipe = yaml.safe_load(path.read_text())

@@ -61,8 +61,7 @@ export OPENAI_API_KEY={generator.token}
 
 
 def request(generator: Running, prompt: str) -> tuple[str, str]:
-    """Returns the OpenAI route, and its body as a shell word: a chat if there is a template, else
-    the bare prompt."""
+    """Returns the OpenAI route, and its body as a shell word: a chat if there is a template."""
     model = _answer(generator, "GET", "/v1/models")["data"][0]
     chat = {"model": model["id"], "messages": [{"role": "user", "content": prompt}]}
     has_template = generator.ask("POST", "/tokenize", chat)[0] == 200

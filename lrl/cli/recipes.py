@@ -68,8 +68,7 @@ def _is_yaml_file(value: str) -> bool:
 
 
 def _check(option: str, value: str) -> None:
-    """Raises ValueError if a file, or YAML on the command line, cannot be read or has a key
-    twice."""
+    """Raises ValueError if YAML cannot be read or has a key twice."""
     import yaml  # no reward worker needs it
 
     try:

@@ -1,5 +1,4 @@
-"""The config of a run as `config.yaml` in its folder, and as the hyperparameters of every
-logger."""
+"""A run's config as `config.yaml` in its folder, and as every logger's hyperparameters."""
 
 from collections.abc import Iterator
 from typing import Any

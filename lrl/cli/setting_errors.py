@@ -77,8 +77,7 @@ def explain(message: str) -> str:
 
 
 def without_noise(message: str) -> str:
-    """Returns a constructor's error, which jsonargparse puts among the types that its setting might
-    have."""
+    """Returns a constructor's error without the other types that its setting might have."""
     lines = [line.strip(" -") for line in message.splitlines()]
     own = [line for line in lines if not line.startswith((*NOISE, "Expected a <class"))]
     return " ".join(dict.fromkeys(own or lines))

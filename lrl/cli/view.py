@@ -74,8 +74,7 @@ def rollouts_of(run: Path) -> Path:
 
 
 def checked_endpoint(args: argparse.Namespace) -> Endpoint:
-    """Returns the address to listen on; raises ConfigError if others could read the token on its
-    way."""
+    """Returns the address to listen on; raises ConfigError if others could read the token."""
     if not 0 <= args.port < 2**16:
         raise ConfigError(f"--port is {args.port}; it must be from 0 to 65535.")
     if not (is_loopback(args.host) or args.tls_cert or args.insecure):

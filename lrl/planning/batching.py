@@ -26,8 +26,7 @@ REPRESENTATIVES = 96
 SHARES = 33
 """Points of the curve of complete groups."""
 GOLDEN = 0.6180339887498949
-"""Golden ratio's fraction. Its multiples modulo 1 spread evenly: an order of arrival independent of
-length."""
+"""Golden ratio's fraction: its multiples modulo 1 make an order independent of length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,7 @@ class GenerationPhase:
     at_tools: float = 0.0
     """Episodes that wait for a tool at a time, mean over a step."""
     group_ends_s: tuple[float, ...] = ()
-    """Seconds from admission until even shares of the groups (none to all) are complete; empty in a
-    steady flow."""
+    """Seconds from admission until even shares of the groups are complete; empty if steady."""
 
     def shortest_step_s(self, lag: int) -> float:
         """Returns P_gen of StreamRL's Algorithm 1: the shortest step that it allows."""
@@ -63,8 +61,7 @@ class GenerationPhase:
 
 
 def slots_of(costs: GeneratorCosts, workload: Workload) -> int:
-    """Returns the responses whose keys and values fit on average at once; 0 if the longest alone
-    does not fit."""
+    """Returns the responses that fit on average at once; 0 if the longest alone does not."""
     if costs.kv_tokens < workload.longest:
         return 0
     return max(1, int(costs.kv_tokens / workload.live_tokens))
@@ -120,8 +117,7 @@ def _drain(
 
 
 def _prefill_s(costs: GeneratorCosts, workload: Workload, responses: float) -> float:
-    """Returns the seconds of prefill; a group's responses share their prompt, and a later turn reads
-    what is new."""
+    """Returns the seconds of prefill; a group shares its prompt, a later turn reads what is new."""
     each = workload.prompt_tokens / workload.responses + workload.read_tokens
     return costs.prefill_s(int(responses * each))
 
@@ -174,6 +170,5 @@ def steady(costs: GeneratorCosts, workload: Workload, generators: int, lag: int)
 
 
 def _most(limit: int, holds: Callable[[int], bool]) -> int:
-    """Returns the largest number up to `limit` for which `holds` is true, as it is for all smaller
-    ones; at least 1."""
+    """Returns the largest number up to `limit` that `holds`, as all smaller do; at least 1."""
     return max(1, bisect_left(range(1, limit + 1), True, key=lambda number: not holds(number)))

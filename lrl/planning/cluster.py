@@ -25,8 +25,7 @@ class Device:
     bandwidth: float
     """Bytes/s between memory and processor."""
     node_link: float
-    """Bytes/s sent to the devices of its node, while it receives as many (half of a sheet's
-    figure)."""
+    """Bytes/s sent within its node, while it receives as many (half of a sheet's figure)."""
     network: float
     """Bytes/s sent to other nodes; a property of the node it is sold in."""
 

@@ -1,5 +1,4 @@
-"""Seconds of work: what the search and the simulator ask of a cost model, linear costs, and their fit
-to a run's timeline."""
+"""Seconds of work: what a cost model answers, linear costs, and their fit to a timeline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,8 +44,7 @@ class TrainerCosts(Protocol):
 
     @property
     def sync_s(self) -> float:
-        """The trainer's seconds in a sync: before the generators' pause if `pause_overlaps`, else
-        around it."""
+        """The trainer's seconds in a sync: before the pause if `pause_overlaps`, else around it."""
 
     @property
     def pause_overlaps(self) -> bool:

@@ -28,8 +28,7 @@ from lrl.routing.request_queue import Slots
 from lrl.types import Rollout
 
 HEADROOM = 0.01
-"""Share of the KV cache that stays free when a response joins others; without it, it would be
-preempted at once."""
+"""Share of the KV cache kept free at a join, which would else preempt at once."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,8 +66,7 @@ def _order(response: SimulatedResponse) -> tuple[int, int]:
 
 
 class ModelGenerator(Slots):
-    """Writes at most `capacity` responses at once in the time of `costs`; calls `record` with each
-    interval."""
+    """Writes up to `capacity` responses at once; calls `record` with each interval."""
 
     serving = True
 

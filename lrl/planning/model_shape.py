@@ -90,8 +90,7 @@ class ModelShape:
 
     @property
     def attention_flops(self) -> float:
-        """FLOPs of a forward pass for one token and one attended token: scores, and the weighted
-        sum."""
+        """FLOPs of a forward pass for one token and one attended token: scores, weighted sum."""
         return 4 * self.layers * self.heads * self.head_dim
 
     @property

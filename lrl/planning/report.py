@@ -1,5 +1,4 @@
-"""What `lrl plan` writes: the plans as a table, the bottleneck of the first one in words, and the
-best one as a recipe."""
+"""What `lrl plan` writes: a table, the bottleneck in words, and the best plan as a recipe."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

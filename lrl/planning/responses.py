@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -71,8 +71,7 @@ class RunLengths(Sequence[V]):
 
 
 def fill(rollout: Rollout, versions: Sequence[tuple[int, int]], token: int = 0) -> None:
-    """Finishes an empty rollout with the same token everywhere, log-probs of 0, and `versions`:
-    (version, tokens) in order."""
+    """Finishes an empty rollout of equal tokens, with `versions`: (version, tokens) in order."""
     written: Any = RunLengths(versions)
     rollout.token_ids = RunLengths([(token, len(written))])  # type: ignore[assignment]
     rollout.versions = written
@@ -90,8 +89,7 @@ class LengthSampler(ABC):
 
     @abstractmethod
     def tokens(self, normal: np.ndarray) -> np.ndarray:
-        """Maps standard normal numbers, float64 [n], to lengths in tokens, int64 [n], at least
-        1."""
+        """Maps standard normal numbers, float64 [n], to tokens, int64 [n], at least 1."""
 
     def of(self, prompt: int, index: int, responses: int) -> list[int]:
         """Returns the tokens of each response of a group: `prompt` is `Prompt.id`, and `index` is
@@ -115,8 +113,7 @@ class LengthSampler(ABC):
 
 @dataclass
 class Lognormal(LengthSampler):
-    """exp of a normal number with mean log(`median`) and standard deviation `sigma`, cut at a limit,
-    as responses are."""
+    """exp of a normal number (mean log(`median`), deviation `sigma`), cut at `longest`."""
 
     median: float
     sigma: float
@@ -140,8 +137,7 @@ class ObservedLengths(LengthSampler):
 
 
 class ReplayedLengths(ObservedLengths):
-    """A run's lengths, group by group in the order of its prompts; later groups draw from all of
-    them."""
+    """A run's lengths, group by group in order; later groups draw from all of them."""
 
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         super().__init__([length for group in groups for length in group])
@@ -153,8 +149,7 @@ class ReplayedLengths(ObservedLengths):
         return super().of(prompt, index, responses)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer of a simulated environment to a turn before the last one."""
 
     observation_tokens: int
@@ -163,26 +158,17 @@ class Answer:
     """Tokens of the turn after it."""
 
 
-class EpisodeShapes(ABC):
-    """Draws the turns of a run's episodes behind their first ones."""
-
-    tool_ms: LengthSampler | None = None
-    """Milliseconds of each answer, the last one included; None for none."""
-
-    @abstractmethod
-    def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
-        """Returns the answers of episode `number`, one less than it has turns of these lengths."""
-
-
 @dataclass(frozen=True)
-class DrawnEpisodes(EpisodeShapes):
+class DrawnEpisodes:
     """Episodes with drawn numbers of turns, and observations of at least one token each."""
 
     turns: LengthSampler
     observation_tokens: int
     tool_ms: LengthSampler | None = None
+    """Milliseconds of each answer, the last one included; None for none."""
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
+        """Returns the answers of episode `number`, one less than it has turns of these lengths."""
         # Another prompt's draw: long turns are not many turns.
         (turns,) = self.turns.of(APART + prompt, number, 1)
         later = lengths.of(prompt, APART + number, turns - 1)
@@ -190,15 +176,18 @@ class DrawnEpisodes(EpisodeShapes):
 
 
 @dataclass(frozen=True)
-class ReplayedEpisodes(EpisodeShapes):
-    """The answers of a run's episodes, in the order in which they began; later ones begin again
-    with the first."""
+class ReplayedEpisodes:
+    """The answers of a run's episodes, in the order of their beginnings, over and over."""
 
     episodes: Sequence[Sequence[Answer]]
     tool_ms: LengthSampler | None = None
 
     def of(self, prompt: int, number: int, lengths: LengthSampler) -> Sequence[Answer]:
         return self.episodes[number % len(self.episodes)]
+
+
+EpisodeShapes = DrawnEpisodes | ReplayedEpisodes
+"""The turns of a run's episodes behind their first ones."""
 
 
 @dataclass

@@ -24,18 +24,11 @@ from functools import cache
 from lrl.planning.batching import GenerationPhase, drained, slots_of, steady
 from lrl.planning.cluster import GB, Cluster
 from lrl.planning.model_shape import BYTES, ModelShape
-from lrl.planning.roofline import (
-    RooflineGenerator,
-    RooflineTrainer,
-    generation_memory,
-    training_memory,
-    usable,
-)
+from lrl.planning.roofline import RooflineGenerator, RooflineTrainer, training_memory, usable
 from lrl.planning.workload import Workload
 
 MICRO_BATCHES = tuple(2**power for power in range(10, 18))
-"""Tokens a rank may have in a micro-batch. Larger ones win nothing, and make the step's last one
-longer."""
+"""Tokens a rank may have in a micro-batch; larger ones only lengthen the step's last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +127,7 @@ class Layouts:
                 count = devices // tp
                 work = self.workload
                 writing = steady(costs, work, count, lag) if lag else drained(costs, work, count)
-                taken = generation_memory(self.shape, tp, precision)
-                memory = taken.bytes_for(writing.slots * work.live_tokens)
+                memory = costs.memory.bytes_for(writing.slots * work.live_tokens)
                 yield Generation(
                     devices=devices, generators=count, costs=costs, writing=writing, memory=memory
                 )
@@ -306,8 +298,7 @@ def _divides(training: Training) -> bool:
 
 
 def on_nodes_of_its_own(plan: Plan, cluster: Cluster) -> bool:
-    """Returns whether the trainer has whole nodes, with as many devices on each, and the generators
-    have others."""
+    """Returns whether the trainer has whole nodes, evenly, and the generators have others."""
     node, trainers = cluster.devices_per_node, plan.training.devices
     nodes = cluster.nodes_of(trainers) + cluster.nodes_of(plan.generation.devices)
     return (trainers <= node or trainers % node == 0) and nodes <= cluster.nodes_of(cluster.count)

@@ -47,8 +47,7 @@ class Outcome:
 
 @cache
 def outcomes(plan: Plan, workload: Workload) -> tuple[Outcome, ...]:
-    """Simulates the plan under each policy; with a single generator only under the policies that
-    still differ."""
+    """Simulates the plan under each policy; for a single generator under those that differ."""
     costs = plan.generation.costs
     slots = max(2, plan.generation.writing.slots)
     # The line through one response and all slots: SkewnessAware gets the simulated generators' own
@@ -129,8 +128,7 @@ def _outcome(
 
 
 def best_dispatch(found: Sequence[Outcome]) -> dict[str, Any] | None:
-    """Returns `data.dispatch` of the fastest policy, as a recipe has it; None if the default is as
-    good."""
+    """Returns a recipe's `data.dispatch` of the fastest policy; None for the default."""
     default = next(one for one in found if one.policy == DEFAULT_DISPATCH)
     best = min(found, key=lambda one: one.step_s)
     if best.step_s > MAX_SHARE_OF_DEFAULT * default.step_s:

@@ -66,8 +66,7 @@ class Simulation:
     """In the data set."""
     dispatch: Callable[[], DispatchPolicy] = LeastLoaded
     placement: Literal["split", "shared"] = "split"
-    """`shared`: no micro-batch begins while responses are being written; both sides have the costs
-    of all devices."""
+    """`shared`: both sides have all devices, and none trains while responses are written."""
     episodes: EpisodeShapes | None = None
     """The later turns of episodes; None for responses of a single turn."""
     prefix_cache: bool = True
@@ -231,8 +230,7 @@ class ModelFleet:
         await whole
 
     def _cached(self, generator: ModelGenerator, request: Request) -> int:
-        """Returns the tokens of a later turn's prompt that its generator has cached: all but the
-        observation, or none."""
+        """Returns the cached tokens of a later turn's prompt: all but the observation, or none."""
         *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
         if (
             not self.prefix_cache
@@ -243,8 +241,7 @@ class ModelFleet:
         return len(request.prompt.token_ids) - observation
 
     async def sync(self, version: int) -> float:
-        """Pauses all generators and resumes them with `version`; returns the longest pause in
-        seconds."""
+        """Pauses all generators and resumes them with `version`; returns the longest pause."""
         loop = asyncio.get_running_loop()
 
         async def one(generator: ModelGenerator) -> float:

@@ -52,13 +52,11 @@ class Quantiles:
 
     @property
     def written(self) -> float:
-        """Mean tokens of an unfinished response at a random moment of its generation: E[L^2] / 2
-        E[L]."""
+        """Mean tokens of an unfinished response at a random moment: E[L^2] / 2 E[L]."""
         return self.mean_square / (2 * self.mean)
 
     def of(self, responses: int) -> NDArray[np.float64]:
-        """Returns the ascending lengths of `responses` responses, float64 [responses]: quantiles (i
-        + 1/2) / n."""
+        """Returns ascending lengths, float64 [responses]: the quantiles (i + 1/2) / n."""
         wanted, known = ((np.arange(n) + 0.5) / n for n in (responses, len(self.values)))
         return np.interp(wanted, known, self.values)
 
@@ -82,8 +80,7 @@ def parse_lengths(text: str, setting: str = "--lengths") -> Quantiles:
 
 
 def _lognormal(mean: float, max: float, sigma: float = 1.0) -> Quantiles:
-    """Returns a lognormal that is cut at `max`, as responses are; `mean` is the mean after the
-    cut."""
+    """Returns a lognormal that is cut at `max`; `mean` is the mean after the cut."""
     if not 1 < mean < max < math.inf or not 0 < sigma < math.inf:
         raise ValueError("mean must lie between 1 and max, and sigma above 0")
     normal = [NormalDist().inv_cdf((i + 0.5) / POINTS) for i in range(POINTS)]
@@ -109,8 +106,7 @@ def _measured(path: Path) -> Quantiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """Episodes of a step. The number of turns does not depend on their lengths, which are alike in
-    an episode."""
+    """Episodes of a step. The lengths of their turns are alike within an episode."""
 
     turns: Quantiles
     turn_lengths: Quantiles

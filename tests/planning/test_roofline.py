@@ -15,7 +15,6 @@ from lrl.planning.model_shape import read_shape
 from lrl.planning.roofline import (
     RooflineGenerator,
     RooflineTrainer,
-    generation_memory,
     training_memory,
     usable,
 )
@@ -91,8 +90,7 @@ def test_a_generator_across_nodes_pays_for_the_network() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_weights_and_kv_cache_fill_the_usable_memory(tp: int) -> None:
-    tokens = generator(tp=tp).kv_tokens
-    taken = generation_memory(LLAMA, tp, "bf16")
+    tokens, taken = generator(tp=tp).kv_tokens, generator(tp=tp).memory
     room = usable(parse_cluster("1xH100").device)
     assert taken.bytes_for(tokens) <= room < taken.bytes_for(tokens + 1)
 

@@ -8,10 +8,11 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import lightning as L
-from docstring_parser import DocstringStyle, parse
+from jsonargparse import ArgumentParser
+from jsonargparse._typehints import ActionTypeHint
 
 import lrl
 from lrl import callbacks
@@ -84,29 +85,19 @@ def all_settings() -> list[str]:
 
 def settings_of(kind: Any, prefix: str = "") -> list[Setting]:
     """Returns the settings of a class and its bases; `prefix` is for their names."""
-    sentences: dict[str, str] = {}
-    found: dict[str, Setting] = {}
-    for base in inspect.getmro(kind):
-        init: Any = vars(base).get("__init__")
-        if init is None or base is object:
-            continue
-        for doc in (base.__doc__, init.__doc__):
-            for one in parse(doc or "", DocstringStyle.GOOGLE).params:
-                sentences.setdefault(one.arg_name, one.description or "")
-        try:
-            hints = get_type_hints(init)
-        except NameError:  # a name that only type checkers import
-            hints = {}
-        for name, parameter in list(inspect.signature(init).parameters.items())[1:]:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
-            shown = _type(hints.get(name, parameter.annotation))
-            if parameter.default is not parameter.empty:
-                shown += f" = {_value(parameter.default)}"
-            if len(shown) > WIDEST_TYPE:
-                shown = f"{shown[: WIDEST_TYPE - 4]} ..."
-            found.setdefault(name, Setting(prefix + name, shown, sentences.get(name, "")))
-    return list(found.values())
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, fail_untyped=False)
+    found = []
+    for action in parser._actions:
+        if not isinstance(action, ActionTypeHint) or "." in action.dest:
+            continue  # its help, or a setting of a setting
+        shown = _type(action._typehint)
+        if not getattr(action, "_required", action.required):
+            shown += f" = {_value(action.default)}"
+        if len(shown) > WIDEST_TYPE:
+            shown = f"{shown[: WIDEST_TYPE - 4]} ..."
+        found.append(Setting(prefix + action.dest, shown, action.help or ""))
+    return found
 
 
 def _type(hint: Any) -> str:

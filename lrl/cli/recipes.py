@@ -4,17 +4,12 @@ Their text is checked before jsonargparse reads it: its errors name neither file
 key that stands twice it silently takes the second.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import lrl
 from lrl.system.import_by_name import nearest
-
-if TYPE_CHECKING:
-    import yaml
 
 FOLDER = Path(lrl.__file__).parent / "recipes"
 CONFIG = ("--config", "-c")
@@ -71,13 +66,19 @@ def _check(option: str, value: str) -> None:
     """Raises ValueError if YAML cannot be read or has a key twice."""
     import yaml  # no reward worker needs it
 
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            first: dict[str, Any] = {}
+            for key, _ in node.value:
+                mark = first.setdefault(str(key.value), key.start_mark)
+                if mark is not key.start_mark and key.value != "<<":
+                    problem = f"{key.value} is already in line {mark.line + 1}"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            return super().construct_mapping(node, deep)
+
     try:
         text = Path(value).read_text(encoding="utf-8-sig") if _is_yaml_file(value) else value
-        root = yaml.compose(text)
-        for key, line in _repeated_keys(root):
-            problem = f"{key.value} is already in line {line}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-        if option in CONFIG and not isinstance(root, yaml.MappingNode):
+        if not isinstance(yaml.load(text, Loader), dict) and option in CONFIG:
             raise ValueError("it maps no settings to values, as in `data: {max_lag: 1}`")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -85,17 +86,3 @@ def _check(option: str, value: str) -> None:
         raise ValueError(f"{option} {value}: {place}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise ValueError(f"{option} {value}: {' '.join(str(error).split())}") from error
-
-
-def _repeated_keys(node: yaml.Node | None) -> Iterator[tuple[yaml.Node, int]]:
-    """Yields each key that stands twice in a mapping, with the line of the first one."""
-    first: dict[object, int] = {}
-    pairs = [] if node is None or isinstance(node.value, str) else node.value
-    for pair in pairs:
-        key, *values = pair if isinstance(pair, tuple) else (None, pair)
-        if key is not None and isinstance(key.value, str) and key.value != "<<":
-            if key.value in first:
-                yield key, first[key.value]
-            first[key.value] = key.start_mark.line + 1
-        for value in values:
-            yield from _repeated_keys(value)

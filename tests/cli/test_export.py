@@ -113,6 +113,7 @@ def test_a_wrong_word_is_named_with_its_remedy_and_nothing_is_written(
     name: str, text: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, more = broken(name, run, tmp_path)
+    capsys.readouterr()
     assert main(["export", str(checkpoint), str(tmp_path / "out"), *more]) == 2
     error = capsys.readouterr().err
     assert error.startswith("lrl: error: ") and text in error and len(error.splitlines()) == 1

@@ -60,7 +60,12 @@ class Export(OnRankZero):
         if upload_timeout_s is not None:
             above(0, "Export", upload_timeout_s=upload_timeout_s)
         if push_to_hub is not None:
-            _check_name(push_to_hub)
+            try:
+                validate_repo_id(push_to_hub)
+            except HFValidationError as error:
+                fault(f"Export.push_to_hub is {push_to_hub!r}: {error}")
+            if "/" not in push_to_hub:
+                fault(f"Export.push_to_hub is {push_to_hub!r}: give it as `user/{push_to_hub}`.")
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Raises ConfigError, before any server starts, if the folder is the model's own, the hub
@@ -148,12 +153,3 @@ def _usual_timeout(folder: Path) -> float:
     """Returns the seconds that the upload of a folder may take."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return LEAST_UPLOAD_S + size / SLOWEST_UPLOAD
-
-
-def _check_name(name: str) -> None:
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        fault(f"Export.push_to_hub is {name!r}: {error}")
-    if "/" not in name:
-        fault(f"Export.push_to_hub is {name!r}: give it as `user/{name}`.")

@@ -34,21 +34,16 @@ def main(argv: Sequence[str]) -> int:
         prog="lrl export",
         description="Write the policy of a checkpoint, or its critic, in Hugging Face format.",
     )
-    parser.add_argument(
-        "checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder"
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="a checkpoint of a run: a .ckpt file or folder")
+    add("folder", type=Path, help="where to write the policy, with its tokenizer")
+    model = (
+        "folder or hub name of the run's model.model, if it was moved since; with --critic that of "
+        "model.critic.model, if there is one"
     )
-    parser.add_argument("folder", type=Path, help="where to write the policy, with its tokenizer")
-    parser.add_argument(
-        "--model",
-        help="folder or hub name of the run's model.model, if it was moved since; with --critic "
-        "that of model.critic.model, if there is one",
-    )
-    parser.add_argument(
-        "--critic",
-        action="store_true",
-        help="write the critic: a model for token classification, whose one number for a token is "
-        "the value behind it",
-    )
+    add("--model", help=model)
+    critic = "a model for token classification, whose one number for a token is the value behind it"
+    add("--critic", action="store_true", help=f"write the critic: {critic}")
     args = parser.parse_args(argv)
     write = export_critic if args.critic else export
     steps = write(args.checkpoint, args.folder, args.model)
@@ -148,8 +143,7 @@ def _named(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _policy(
     checkpoint: Path, state: Mapping[str, Any], weights: Mapping[str, Tensor], base: str
 ) -> tuple[PreTrainedModel, dict[str, Tensor], LoRA | None]:
-    """Returns the policy's model, its weights with the adapters merged into them, by their names in
-    it, and the kind of the adapters."""
+    """Returns the policy's model, its weights by name, with the adapters merged, and their kind."""
     from lrl.training.lora import LoRA, is_adapter
     from lrl.training.model import open_meta_model, open_network, unique_tensors, whole_tensors
 

@@ -28,13 +28,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="lrl prompt", description="Print the command that prompts a live policy."
     )
-    parser.add_argument(
-        "run", metavar="RUN", help="the run's folder, on its machine, with generator-0.log"
-    )
-    parser.add_argument("prompt", nargs="*", default=[], help=f"the prompt ({PROMPT})")
-    parser.add_argument(
-        "--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)"
-    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the run's folder, on its machine, with generator-0.log")
+    add("prompt", nargs="*", default=[], help=f"the prompt ({PROMPT})")
+    add("--generator", metavar="N", type=int, default=0, help="which generator (%(default)s)")
     args = parser.parse_intermixed_args(argv)  # plain argparse takes no prompt after an option
     sys.stdout.write(lines(Path(args.run), args.generator, " ".join(args.prompt) or PROMPT))
     return 0

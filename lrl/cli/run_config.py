@@ -62,9 +62,9 @@ def add_hparams(logger: TensorBoardLogger, settings: dict[str, Any], means: list
     """
     from torch.utils.tensorboard.summary import hparams
 
-    plain = dict(settings)
-    for name, value in settings.items():
-        if not isinstance(value, bool | int | float | str):
-            plain[name] = str(value)
+    plain = {
+        name: value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in settings.items()
+    }
     for summary in hparams(plain, dict.fromkeys([*means, REWARD], 0.0)):
         logger.experiment.file_writer.add_summary(summary)

@@ -47,16 +47,15 @@ def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(
         prog="lrl view", allow_abbrev=False, description="Look at a run's rollouts in the browser."
     )
-    words.add_argument("run", metavar="RUN", type=Path, help=f"the run's folder, with {FILE}")
-    words.add_argument("--port", type=int, default=0, help="(a free one)")
-    words.add_argument(
-        "--host", default=LOOPBACK, help="an address of this machine, or 0.0.0.0 (%(default)s)"
-    )
-    words.add_argument("--tls_cert", metavar="FILE", help="certificate, PEM")
-    words.add_argument("--tls_key", metavar="FILE", help="its key, PEM")
-    words.add_argument(
-        "--insecure", action="store_true", help="plain HTTP at an address that others reach"
-    )
+    add = words.add_argument
+    add("run", metavar="RUN", type=Path, help=f"the run's folder, with {FILE}")
+    add("--port", type=int, default=0, help="(a free one)")
+    host = "an address of this machine, or 0.0.0.0 (%(default)s)"
+    add("--host", default=LOOPBACK, help=host)
+    add("--tls_cert", metavar="FILE", help="certificate, PEM")
+    add("--tls_key", metavar="FILE", help="its key, PEM")
+    plain = "plain HTTP at an address that others reach"
+    add("--insecure", action="store_true", help=plain)
     return words
 
 

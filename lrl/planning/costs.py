@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
+from lrl.planning.roofline import RooflineGenerator, RooflineTrainer
 from lrl.rollouts.timeline import GeneratorRecord, MicroBatchRecord, Record, StepRecord
 
 ROUNDS = 20
@@ -16,51 +16,12 @@ MIN_EXPECTED_SHARE = 0.01
 """Least share of the measured seconds that counts as expected, and so bounds a record's weight."""
 
 
-class GeneratorCosts(Protocol):
-    """One generator, on any number of devices."""
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens whose keys and values fit next to the weights."""
-
-    @property
-    def sync_pause_s(self) -> float:
-        """Seconds of a sync in which the generator writes no token."""
-
-    def decode_s(self, responses: int, context_tokens: int) -> float:
-        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts
-        (prompt and response so far) hold `context_tokens` in sum."""
-
-    def prefill_s(self, tokens: int) -> float:
-        """Returns the seconds to prefill `tokens` tokens of prompts and of migrated responses."""
-
-
-class TrainerCosts(Protocol):
-    """The whole trainer, on any number of devices."""
-
-    @property
-    def update_s(self) -> float:
-        """Seconds of the optimizer's update."""
-
-    @property
-    def sync_s(self) -> float:
-        """The trainer's seconds in a sync: before the pause if `pause_overlaps`, else around it."""
-
-    @property
-    def pause_overlaps(self) -> bool:
-        """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`).
-        With lag 0 it never does: the trainer has nothing to train then."""
-
-    def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
-        """Returns the seconds of forward and backward for sequences (prompt and response) with
-        these sums of lengths and of squared lengths."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearGenerator:
     """Linear costs of a generator, in seconds."""
 
     kv_tokens: int
+    """Tokens whose keys and values fit next to the weights."""
     step_s: float = 0.0
     """Of every decode step: reading the weights."""
     response_s: float = 0.0
@@ -69,11 +30,15 @@ class LinearGenerator:
     """That each token of context adds to a decode step: reading its keys and values."""
     prefill_token_s: float = 0.0
     sync_pause_s: float = 0.0
+    """Of a sync in which the generator writes no token."""
 
     def decode_s(self, responses: int, context_tokens: int) -> float:
+        """Returns the seconds of a decode step: one token for each of `responses`, whose contexts
+        (prompt and response so far) hold `context_tokens` in sum."""
         return self.step_s + self.response_s * responses + self.context_token_s * context_tokens
 
     def prefill_s(self, tokens: int) -> float:
+        """Returns the seconds to prefill `tokens` tokens of prompts and of migrated responses."""
         return self.prefill_token_s * tokens
 
 
@@ -87,12 +52,24 @@ class LinearTrainer:
     token_squared_s: float = 0.0
     """That each squared token of a sequence adds: attention."""
     update_s: float = 0.0
+    """Of the optimizer's update."""
     sync_s: float = 0.0
+    """Of a sync: before the generators' pause if `pause_overlaps`, else around it."""
     pause_overlaps: bool = False
+    """Whether the generators' pause overlaps the next step (`lrl.weights.Transport.copies`). With
+    lag 0 it never does: the trainer has nothing to train then."""
 
     def micro_batch_s(self, tokens: int, tokens_squared: int) -> float:
+        """Returns the seconds of forward and backward for sequences (prompt and response) with
+        these sums of lengths and of squared lengths."""
         work_s = self.token_s * tokens + self.token_squared_s * tokens_squared
         return self.micro_batch_fixed_s + work_s
+
+
+GeneratorCosts = LinearGenerator | RooflineGenerator
+"""Costs of one generator, on any number of devices."""
+TrainerCosts = LinearTrainer | RooflineTrainer
+"""Costs of the whole trainer, on any number of devices."""
 
 
 def fit_generator(records: Sequence[Record], kv_tokens: int) -> LinearGenerator:

@@ -87,7 +87,7 @@ def all_reduce_s(size: float, cluster: Cluster, tp: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineGenerator:
-    """One generator on `tp` devices (`GeneratorCosts`)."""
+    """One generator on `tp` devices."""
 
     shape: ModelShape
     cluster: Cluster

@@ -71,6 +71,7 @@ class Simulation:
     """The later turns of episodes; None for responses of a single turn."""
     prefix_cache: bool = True
     """Whether a later turn reads only what is new; else the whole episode."""
+    keys_and_values: Literal["recompute", "keep"] = "recompute"
     attention_tokens: int = 0
     """See `lrl.training.tree_cost`; 0 gives each response its own prompt in training."""
 
@@ -112,7 +113,8 @@ class Simulation:
         steps = [await trainer.step(number) for number in range(self.steps)]
         for generator in fleet.generators:
             generator.end()
-        return Forecast(steps, fleet.generators)
+        reuse = fleet.reused / fleet.later_turns if fleet.later_turns else None
+        return Forecast(steps, fleet.generators, reuse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,17 @@ class Forecast:
 
     steps: list[StepRecord]
     generators: list[ModelGenerator]
+    prefix_reuse: float | None
+    """Share of later turns that found their episode in the prefix cache; None without any."""
 
     @property
     def seconds(self) -> float:
         return self.steps[-1].started_s + self.steps[-1].seconds
+
+    @property
+    def busy(self) -> float:
+        """Share of the run in which a generator prefills or decodes, mean over all."""
+        return sum(one.busy_s for one in self.generators) / (self.seconds * len(self.generators))
 
     @property
     def lags(self) -> Counter[int]:
@@ -157,14 +166,18 @@ class ModelFleet:
     (`lrl.rollouts.controller.ResponseWriter`). A response's tokens appear at its end."""
 
     def __init__(self, scene: Simulation, record: Callable[[Record], None]) -> None:
+        keeps_cache = scene.keys_and_values == "keep"
         self.generators = [
-            ModelGenerator(costs, scene.max_num_seqs, record) for costs in scene.generators
+            ModelGenerator(costs, scene.max_num_seqs, record, keeps_cache=keeps_cache)
+            for costs in scene.generators
         ]
         self.requests = RequestQueue(
             scene.dispatch(), lambda: [one for one in self.generators if one.serving]
         )
         self.lengths = scene.lengths
         self.prefix_cache = scene.prefix_cache
+        self.later_turns = self.reused = 0
+        """Requests for a later turn of an episode, and those whose generator still had it."""
         self._arrivals = 0
 
     async def generate(
@@ -232,12 +245,11 @@ class ModelFleet:
     def _cached(self, generator: ModelGenerator, request: Request) -> int:
         """Returns the cached tokens of a later turn's prompt: all but the observation, or none."""
         *_, (token, _), (_, observation) = request.prompt.token_ids.runs  # type: ignore[attr-defined]
-        if (
-            not self.prefix_cache
-            or generator is not request.home
-            or not generator.holds(-1 - token)
-        ):
+        self.later_turns += 1
+        at_home = self.prefix_cache and generator is request.home
+        if not at_home or not generator.holds(-1 - token):
             return 0
+        self.reused += 1
         return len(request.prompt.token_ids) - observation
 
     async def sync(self, version: int) -> float:

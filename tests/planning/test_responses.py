@@ -144,19 +144,17 @@ def test_a_place_is_free_while_a_tool_runs() -> None:
 def test_a_tool_leaves_the_generator_idle_unless_other_episodes_are_in_flight() -> None:
     def busy(max_lag: int) -> float:
         slow = three_turns(1200)
-        forecast = one_generator(episodes=slow, max_lag=max_lag, steps=20).run()
-        return forecast.generators[0].busy_s / forecast.seconds
+        return one_generator(episodes=slow, max_lag=max_lag, steps=20).run().busy
 
     assert busy(0) < 0.4 and busy(0) < busy(1) < busy(3)
 
 
-def read(scene: Simulation) -> int:
-    records: list[Record] = []
-    scene.run(records.append)
-    return sum(one.prefill_tokens for one in records if isinstance(one, GeneratorRecord))
-
-
 def test_a_later_turn_reads_only_what_is_new_where_its_episode_was_written() -> None:
+    def read(scene: Simulation) -> int:
+        records: list[Record] = []
+        scene.run(records.append)
+        return sum(one.prefill_tokens for one in records if isinstance(one, GeneratorRecord))
+
     # Two prompts of 30 tokens, and then each of eight episodes reads two answers of 10 tokens.
     assert read(one_generator()) == 2 * 30 + 8 * 2 * 10
     # A cache without room for all episodes loses the oldest.
@@ -164,9 +162,12 @@ def test_a_later_turn_reads_only_what_is_new_where_its_episode_was_written() -> 
     assert read(one_generator(generators=[tight], max_num_seqs=2)) > 2 * 30 + 8 * 2 * 10
 
 
-def test_a_sync_empties_the_prefix_cache() -> None:
+def test_a_sync_empties_the_prefix_cache_unless_it_keeps_it() -> None:
     slow = three_turns(1000, 3000)
-    assert read(one_generator(steps=6, max_lag=2, episodes=slow)) > 6 * (2 * 30 + 8 * 2 * 10)
+    scene = one_generator(steps=6, max_lag=2, episodes=slow)
+    assert replace(scene, keys_and_values="keep").run().prefix_reuse == 1.0
+    emptied = scene.run().prefix_reuse
+    assert emptied is not None and 0.3 < emptied < 1.0
 
 
 def test_replayed_episodes_are_the_recorded_ones() -> None:

@@ -38,7 +38,7 @@ class Before(LengthSampler):
     """Other responses to the same prompts, as an earlier epoch might have drawn them."""
 
     def __init__(self, drawn: LengthSampler) -> None:
-        super().__init__(drawn.prompt_share, drawn.seed)
+        super().__init__(prompt_share=drawn.prompt_share, seed=drawn.seed)
         self._drawn = drawn
 
     def tokens(self, normal: np.ndarray) -> np.ndarray:

@@ -17,14 +17,14 @@ from lightning.pytorch.loggers.logger import Logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from lrl.cli.lightning import flat
 from lrl.cli.main import main
-from lrl.cli.run_config import flat
 from lrl.run import Run
 from lrl.system.endpoint import LOOPBACK
 from tests.preflight import broken_inputs
 from tests.tiny_policies import tiny_llama
 
-LOGGER = "tests.cli.test_run_config.Tracker"
+LOGGER = "tests.cli.test_lightning.Tracker"
 
 
 class Reached(BaseException):

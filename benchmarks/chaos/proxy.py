@@ -26,8 +26,8 @@ from lrl.weights.staged_file import checksum
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0
 """For starting and closing a proxy."""
-PROBE_SALT = "probe-"
-"""Start of a probe's `cache_salt`, and of no other request's."""
+PROBE_SALT = "proof-"
+"""Start of a proof's `cache_salt`, and of no other request's."""
 
 Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged", "replaced"]
 """What becomes of a request; see `Proxy._break`."""

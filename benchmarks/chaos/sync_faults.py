@@ -167,7 +167,7 @@ class BreakingSync(WeightSync):
 
     def _sync(self, run: Run, sync: Callable[[], None]) -> None:
         pool, version = run.fleet.rollouts, run.trainer.global_step
-        run.syncs.wait_until_verified(pool)
+        run.syncs.wait(pool)
         self._wait_if_nothing_suits(pool)
         chosen = self._choose(pool, version, newest=run.version)
         if chosen is None:
@@ -180,7 +180,7 @@ class BreakingSync(WeightSync):
         started = time.monotonic()
         with self._armed(planned, fault, target):
             sync()
-            run.syncs.wait_until_verified(pool)
+            run.syncs.wait(pool)
             if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
                 sync()
             sync_s = time.monotonic() - started

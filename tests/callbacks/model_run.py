@@ -33,9 +33,8 @@ class ModelRun(Run):
         data.probe_tokens = lambda count: [1, 2, 3]  # type: ignore[method-assign]
         policy: Any = SimpleNamespace(
             sent_weights=weights,
-            prompt_logprobs=lambda tokens: [-1.0, -1.0],
+            prompt_logprobs=lambda tokens, *formats: [-1.0, -1.0],
             compute_dtype="float32",
-            training_dtype="float32",
             reference=None,
         )
         self.settings = WeightSync(deadline_s=60.0)

@@ -52,16 +52,16 @@ class LiveRun:
         self.fleet.call(self.fleet.rollouts.admit_pending(), "the beginning of a sync")
 
     def end_sync(self, version: int, failing: Generator | None = None) -> None:
-        async def verify() -> None:
+        async def prove() -> None:
             for generator in self.fleet.rollouts.generators:
                 if generator is not failing:
                     generator.version = version
-                    generator.verify()
+                    generator.open()
             await self.fleet.rollouts.finish_sync(
                 {failing: "it does not compute what the policy does"} if failing else {}
             )
 
-        self.fleet.call(verify(), "a model of a sync")
+        self.fleet.call(prove(), "a model of a sync")
 
     def sync(self, version: int) -> None:
         self.begin_sync()

@@ -61,7 +61,7 @@ def sync(fleet: Fleet, version: int, failing: str = "") -> None:
         for generator in fleet.rollouts.generators:
             if generator not in failed:
                 generator.version = version
-                generator.verify()
+                generator.open()
         await fleet.rollouts.finish_sync(failed)
 
     fleet.call(work(), "a model of a sync")

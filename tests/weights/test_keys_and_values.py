@@ -58,7 +58,7 @@ class OneGenerator:
         )
 
     def sync(self, model: Any, version: int) -> None:
-        assert self.syncs.sync_now(model.named_parameters, version, lambda: accept) == {}
+        assert self.syncs.sync_now(model.named_parameters, version, lambda generators: accept) == {}
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from lrl.weights.probe import Probes
 
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
 from lrl.weights import nccl
-from lrl.weights.probe import Probes
 from lrl.weights.sync import PoolSync
 from tests.leftovers import wait_for
 from tests.weights.nccl_over_gloo import GlooServer, install

@@ -9,11 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
-from lrl.errors import GeneratorError
-from lrl.generators.generator import Generator
-from lrl.policy import PolicyModule
-from lrl.training.model import text_as_micro_batch
 from lrl.weights.probe import FirstProof, Probes
 from lrl.weights.tolerance import (
     MAX_TOLERANCE_NATS,
@@ -23,6 +18,11 @@ from lrl.weights.tolerance import (
     parts,
     rounding_tolerance,
 )
+
+from lrl.errors import GeneratorError
+from lrl.generators.generator import Generator
+from lrl.policy import PolicyModule
+from lrl.training.model import text_as_micro_batch
 from tests.test_policy import one_thread, opened  # noqa: F401
 from tests.tiny_families import save_tiny
 from tests.weights.model_sync import make_generators

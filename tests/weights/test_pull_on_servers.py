@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lrl.weights.probe import Probes
 from transformers import AutoModelForCausalLM
 
 import lrl
@@ -23,7 +24,6 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.supervisor import SHM
 from lrl.system.event_loop import LoopThread
 from lrl.weights.fetch_order import FETCH, FILES
-from lrl.weights.probe import Probes
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.http_call import call

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lrl.weights.probe import Probes
 
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
-from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
 from lrl.weights.wire import Weights

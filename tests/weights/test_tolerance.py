@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from lrl.weights.tolerance import TOLERATED_NOISES, ProbeTolerance
 
 TOKENS = 63

@@ -20,7 +20,7 @@ from tests.weights.model_sync import Client, Direct, make_generators, weights
 class ModelRun(Run):
     """A run of two generators that serve version 0."""
 
-    def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct) -> None:
+    def __init__(self, max_lag: int = 1, transport: type[Direct] = Direct, **settings: Any) -> None:
         strategy: Any = lrl.AsyncSingleDevice()
         strategy.parallel_devices = [torch.device("cpu")] * 2
         strategy.choose_transport = lambda: transport
@@ -37,7 +37,7 @@ class ModelRun(Run):
             compute_dtype="float32",
             reference=None,
         )
-        self.settings = WeightSync(deadline_s=60.0)
+        self.settings = WeightSync(deadline_s=60.0, **settings)
         trainer: Any = SimpleNamespace(
             strategy=strategy,
             datamodule=data,
@@ -89,6 +89,6 @@ class ModelRun(Run):
         super().end()
 
 
-def proved(generators: list[Generator]) -> list[int]:
-    """The versions of those that may be asked."""
+def serving(generators: list[Generator]) -> list[int]:
+    """The versions of those that take requests."""
     return [generator.version for generator in generators if generator.serving]

@@ -14,8 +14,6 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lrl.weights.probe import Probes
-from transformers import AutoModelForCausalLM
 
 import lrl
 from lrl.callbacks import Throughput, WeightSync
@@ -24,11 +22,13 @@ from lrl.generators.pool import GeneratorPool
 from lrl.generators.supervisor import SHM
 from lrl.system.event_loop import LoopThread
 from lrl.weights.fetch_order import FETCH, FILES
+from lrl.weights.proof import Proof
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.http_call import call
 from tests.lent_server import Borrowing, LentServer, start_server
 from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.weights.policy_in_memory import PolicyInMemory
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 
@@ -52,9 +52,9 @@ class Scene:
     """Two generators, their syncs and the proof of each."""
 
     def __init__(self, folder: Path, *servers: LentServer) -> None:
-        self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.policy = PolicyInMemory(folder)
+        self.network = self.policy.network
         self.loop = LoopThread()
-        self.probes = Probes(None, 300.0)
         self.version = 0
         self.generators = [Generator(server, 8) for server in servers]  # type: ignore[arg-type]
         self.pool = GeneratorPool(self.generators)
@@ -65,12 +65,14 @@ class Scene:
             f"{servers[0].run_id}-pull",
             deadline_s=300.0,
             silence_s=300.0,
+            prove_every_n_syncs=1,
         )
 
-    @torch.no_grad()
-    def prompt_logprobs(self, tokens: list[int]) -> list[float]:
-        logits = self.network(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
-        return logits.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    def _make_proof(self, generators: list[Generator]) -> Proof:
+        policy: Any = self.policy
+        return Proof(
+            policy, TOKENS, generators, version=self.version, tolerance=None, deadline_s=300.0
+        )
 
     @torch.no_grad()
     def step(self) -> None:
@@ -81,9 +83,8 @@ class Scene:
     def sync(self, *generators: Generator) -> dict[Generator, str]:
         """Makes a step, gives it to the generators and proves it; returns those that failed."""
         self.step()
-        probe = self.probes.make(self.prompt_logprobs, "float32", TOKENS, self.version)
         self.pool.generators = list(generators)
-        failed = self.syncs.sync_now(self.network.named_parameters, self.version, lambda: probe)
+        failed = self.syncs.sync_now(self.network.named_parameters, self.version, self._make_proof)
         self.version += 1
         unproved = self.syncs.wait()
         assert unproved == {}, unproved

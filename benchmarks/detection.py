@@ -1,19 +1,19 @@
-"""Which wrong syncs are found, and by what.
+"""Which wrong weights a proof finds (`lrl.weights.proof`).
 
-A policy takes 20 steps of AdamW. Then a fault is put into the weights of a stand-in generator: the
-same model in the generator's number format. The checksum is that of the file which a transfer would
-read (`lrl.weights.staged_file`), and the proof is a run's own (`lrl.weights.proof`): of a new
-generator over 512 tokens, later over 64. No vLLM server takes part.
+A policy takes 20 steps of AdamW. Then a fault is put into the weights of a stand-in generator, the
+same model in the generator's number format, and it is proved: over 512 tokens as a new one, over 64
+as later. No vLLM server takes part.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from itertools import product
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,62 +21,51 @@ from torch import Tensor
 import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
-from lrl.errors import GeneratorError
-from lrl.generators.generator import State
+from lrl.generators.generator import State, gather
 from lrl.training.model import text_as_micro_batch
 from lrl.weights.proof import FIRST_PROOF_TOKENS_ON_CPU, Proof
-from lrl.weights.staged_file import stage_file
-from lrl.weights.wire import TensorSpec
 from tests.tiny_families import save_tiny
 
 Weights = dict[str, Tensor]
+Versions = tuple[Weights, Weights, Weights]  # the first, the last but one, the last
 FAMILY = "qwen3_moe"
-STEPS = 20
-"""Syncs from one proof to the next."""
-
-
-class Versions(NamedTuple):
-    """The policy's weights at three versions."""
-
-    first: Weights
-    before: Weights
-    now: Weights
+STEPS = 20  # syncs from one proof to the next
 
 
 def with_tensor(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Versions], Weights]:
-    """Changes the last layer's output matrix, given what it is now and was a version before."""
+    """Changes the last layer's output matrix, given what it was a version before and is now."""
 
     def fault(versions: Versions) -> Weights:
-        name = max(one for one in versions.now if one.endswith("self_attn.o_proj.weight"))
-        return versions.now | {name: change(versions.now[name], versions.before[name])}
+        _, before, now = versions
+        name = max(one for one in now if one.endswith("self_attn.o_proj.weight"))
+        return now | {name: change(before[name], now[name])}
 
     return fault
 
 
-def without_row(now: Tensor, before: Tensor) -> Tensor:
-    return torch.cat([torch.zeros_like(now[:1]), now[1:]])
-
-
 def swapped_experts(versions: Versions) -> Weights:
-    names = [one for one in versions.now if "layers.0.mlp.experts." in one]
-    return versions.now | {name: versions.now[name].roll(1, 0) for name in names}
+    experts = re.compile(r"layers\.0\.mlp\.experts\.")
+    return {
+        name: one.roll(1, 0) if experts.search(name) else one for name, one in versions[-1].items()
+    }
 
 
 def swapped_layers(versions: Versions) -> Weights:
-    first = {name: one for name, one in versions.now.items() if "layers.0." in name}
-    other = {name: name.replace("layers.0.", "layers.1.") for name in first}
-    swapped = {name: versions.now[other[name]] for name in first}
-    return versions.now | swapped | {other[name]: one for name, one in first.items()}
+    other = {"0": "1", "1": "0"}
+    return {
+        re.sub(r"layers\.([01])\.", lambda found: f"layers.{other[found[1]]}.", name): one
+        for name, one in versions[-1].items()
+    }
 
 
 FAULTS: dict[str, Callable[[Versions], Weights]] = {
-    "a tensor is zero": with_tensor(lambda now, before: torch.zeros_like(now)),
-    "a row of it is zero": with_tensor(without_row),
+    "a tensor is zero": with_tensor(lambda before, now: torch.zeros_like(now)),
+    "a row of it is zero": with_tensor(lambda before, now: now.index_fill(0, torch.tensor(0), 0.0)),
     "the experts of a layer are swapped": swapped_experts,
     "two layers are swapped": swapped_layers,
-    "a tensor misses an update": with_tensor(lambda now, before: before),
-    "all weights miss an update": lambda versions: versions.before,
-    f"all weights miss {STEPS} updates": lambda versions: versions.first,
+    "a tensor misses an update": with_tensor(lambda before, now: before),
+    "all weights miss an update": lambda versions: versions[-2],
+    f"all weights miss {STEPS} updates": lambda versions: versions[0],
 }
 
 
@@ -89,17 +78,11 @@ def trained(policy: lrl.PolicyModule, text: list[int], lr: float) -> Versions:
         (torch.randn_like(logprobs) * logprobs).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return Versions(*kept, copied(policy))
+    return kept[0], kept[1], copied(policy)
 
 
 def copied(policy: lrl.PolicyModule) -> Weights:
     return {name: one.clone() for name, one in policy.network.state_dict().items()}
-
-
-def checksum(weights: Weights, file: Path) -> int:
-    specs = [TensorSpec(name, one.dtype, tuple(one.shape)) for name, one in weights.items()]
-    file.unlink(missing_ok=True)
-    return stage_file(specs, weights.items(), file)
 
 
 def stand_in(model: lrl.PolicyModule, dtype: str, state: State) -> Any:
@@ -112,16 +95,13 @@ def stand_in(model: lrl.PolicyModule, dtype: str, state: State) -> Any:
 
 
 def passes(proof: Proof, generator: Any) -> bool:
-    try:
-        asyncio.run(proof(generator))
-    except GeneratorError:
-        return False
-    return True
+    (failure,) = asyncio.run(gather([proof(generator)]))
+    return failure is None
 
 
 def runs(args: argparse.Namespace) -> list[Row]:
-    formats = ("float32", "bfloat16")
-    return [{"model": args.model, "lr": lr, "dtype": each} for lr in args.lrs for each in formats]
+    both = product(args.lrs, ("float32", "bfloat16"))
+    return [{"model": args.model, "lr": lr, "dtype": dtype} for lr, dtype in both]
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -138,15 +118,13 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         new, old = (stand_in(held, row["dtype"], state) for state in (State.NEW, State.SERVING))
         proof = Proof(policy, text, [new], version=STEPS, tolerance=None, deadline_s=60.0)
 
-        def loaded(weights: Weights, held: lrl.PolicyModule = held) -> int:
-            held.network.load_state_dict(weights)
-            return checksum(copied(held), args.folder / "staged")
-
-        sound = loaded(versions.now)
+        held.network.load_state_dict(versions[-1])
+        sound = copied(held)
         assert passes(proof, new), "nothing is wrong"
         found = dict[str, str]()
         for name, fault in FAULTS.items():
-            if loaded(fault(versions)) == sound:
+            held.network.load_state_dict(fault(versions))
+            if all(map(torch.equal, sound.values(), copied(held).values())):
                 found[name] = "same bytes"
             elif passes(proof, new):
                 found[name] = "no"
@@ -157,17 +135,13 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     heads = ["in the engine", *(f"{row['lr']:g}, {row['dtype']}" for row in rows)]
-    lines = [[name, *(row["found"][name] for row in rows)] for name in FAULTS]
-    return records.markdown(heads, lines)
+    return records.markdown(heads, [[one, *(row["found"][one] for row in rows)] for one in FAULTS])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = arguments.make_parser("detection", __doc__)
-    arguments.add(
-        parser,
-        model=("", "folder of the policy; a tiny random mixture if it is empty"),
-        lrs=([1e-6, 1e-5, 1e-4, 1e-3], "learning rates"),
-    )
+    lrs = ([1e-6, 1e-5, 1e-4, 1e-3], "learning rates")
+    arguments.add(parser, model=("", "folder of the policy; by default a tiny mixture"), lrs=lrs)
     arguments.add_places(parser, "detection")
     return arguments.run(parser, argv, runs, measure, table)
 

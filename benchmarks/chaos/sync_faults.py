@@ -76,14 +76,16 @@ class Planned:
 
 
 def make_plan() -> list[Planned]:
+    """Plans each fault that the sync itself finds; `benchmarks.detection` has those that only a proof
+    can see, and whose tokens are trained until then."""
     plan = [
         Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
         for kind in ON_THE_WAY
         for phase in [INIT, *UPDATE]
+        if (phase, kind) != ("/update_weights", "lie")
     ]
     plan += [Planned(phase="/update_weights", kind="damaged")]
     plan += [Planned(phase=STAGE, kind=kind) for kind in ("full", "fills up")]
-    plan += [Planned(phase="/update_weights", kind="replaced", takes_out=True)]
     plan += [
         Planned(phase=phase, kind=kind, takes_out=True)
         for kind in TAKING_OUT

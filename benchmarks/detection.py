@@ -116,7 +116,15 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         ).tolist()
         versions = trained(policy, text, row["lr"])
         new, old = (stand_in(held, row["dtype"], state) for state in (State.NEW, State.SERVING))
-        proof = Proof(policy, text, [new], version=STEPS, tolerance=None, deadline_s=60.0)
+        proof = Proof(
+            policy.prompt_logprobs,
+            "float32",
+            text,
+            [new],
+            version=STEPS,
+            tolerance=None,
+            deadline_s=60.0,
+        )
 
         held.network.load_state_dict(versions[-1])
         sound = copied(held)

@@ -84,7 +84,8 @@ class WeightSync(OnRankZero):
             on_cuda = run.strategy.root_device.type == "cuda"
             tokens = FIRST_PROOF_TOKENS if on_cuda else FIRST_PROOF_TOKENS_ON_CPU
         self.proof = Proof(
-            run.policy,
+            run.policy.prompt_logprobs,
+            run.policy.compute_dtype,
             run.data.probe_tokens(min(tokens, run.data.max_model_tokens - 1)),
             generators,
             version=run.trainer.global_step,

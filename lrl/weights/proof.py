@@ -19,18 +19,16 @@ An old or incomplete update is often within that limit (`benchmarks/detection.py
 bytes that arrive changed, and the version that a generator reports is read back at each sync.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
 
 from lrl.errors import GeneratorError
 from lrl.generators.generator import Generator, State
 from lrl.generators.settings import ServerSettings
 from lrl.training.rounding import UNIT, Rounded
 
-if TYPE_CHECKING:
-    from lrl.policy_model import PolicyModel
+PromptLogprobs = Callable[..., list[float]]
+"""The policy's log-probs of a text in nats, with errors of rounding and rounded weights
+(`PolicyModule.prompt_logprobs`)."""
 
 PROOF_TOKENS = 64
 """Tokens that a generator is asked for which has been proved before, and the least in any part of a
@@ -56,7 +54,9 @@ class Proof:
     """The policy's log-probs of a text, and the comparison of generators with them.
 
     Args:
-        policy: The policy as it is now; each number format of the generators takes two passes.
+        prompt_logprobs: The policy as it is now, called twice for each number format of the
+            generators.
+        policy_dtype: Its number format: float32 or bfloat16.
         tokens: The text, at least two tokens.
         generators: Those that are to be compared.
         version: The policy's.
@@ -66,7 +66,8 @@ class Proof:
 
     def __init__(
         self,
-        policy: PolicyModel,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
         tokens: list[int],
         generators: Sequence[Generator],
         *,
@@ -82,7 +83,8 @@ class Proof:
         """Largest mean difference of a part so far, in nats per token."""
         formats = {format_of(generator.server.settings) for generator in generators}
         self._expected = {
-            held: Expected(policy, tokens, held, measures=tolerance is None) for held in formats
+            held: Expected(prompt_logprobs, policy_dtype, tokens, held, measures=tolerance is None)
+            for held in formats
         }
 
     async def __call__(self, generator: Generator) -> None:
@@ -119,22 +121,29 @@ class Expected:
     rounding takes away is no fault of a sync.
 
     Args:
-        policy: See `Proof`.
+        prompt_logprobs: See `Proof`.
+        policy_dtype: See `Proof`.
         tokens: See `Proof`.
         held: The format, as `format_of` returns it.
         measures: Whether to measure what rounding does to the policy, for `limit`.
     """
 
     def __init__(
-        self, policy: PolicyModel, tokens: list[int], held: str, *, measures: bool
+        self,
+        prompt_logprobs: PromptLogprobs,
+        policy_dtype: str,
+        tokens: list[int],
+        held: str,
+        *,
+        measures: bool,
     ) -> None:
-        self._dtype = less_exact(policy.compute_dtype, held)
-        weights_as = rounds_as(held) if policy.compute_dtype == "float32" else None
-        self.logprobs = policy.prompt_logprobs(tokens, None, weights_as)
+        self._dtype = less_exact(policy_dtype, held)
+        weights_as = rounds_as(held) if policy_dtype == "float32" else None
+        self.logprobs = prompt_logprobs(tokens, None, weights_as)
         """Log-probs of all tokens but the first, in nats."""
         self._rounded: list[float] | None = None
         if measures and (errors := rounds_as(self._dtype)) is not None:
-            self._rounded = policy.prompt_logprobs(tokens, errors, weights_as)
+            self._rounded = prompt_logprobs(tokens, errors, weights_as)
 
     def limit(self, part: slice) -> float:
         """Returns the largest mean difference in nats per token of these log-probs."""

@@ -58,7 +58,7 @@ def test_only_the_first_proof_of_a_run_is_waited_for(model_run: ModelRun) -> Non
     for version in (1, 2, 3):
         model_run.step(version)
     wait_for(lambda: proofs(model_run) == [2, 2])
-    assert model_run.versions == [0, 1, 2, 3], "the trainer goes on"
+    assert model_run.versions == [0, 1, 2, 3], "the trainer continues"
     assert serving(model_run.pool.generators) == [3, 3], "they write on"
     model_run.hold(False)
 

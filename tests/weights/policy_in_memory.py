@@ -15,8 +15,6 @@ from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 class PolicyInMemory:
     """The model in a folder, in float32."""
 
-    compute_dtype = "float32"
-
     def __init__(self, folder: Path) -> None:
         self.network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 

@@ -85,9 +85,14 @@ class Scene:
         self.loop.close()
 
     def _make_proof(self, generators: list[Generator]) -> Proof:
-        policy: Any = self.policy
         return Proof(
-            policy, TOKENS, generators, version=self.version, tolerance=1e-4, deadline_s=300.0
+            self.policy.prompt_logprobs,
+            "float32",
+            TOKENS,
+            generators,
+            version=self.version,
+            tolerance=1e-4,
+            deadline_s=300.0,
         )
 
 

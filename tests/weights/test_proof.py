@@ -56,7 +56,15 @@ def generator_of(policy: PolicyModule, dtype: str) -> tuple[Generator, Answers]:
 def prove(
     policy: PolicyModule, *generators: Generator, version: int = 0, tolerance: float | None = None
 ) -> Proof:
-    proof = Proof(policy, TEXT, generators, version=version, tolerance=tolerance, deadline_s=60.0)
+    proof = Proof(
+        policy.prompt_logprobs,
+        policy.compute_dtype,
+        TEXT,
+        generators,
+        version=version,
+        tolerance=tolerance,
+        deadline_s=60.0,
+    )
     for generator in generators:
         asyncio.run(proof(generator))
         assert not generator.serving, "only its pool opens a generator that passed"
@@ -128,7 +136,15 @@ def test_only_a_new_generator_is_asked_for_the_long_text(tmp_path: Path) -> None
     policy = family("llama", tmp_path, max_position_embeddings=1024)
     (old, of_old), (new, of_new) = (generator_of(policy, "float32") for _ in range(2))
     old.state = State.SERVING
-    proof = Proof(policy, TEXT, [old, new], version=0, tolerance=None, deadline_s=9.0)
+    proof = Proof(
+        policy.prompt_logprobs,
+        "float32",
+        TEXT,
+        [old, new],
+        version=0,
+        tolerance=None,
+        deadline_s=9.0,
+    )
     asyncio.run(proof(old)), asyncio.run(proof(new))
     assert (of_old.asked, of_new.asked) == ([64], [320])
 
@@ -148,7 +164,9 @@ def test_steps_that_a_generators_format_rounds_away_are_no_fault_of_it(tmp_path:
             weight.data += step[name]
         held.network.load_state_dict(policy.network.state_dict())
     prove(policy, late)
-    limit = Expected(policy, SHORT, "bfloat16", measures=True).limit(slice(None))
+    limit = Expected(policy.prompt_logprobs, "float32", SHORT, "bfloat16", measures=True).limit(
+        slice(None)
+    )
     assert mean_difference(policy.prompt_logprobs(SHORT), before) > limit, (
         "the policy has moved further than a generator may be off"
     )

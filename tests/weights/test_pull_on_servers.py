@@ -69,9 +69,14 @@ class Scene:
         )
 
     def _make_proof(self, generators: list[Generator]) -> Proof:
-        policy: Any = self.policy
         return Proof(
-            policy, TOKENS, generators, version=self.version, tolerance=None, deadline_s=300.0
+            self.policy.prompt_logprobs,
+            "float32",
+            TOKENS,
+            generators,
+            version=self.version,
+            tolerance=None,
+            deadline_s=300.0,
         )
 
     @torch.no_grad()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -65,9 +64,14 @@ class Scene:
             raise GeneratorError(why)
 
     def _make_proof(self, generators: list[Generator]) -> Proof:
-        policy: Any = self.policy
         return Proof(
-            policy, TOKENS, generators, version=self.version, tolerance=None, deadline_s=60.0
+            self.policy.prompt_logprobs,
+            "float32",
+            TOKENS,
+            generators,
+            version=self.version,
+            tolerance=None,
+            deadline_s=60.0,
         )
 
     def close(self) -> None:

@@ -44,10 +44,9 @@ def with_tensor(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Version
 
 
 def swapped_experts(versions: Versions) -> Weights:
-    experts = re.compile(r"layers\.0\.mlp\.experts\.")
-    return {
-        name: one.roll(1, 0) if experts.search(name) else one for name, one in versions[-1].items()
-    }
+    now = versions[-1]
+    experts = [name for name in now if "layers.0.mlp.experts." in name]
+    return now | {name: now[name].roll(1, 0) for name in experts}
 
 
 def swapped_layers(versions: Versions) -> Weights:
@@ -95,8 +94,7 @@ def stand_in(model: lrl.PolicyModule, dtype: str, state: State) -> Any:
 
 
 def passes(proof: Proof, generator: Any) -> bool:
-    (failure,) = asyncio.run(gather([proof(generator)]))
-    return failure is None
+    return asyncio.run(gather([proof(generator)])) == [None]
 
 
 def runs(args: argparse.Namespace) -> list[Row]:
@@ -116,15 +114,8 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         ).tolist()
         versions = trained(policy, text, row["lr"])
         new, old = (stand_in(held, row["dtype"], state) for state in (State.NEW, State.SERVING))
-        proof = Proof(
-            policy.prompt_logprobs,
-            "float32",
-            text,
-            [new],
-            version=STEPS,
-            tolerance=None,
-            deadline_s=60.0,
-        )
+        how: Row = {"version": STEPS, "tolerance": None, "deadline_s": 60.0}
+        proof = Proof(policy.prompt_logprobs, "float32", text, [new], **how)
 
         held.network.load_state_dict(versions[-1])
         sound = copied(held)

@@ -18,10 +18,11 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.weights.proof import Proof
 from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
-from lrl.weights.wire import Weights
 from tests.lent_server import LentServer, start_server
 from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.whole_weights import WholeWeights
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 
@@ -57,7 +58,7 @@ class Scene:
 
     def sync(self) -> None:
         """Raises GeneratorError if it is due, and not proved."""
-        weights = self.policy.network.named_parameters
+        weights = WholeWeights(self.policy.network.named_parameters)
         assert self.syncs.sync_now(weights, self.version, self._make_proof) == {}
         self.version += 1
         for why in self.syncs.wait().values():
@@ -101,7 +102,8 @@ def scene(request: pytest.FixtureRequest, policy_folder: Path) -> Iterator[Scene
 
 def test_weights_a_hundred_steps_old_are_seen_at_the_sync_that_is_proved(scene: Scene) -> None:
     scene.sync()
-    scene.transport.sends = copy.deepcopy(scene.policy.network).named_parameters
+    stale = copy.deepcopy(scene.policy.network)
+    scene.transport.sends = WholeWeights(stale.named_parameters)
     scene.policy.step(1e-3)  # a hundred steps of 1e-5 in one direction
     scene.sync()
     with pytest.raises(GeneratorError, match="nats a token, and .* is allowed"):

@@ -260,7 +260,7 @@ async def with_pool(
     body = {"new_version": "0"}
     await generator.client.post("/update_weight_version", body, deadline_s=DEADLINE_S)
     generator.version = 0
-    generator.verify()
+    generator.open()
     try:
         return await figures(Bench(server, GeneratorPool([generator]), tokenizer), args)
     finally:

@@ -40,7 +40,7 @@ class StepTimes:
 
     @property
     def sync(self) -> float:
-        """The trainer's time for moving weights and waiting until the sync before was verified."""
+        """The trainer's time for moving weights and waiting until the sync before has ended."""
         return sum(self.trainer.get(state, 0.0) for state in SYNC)
 
     @property

@@ -287,7 +287,7 @@ class RolloutDataModule(L.LightningDataModule):
             raise ConfigError(f"{setting}: {error}") from error
 
     def probe_tokens(self, count: int) -> list[int]:
-        """Returns `count` tokens of real prompts for a probe, always the same; they repeat if there
+        """Returns `count` tokens of real prompts for a proof, always the same; they repeat if there
         are fewer."""
         tokens = [token for prompt in islice(self._loaded[0], count) for token in prompt.token_ids]
         while 0 < len(tokens) < count:

@@ -190,14 +190,6 @@ class PolicyModel(L.LightningModule):
         """Length of a row at which attention takes as long as all other layers."""
         return attention_tokens_of(self.network.config.get_text_config().hidden_size)
 
-    @property
-    def training_dtype(self) -> str:
-        """Dtype of the passes that train, under the autocast of `trainer.precision`."""
-        precision = "" if self._trainer is None else str(self.trainer.precision)
-        if "bf16" in precision:
-            return "bfloat16"
-        return "float16" if precision.startswith("16-") else self.compute_dtype
-
     # ---- read
 
     def forward(self, micro: MicroBatch, output: Output = "logprobs") -> Any:

@@ -144,7 +144,7 @@ def leave_refusal(fleet: Fleet, generator: Generator) -> str:
         )
     if generator.eviction is not None:
         return f"{name} is being replaced at this moment: ask again when it is back."
-    # A pending one is not among them: its probe may still fail.
+    # A pending one is not among them: its proof may still fail.
     if fleet.rollouts.generators == [generator]:
         return f"{name} is the last one that serves. Have another one join before, or end the run."
     return ""

@@ -6,7 +6,7 @@ and trainer.
 The trainer computes one micro-batch at a time, starts each as soon as it is full, and syncs after
 every step: first the work that runs while the generators write, then their pause. Rewards take no
 time. Episodes are played by the real loop, with a model of their environment. Failures of
-generators, probes and deadlines are not modelled.
+generators, proofs and deadlines are not modelled.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class ModelFleet:
         priority: int,
         due: int,
         deadline_s: float,
-        verified: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
         home: Home | None = None,
     ) -> None:
         """See `GeneratorPool.generate`; the rollouts have no token yet."""
@@ -201,7 +201,7 @@ class ModelFleet:
             try:
                 if written := generator.serving:  # it may have closed since the dispatch
                     home.generator = generator
-                    await self._write(generator, request, rollouts, verified)
+                    await self._write(generator, request, rollouts, ended)
             finally:
                 self.requests.leave(generator, request)
 
@@ -210,15 +210,15 @@ class ModelFleet:
         generator: ModelGenerator,
         request: Request,
         rollouts: Sequence[Rollout],
-        verified: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
         whole = asyncio.get_running_loop().create_future()
         rollout_of: dict[SimulatedResponse, Rollout] = {}
 
-        def ended(response: SimulatedResponse) -> None:
+        def one_ended(response: SimulatedResponse) -> None:
             fill(rollout_of.pop(response), response.versions, token=-1 - generator.mark)
             self.requests.release(generator, request)
-            verified()
+            ended()
             if not rollout_of:
                 whole.set_result(None)
 
@@ -232,7 +232,7 @@ class ModelFleet:
         for length, rollout in zip(lengths, rollouts, strict=True):
             self._arrivals += 1
             response = SimulatedResponse(
-                len(prompt.token_ids), length, (request.priority, self._arrivals), ended
+                len(prompt.token_ids), length, (request.priority, self._arrivals), one_ended
             )
             rollout_of[response] = rollout
         if later:

@@ -43,8 +43,7 @@ class StepRecord:
     update_s: float
     """The optimizer's update."""
     sync_s: float
-    """The trainer prepared weights, moved them and verified them; the generators' pause is part of
-    it."""
+    """The trainer prepared weights and moved them; the generators' pause is part of it."""
     pause_s: float
     """Longest pause of a generator in the sync."""
     generation_s: float

@@ -8,7 +8,7 @@ weights. The log-probs then moved by 0.8 to 1.3 times as much as vLLM's on eight
 
 A generator in 16 bits also holds rounded weights. In float32 it takes 60 steps of 1e-6 until a
 bfloat16 weight of 0.02 is nearer to the next number: until then the generator stays where it was. So
-a probe computes with rounded weights (`rounded_weights`).
+a proof computes with rounded weights (`rounded_weights`).
 """
 
 from collections.abc import Iterator

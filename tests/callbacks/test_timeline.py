@@ -179,7 +179,6 @@ def looked_at(work: Callable[[GeneratorPool], Coroutine[Any, Any, Any]]) -> list
             await asyncio.sleep(SAMPLE_S)
 
     async def scene() -> None:
-        pool.generators[0].verify()
         looking = asyncio.create_task(look())
         await work(pool)
         await asyncio.sleep(2.0)

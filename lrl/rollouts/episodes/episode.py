@@ -1,9 +1,9 @@
 """The loop of an episode: a turn of the policy, the environment's reply, the next turn.
 
 It stands between the controller and a pool. A turn is one request, so a slot of a generator is free
-while the environment thinks. The pool returns a turn when it is whole and verified: an environment
-never sees a token that is taken back. Each turn is a rollout of its own until it is joined to the
-episode's, together with its reply; so the first turns of a group are one request.
+while the environment thinks. The pool returns a turn when it is whole. Each turn is a rollout of
+its own until it is joined to the episode's, together with its reply; so the first turns of a group
+are one request.
 
 A checkpoint may come at any wait. `Rollout.open_turn` is then being written and continues, or is
 whole and waits for its reply. What the environment knew is lost with its process: it begins again,
@@ -172,16 +172,16 @@ class Episode:
             self.fail(error)
 
     async def write_turns(
-        self, turns: list[Rollout], verified: Callable[[], None] = lambda: None
+        self, turns: list[Rollout], ended: Callable[[], None] = lambda: None
     ) -> None:
-        """Writes turns after what is recorded of their branch, with one request; calls `verified`
-        when those that have ended so far stay so."""
+        """Writes turns after what is recorded of their branch, with one request; calls `ended` at
+        the end of each."""
         recorded = self.rollout.token_ids
         read = [recorded[place] for place in self.rollout.context]
         prompt = replace(self.prompt, token_ids=self.prompt.token_ids + read)
         tokens = min(self.terms.max_turn_tokens, self.sampling.max_tokens - len(recorded))
         sampling = replace(self.sampling, n=len(turns), max_tokens=tokens)
-        await self.write(prompt, turns, sampling, verified=verified, home=self.home)
+        await self.write(prompt, turns, sampling, ended=ended, home=self.home)
 
     async def answer(self, turn: Rollout) -> None:
         """Records a whole turn with its reply."""
@@ -395,15 +395,15 @@ async def _run_alike(episodes: list[Episode]) -> None:
     whole = {id(turn): asyncio.Event() for turn in turns}
     home = episodes[0].home
 
-    def verified() -> None:
+    def ended() -> None:
         for turn in turns:
             if turn.finished:
                 whole[id(turn)].set()
 
     async def write() -> None:
         if turns:
-            await episodes[0].write_turns(turns, verified)
-        verified()
+            await episodes[0].write_turns(turns, ended)
+        ended()
 
     async def play(episode: Episode) -> None:
         if (event := whole.get(id(episode.rollout.open_turn))) is not None:

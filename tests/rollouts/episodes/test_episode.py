@@ -76,7 +76,7 @@ class Script:
     async def generate(
         self, prompt: Prompt, rollouts: Sequence[Rollout], sampling: Sampling, **how: Any
     ) -> None:
-        assert how.keys() == {"priority", "verified", "home"} and len(rollouts) == sampling.n
+        assert how.keys() == {"priority", "ended", "home"} and len(rollouts) == sampling.n
         assert sampling.stop_tokens == (2, STOP)
         self.asked.append((prompt.token_ids, len(rollouts), sampling.max_tokens))
         self.at.append(asyncio.get_running_loop().time())
@@ -91,7 +91,7 @@ class Script:
                 rollout.versions.append(5)
             cut = len(rollout.token_ids) == sampling.max_tokens
             rollout.finish_reason = "length" if cut else "stop"
-            how["verified"]()
+            how["ended"]()
 
     def _of(self, prompt: Prompt) -> int:
         """The script of a later turn: its prompt has that script's first turn."""

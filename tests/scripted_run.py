@@ -44,7 +44,10 @@ class ScriptedRun(lrl.AsyncSingleDevice):
     def run_with(self, data: Any) -> Run:
         """Returns a run of a policy in the folder, before its first step."""
         policy: Any = SimpleNamespace(
-            policy_folder=str(self.folder), dtype_name="float32", sent_weights=lambda: iter(())
+            policy_folder=str(self.folder),
+            dtype_name="float32",
+            sent_weights=lambda: iter(()),
+            staging=SimpleNamespace(close=lambda: None),
         )
         trainer: Any = SimpleNamespace(
             strategy=self,

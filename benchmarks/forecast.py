@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -65,6 +66,13 @@ SCENES = {
     ),
 }
 FITTED = "A"
+SETTINGS: dict[str, Any] = {
+    "runs": (list(SCENES), "see SCENES", SCENES),
+    "steps": (20, "of A and B"),
+    "warmup": (3, "steps that do not count"),
+    "max_num_seqs": (16, "responses that a generator writes at once"),
+    "micro_batch_tokens": (1024, "of one forward pass"),
+}
 GROUPED = {
     "waits: fact / forecast": ("wait_first_s", "wait_more_s", "wait_last_s", "wait_reward_s"),
     "training": ("train_s", "update_s", "other_s"),
@@ -191,23 +199,5 @@ def table(rows: Sequence[Row]) -> str:
     return records.markdown(heads, lines)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("forecast", __doc__)
-    arguments.add(
-        parser,
-        runs=(list(SCENES), "see SCENES", SCENES),
-        steps=(20, "of A and B"),
-        warmup=(3, "steps that do not count"),
-        max_num_seqs=(16, "responses that a generator writes at once"),
-        micro_batch_tokens=(1024, "of one forward pass"),
-    )
-    arguments.add_places(parser, "forecast")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(make_parser(), argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("forecast", __doc__, SETTINGS, runs, measure, table)

@@ -87,12 +87,15 @@ def make_module(settings: RunSettings, objective: Objective) -> lrl.PolicyModule
 
 
 def make_data(
-    settings: RunSettings, source: str = "lrl.quickstart.task:problems", **more: Any
+    settings: RunSettings,
+    source: str = "lrl.quickstart.task:problems",
+    limit: int | None = None,
+    **more: Any,
 ) -> lrl.RolloutDataModule:
     """Returns the quickstart's reward and training problems, or those of another `source`, with
     `more` arguments."""
     return lrl.RolloutDataModule(
-        prompts=lrl.Prompts(source, seed=settings.seed),
+        prompts=lrl.Prompts(source, seed=settings.seed, limit=limit),
         rewards=[correct],
         groups_per_step=settings.groups,
         rollouts_per_group=settings.responses,

@@ -67,11 +67,8 @@ def scores_of(folder: Path) -> list[tuple[float, float, float]]:
     found = []
     for path in sorted((folder / "evaluation").glob("*.jsonl")):
         answers = [json.loads(line) for line in path.read_text().splitlines()]
-        found.append(
-            mean_interval(
-                [[answer["reward"]] for answer in answers if answer["reward"] is not None]
-            )
-        )
+        rewards = [answer["reward"] for answer in answers]
+        found.append(mean_interval([[one] for one in rewards if one is not None]))
     return found
 
 

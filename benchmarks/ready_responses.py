@@ -11,8 +11,8 @@ import lightning as L
 import lrl
 from benchmarks.random_policy import random_group
 from benchmarks.runs import EveryStep
-from benchmarks.timed_run import OnCore, Timed
 from lrl.advantages import GroupMean
+from lrl.callbacks.throughput import StepTimes
 from lrl.planning.responses import LengthSampler
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
@@ -100,8 +100,7 @@ class Laps(EveryStep):
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
-        self.times: list[Timed] = []
-        self._core = OnCore()
+        self.times: list[StepTimes] = []
 
     def step_done(self, trainer: Any) -> None:
-        self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))
+        self.times.append(StepTimes(self.stopwatch.lap()))

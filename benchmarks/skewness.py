@@ -30,7 +30,8 @@ from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.forced_lengths import Before, equal, forced, long_tailed
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
-from benchmarks.runs import Borrowing, EveryStep, LentServer, OnlyTakes, lent_servers, quiet_trainer
+from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quiet_trainer
+from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.responses import LengthSampler
 from lrl.routing.dispatch import (
@@ -63,6 +64,17 @@ CASES += [
     f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")
 ]
 """The rule, and what it knows of lengths; ratios are to the first."""
+SETTINGS: dict[str, Any] = {
+    "cases": (CASES, "the rule, and what it knows of lengths", CASES),
+    "steps": (4, "of a run; its prompts are trained once"),
+    "repeats": (3, "runs of each case, in turn"),
+    "groups": (32, "prompts of a step"),
+    "responses": (4, "to each"),
+    "places": (32, "responses a generator writes at once"),
+    "max_lag": (0, "see lrl.RolloutDataModule"),
+    "prompt_share": (1.0, "1: a prompt's responses are alike"),
+    "seed": (0, "of the lengths"),
+}
 KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
 
 
@@ -84,18 +96,6 @@ class Oracle:
         return float(np.quantile(self._all, share, method="inverted_cdf"))
 
 
-class Waits(EveryStep):
-    """Keeps the seconds that the trainer waited for each step's groups; put it after
-    `Throughput`."""
-
-    def __init__(self, throughput: Throughput) -> None:
-        self.throughput = throughput
-        self.seconds: list[float] = []
-
-    def step_done(self, trainer: Any) -> None:
-        self.seconds.append(self.throughput.times.wait)
-
-
 def generate(
     servers: Sequence[LentServer],
     args: argparse.Namespace,
@@ -109,14 +109,14 @@ def generate(
     """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each
     step's generation. The rule asks the `oracle` for lengths, if there is one."""
     throughput = Throughput()
-    waits = Waits(throughput)
+    kept = Steps(throughput, 1)
     placement = "split" if args.max_lag else "shared"
     trainer = quiet_trainer(
         args.steps,
         args.folder,
         devices=1 + len(servers),
         strategy=Borrowing(servers[0], args.places, servers[1:], placement=placement),
-        callbacks=[WeightSync(), throughput, waits],
+        callbacks=[WeightSync(), throughput, kept],
     )
     rows = list(made_up_rows(args.steps * args.groups))
     module = lrl.RolloutDataModule(
@@ -135,7 +135,7 @@ def generate(
         predictor.quantile = oracle.quantile
     with forced(drawn, prompts=len(rows)):
         trainer.fit(OnlyTakes(str(args.folder / "policy")), module)
-    return waits.seconds
+    return [step.wait for step in kept.times]
 
 
 def token_ms(
@@ -258,23 +258,5 @@ def spread(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("skewness", __doc__)
-    arguments.add(
-        parser,
-        cases=(CASES, "the rule, and what it knows of lengths", CASES),
-        steps=(4, "of a run; its prompts are trained once"),
-        repeats=(3, "runs of each case, in turn"),
-        groups=(32, "prompts of a step"),
-        responses=(4, "to each"),
-        places=(32, "responses a generator writes at once"),
-        max_lag=(0, "see lrl.RolloutDataModule"),
-        prompt_share=(1.0, "1: a prompt's responses are alike"),
-        seed=(0, "of the lengths"),
-    )
-    arguments.add_places(parser, "skewness")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("skewness", __doc__, SETTINGS, runs, measure, table)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import shutil
 import socket
 import sys
 from collections.abc import Iterable
@@ -110,17 +111,14 @@ class Receiver:
                 self.weights[name] = weight.clone()
 
 
-def copy(host: str, port: int, size: int) -> None:
+def copy(host: str, port: int) -> None:
     path = Path(os.environ[FILES_VARIABLE], "copy")
-    left = size
-    buffer = memoryview(bytearray(2**20))
-    with socket.create_connection((host, port)) as connection, path.open("wb") as file:
-        while left:
-            count = connection.recv_into(buffer)
-            if not count:
-                raise ConnectionError(f"{left} of {size} bytes did not come")
-            file.write(buffer[:count])
-            left -= count
+    with (
+        socket.create_connection((host, port)) as connection,
+        connection.makefile("rb") as stream,
+        path.open("wb") as file,
+    ):
+        shutil.copyfileobj(stream, file, 2**20)
     path.unlink()
 
 

@@ -35,8 +35,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, product
@@ -74,6 +73,22 @@ from tests.weights.nccl_over_gloo import install
 DEADLINE_S = 600.0
 MB = 1e6
 
+SETTINGS: dict[str, Any] = {
+    "receivers": ([1, 2, 4], "of a sync"),
+    "lrs": ([1e-6, 1e-5], "learning rates"),
+    "layers": (16, "of the policy; 16 make 530 MB"),
+    "steps": (5, "before the sync"),
+    "repeats": (3, "of all"),
+}
+COLUMNS = {
+    "sync (s)": ("sync_s", ".2f"),
+    "staged (s)": ("stage_s", ".2f"),
+    "fetched (s)": ("fetch_s", ".2f"),
+    "pause (s)": ("pause_s", ".2f"),
+    "rank 0 sent (MB)": ("sent_mb", ",.0f"),
+    "fetched in all (MB)": ("fetched_mb", ",.0f"),
+    "rank 0's peak (MB)": ("peak_mb", ",.0f"),
+}
 Version = dict[str, Tensor]
 
 
@@ -145,46 +160,29 @@ def half(weight: Tensor) -> Tensor:
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
     path = SHARED_MEMORY / f"lrl-bench-wire-{os.getpid()}"
-    with path.open("wb") as file:
-        for _ in range(0, size, 2**20):
-            file.write(os.urandom(2**20))
-    with socket.create_server((LOOPBACK, 0), backlog=len(scene.receivers)) as listener:
-        body = {"host": LOOPBACK, "port": listener.getsockname()[1], "size": size}
-        accepting = threading.Thread(
-            target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True
-        )
-        accepting.start()
-        scene.memory.begin()
-        before, started = scene.memory.peak, time.monotonic()
-        scene.loop.wait(copy_all(scene.receivers, body), DEADLINE_S, "plain copies")
+    path.write_bytes(os.urandom(size))
+    count = len(scene.receivers)
+    with socket.create_server((LOOPBACK, 0), backlog=count) as listener:
+        body = {"host": LOOPBACK, "port": listener.getsockname()[1]}
+        for _ in range(count):
+            threading.Thread(target=send, args=(listener, path), daemon=True).start()
+        posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers]
+        started = time.monotonic()
+        scene.loop.wait(all_of(posts), DEADLINE_S, "plain copies")
         seconds = time.monotonic() - started
-        mb = len(scene.receivers) * size / MB
     path.unlink()
-    return {
-        "sync_s": seconds,
-        "fetch_s": seconds,
-        "sent_mb": mb,
-        "fetched_mb": mb,
-        "peak_mb": (scene.memory.peak - before) / MB,
-    }
+    mb = count * size / MB
+    return {"sync_s": seconds, "fetch_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": 0.0}
 
 
-async def copy_all(receivers: Sequence[Generator], body: Row) -> None:
-    posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in receivers]
+async def all_of(posts: Sequence[Awaitable[Any]]) -> None:
     await asyncio.gather(*posts)
 
 
-def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
-    with ThreadPoolExecutor(count) as sending:
-        for _ in range(count):
-            sending.submit(send, listener.accept()[0], path, size)
-
-
-def send(connection: socket.socket, path: Path, size: int) -> None:
+def send(listener: socket.socket, path: Path) -> None:
+    connection, _ = listener.accept()
     with connection, path.open("rb") as file:
-        sent = 0
-        while sent < size:
-            sent += os.sendfile(connection.fileno(), file.fileno(), sent, size - sent)
+        connection.sendfile(file)
 
 
 def over_gloo(scene: Scene, size: int) -> dict[str, float]:
@@ -314,15 +312,6 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def table(made: Sequence[Row]) -> str:
-    columns = {
-        "sync (s)": ("sync_s", ".2f"),
-        "staged (s)": ("stage_s", ".2f"),
-        "fetched (s)": ("fetch_s", ".2f"),
-        "pause (s)": ("pause_s", ".2f"),
-        "rank 0 sent (MB)": ("sent_mb", ",.0f"),
-        "fetched in all (MB)": ("fetched_mb", ",.0f"),
-        "rank 0's peak (MB)": ("peak_mb", ",.0f"),
-    }
     lines = []
     for count, method in product(sorted({one["receivers"] for one in made}), METHODS):
         of_count = [one for one in made if one["receivers"] == count]
@@ -330,29 +319,12 @@ def table(made: Sequence[Row]) -> str:
         for lr in sorted({one["lr"] for one in of_count}) if by_lr else [None]:
             runs = [one for one in of_count if lr in (None, one["lr"])]
             cells = []
-            for name, form in columns.values():
+            for name, form in COLUMNS.values():
                 values = [r["found"][method][name] for r in runs if name in r["found"][method]]
                 cells.append(format(median(values), form) if values else "")
-            found = [(one["found"][method].get("fetched_mb"), one["size"]) for one in runs]
-            shares = [mb * MB / (count * size) for mb, size in found if mb is not None]
-            share = f"{median(shares):.3f}" if shares else ""
-            lines.append([count, method, "" if lr is None else f"{lr:g}", *cells, share])
-    return records.markdown(["receivers", "transport", "lr", *columns, "share of the whole"], lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("weight_transports", __doc__)
-    arguments.add(
-        parser,
-        receivers=([1, 2, 4], "of a sync"),
-        lrs=([1e-6, 1e-5], "learning rates"),
-        layers=(16, "of the policy; 16 make 530 MB"),
-        steps=(5, "before the sync"),
-        repeats=(3, "of all"),
-    )
-    arguments.add_places(parser, "weight_transports")
-    return arguments.run(parser, argv, runs, measure, table)
+            lines.append([count, method, "" if lr is None else f"{lr:g}", *cells])
+    return records.markdown(["receivers", "transport", "lr", *COLUMNS], lines)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("weight_transports", __doc__, SETTINGS, runs, measure, table)

@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 TRL, ACCELERATE = "1.16.0", "1.15.0"
@@ -119,6 +119,11 @@ def checkpoints(steps: int) -> list[int]:
 
 def finish_reason(token_ids: Sequence[int], eos: int) -> str:
     return "stop" if token_ids and token_ids[-1] == eos else "length"
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 class Clock:

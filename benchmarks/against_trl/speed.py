@@ -8,9 +8,9 @@ forced lengths.
 The sides alternate in each repeat. Both have the same: a policy of random weights trained in
 float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64,
 or long-tailed with mean 64 and at most 512), the reward, AdamW, one update a step and the gradient
-clipped at 1; the other settings are those of `python -m benchmarks.against_trl`. TRL generates with
-transformers' `generate`, see there for the reason. The counted steps of both sides are the same
-ones; the first of TRL's and the first three of lrl's do not count.
+clipped at 1; the other settings are those of `python -m benchmarks.against_trl`, where TRL's way to
+generate is explained. The counted steps of both sides are the same ones; the first of TRL's and the
+first three of lrl's do not count.
 
 Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them
 in the ways of `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads
@@ -28,20 +28,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks import arguments, records, timed_run
-from benchmarks.against_trl.settings import TRL, Job, trl_python
+from benchmarks.against_trl.settings import TRL, Job, trl_python, write_rows
 from benchmarks.arguments import Row
 from benchmarks.runs import LentServer
-from benchmarks.timed_run import GROUPS, LENGTHS, RESPONSES, WARM_UP, System
+from benchmarks.timed_run import CORES, GROUPS, LENGTHS, RESPONSES, WARM_UP, System
 from lrl.quickstart.task import problems
 
-CORES = len(os.sched_getaffinity(0))
 HALF = max(1, CORES // 2)
 LARGE = 8192
 """Tokens of a micro-batch for several threads that sleep while they wait for one another: the fewer
-waits, the better. With `timed_run.MICRO_BATCH_TOKENS` the way that is best with this took 4.0 s a
-step."""
+waits, the better. With `timed_run.MICRO_BATCH_TOKENS` a step took 4.0 s."""
 SPLIT = System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1)
 TRAINER_ALL = System(
     title="lrl, all cores train, half write, max_lag 1",
@@ -50,33 +49,28 @@ TRAINER_ALL = System(
     max_lag=1,
     micro_batch_tokens=LARGE,
 )
-SYSTEMS = {
-    "split": SPLIT,
-    "split-bfloat16": replace(SPLIT, title=SPLIT.title + ", written in bfloat16", dtype="bfloat16"),
-    "trainer-all": TRAINER_ALL,
-    "trainer-all-bfloat16": replace(
-        TRAINER_ALL, title=TRAINER_ALL.title + ", written in bfloat16", dtype="bfloat16"
-    ),
-    "both-all": replace(
-        TRAINER_ALL, title="lrl, all cores on both sides, max_lag 1", server_threads=CORES
-    ),
-    "shared": replace(
-        TRAINER_ALL,
-        title="lrl, in turn, max_lag 0",
-        server_threads=CORES,
-        max_lag=0,
-        placement="shared",
-    ),
+SYSTEMS = {"split": SPLIT, "trainer-all": TRAINER_ALL}
+SYSTEMS |= {
+    f"{name}-bfloat16": replace(one, title=f"{one.title}, written in bfloat16", dtype="bfloat16")
+    for name, one in SYSTEMS.items()
 }
-"""lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its
-recipes do."""
+"""lrl's ways to divide the cores. All train in float32."""
 TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 """TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's
 micro-batches."""
 TRL_WARM_UP = 1
 PROMPT_TOKENS = 288
 """Of the longest prompt: 40 examples and the problem."""
+NAMES = [*TRL_PIECES, *SYSTEMS]
 PARTS = ("step", "writing", "wait", "train", "sync")
+SETTINGS: dict[str, Any] = {
+    "repeats": (3, "of every side"),
+    "steps": (4, "of a run that count"),
+    "lengths": (list(LENGTHS), "of responses", LENGTHS),
+    "examples": (0, "solved problems before each problem, of six or seven tokens each"),
+    "systems": (NAMES, "in turn", NAMES),
+    "venv": (Path("runs/against_trl/venv"), "TRL's"),
+}
 
 
 def measure_lrl(
@@ -85,17 +79,11 @@ def measure_lrl(
     """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has
     no seconds of its own."""
     system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
-    times = timed_run.run(
-        system,
-        servers[system],
-        policy,
-        LENGTHS[lengths],
-        args.steps,
-        args.folder,
-        prompts=str(write(args.folder / "few-shot.jsonl", few_shot(args.examples))),
-        prompt_tokens=PROMPT_TOKENS,
-    )
-    return timed_run.means(times) | {"writing": 0.0}
+    prompts = str(write_rows(args.folder / "few-shot.jsonl", few_shot(args.examples)))
+    what = {"prompts": prompts, "prompt_tokens": PROMPT_TOKENS, "folder": args.folder}
+    drawn = LENGTHS[lengths]
+    found = timed_run.run(system, servers[system], policy, drawn, args.steps, **what)
+    return found | {"writing": 0.0}
 
 
 def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
@@ -116,13 +104,8 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     ends = [step["seconds"] for step in [before, *steps]]
     step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
     writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
-    return {
-        "step": step_s,
-        "writing": writing,
-        "wait": 0.0,
-        "train": step_s - writing,
-        "sync": 0.0,
-    }
+    found = {"step": step_s, "writing": writing, "train": step_s - writing}
+    return found | {"wait": 0.0, "sync": 0.0}
 
 
 def make_job(args: argparse.Namespace, lengths: str, pieces: int) -> tuple[Job, list[list[int]]]:
@@ -136,7 +119,9 @@ def make_job(args: argparse.Namespace, lengths: str, pieces: int) -> tuple[Job, 
     job = Job(
         steps=len(by_step),
         policy=str(timed_run.policy_5m(args.folder).resolve()),
-        prompts=str(write(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])),
+        prompts=str(
+            write_rows(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])
+        ),
         folder=str(folder),
         lengths=str(folder / "lengths.json"),
         groups=GROUPS,
@@ -161,11 +146,6 @@ def few_shot(examples: int) -> list[dict[str, str]]:
         row | {"prompt": "".join(around[index + 1 : index + 1 + examples]) + row["prompt"]}
         for index, row in enumerate(own)
     ]
-
-
-def write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -223,24 +203,5 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([records.markdown([*heads, "training (s)", "sync (s)"], lines), *ratios])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    if "OMP_NUM_THREADS" in os.environ:
-        raise SystemExit("OMP_NUM_THREADS would overrule each side's threads: unset it.")
-    names = [*TRL_PIECES, *SYSTEMS]
-    usual = [name for name in names if name not in ("both-all", "shared")]
-    parser = arguments.make_parser("against_trl.speed", __doc__)
-    arguments.add(
-        parser,
-        repeats=(3, "of every side"),
-        steps=(4, "of a run that count"),
-        lengths=(list(LENGTHS), "of responses", LENGTHS),
-        examples=(0, "solved problems before each problem, of six or seven tokens each"),
-        systems=(usual, "in turn", names),
-        venv=(Path("runs/against_trl/venv"), "TRL's"),
-    )
-    arguments.add_places(parser, "against_trl_speed")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("against_trl.speed", __doc__, SETTINGS, runs, measure, table)

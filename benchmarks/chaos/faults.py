@@ -11,7 +11,6 @@ import functools
 import importlib
 import subprocess
 import time
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,8 +113,9 @@ def _after_orders(function: Any, order: Path, told: Path) -> Any:
     return acting
 
 
-def in_turn(kills: int, freezes: int, both: bool) -> Sequence[str]:
-    """Returns faults of `OF_GENERATORS`: each part and each generator in turn."""
+def in_turn(kills: int, freezes: int) -> list[str]:
+    """Returns faults of `OF_GENERATORS`: each part and each generator in turn, freezes between the
+    kills, and at last a kill of both generators."""
     parts = list(PARTS)
 
     def fault(how: str, number: int) -> str:
@@ -126,4 +126,4 @@ def in_turn(kills: int, freezes: int, both: bool) -> Sequence[str]:
     for number in range(freezes):
         place = min(len(faults), (number + 1) * apart + number)
         faults.insert(place, fault("freeze", number))
-    return faults + (["kill EngineCore of both"] if both else [])
+    return [*faults, "kill EngineCore of both"]

@@ -80,16 +80,20 @@ def surviving(steps: Sequence[Line]) -> list[Line]:
 
 
 def account(lines: Sequence[Line], prompts_per_epoch: int = 0) -> dict[str, Any]:
-    """Returns what is recorded of any run that has come to its end; see `trained`."""
+    """Returns what is recorded of a run that has come to its end: counts; what was trained, beside
+    what the ledger calls trained; and what became of responses that were half-written at a kill."""
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
+    starts = [line["resumed"] for line in lines if line["event"] == "start"]
+    resumed = {name: sum(line[name] for line in starts) for name in ("responses", "tokens")}
+    counts = ("continued", "rewritten", "failed")
     return {
         "launches": sum(line["event"] == "launch" for line in lines),
         "steps_done": len(lineage),
-        "trained": trained(lineage, end, prompts_per_epoch),
+        **trained(lineage, end, prompts_per_epoch),
         "given_up": end["given_up"],
         "lag_max": max(line["lag_max"] for line in lineage),
-        "accuracy": end["accuracy"],
+        "resumed": resumed | {name: sum(line[name] for line in lineage) for name in counts},
     }
 
 
@@ -125,13 +129,3 @@ def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> d
         whole = Counter(range(prompts_per_epoch))
         found["epochs_whole"] = sum(epoch == whole for epoch in epochs.values())
     return found
-
-
-def told(record: dict[str, Any]) -> str:
-    """Returns a run's account in words."""
-    found = record["trained"]
-    wrong = ", ".join(f"{len(found[name])} {name}" for name in ("twice", "lost", "untold"))
-    return (
-        f"{record['launches']} launches, {record['steps_done']} steps, {found['prompts']} prompts "
-        f"trained ({wrong}), {len(record['given_up'])} given up, largest lag {record['lag_max']}"
-    )

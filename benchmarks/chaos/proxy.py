@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +41,8 @@ class Fault:
     kind: Kind
     times: int = 1
     """How many requests it hits."""
-    hits: list[float] = field(default_factory=list)
-    """Times of its hits, in seconds of `time.monotonic`."""
+    hits: int = 0
+    """How many it has hit."""
 
 
 class Proxy:
@@ -96,10 +95,10 @@ class Proxy:
         if (
             fault is None
             or fault.phase != phase_of(request.path, body)
-            or len(fault.hits) >= fault.times
+            or fault.hits >= fault.times
         ):
             return await self._pass_on(request, body)
-        fault.hits.append(time.monotonic())
+        fault.hits += 1
         return await self._break(fault.kind, request, body)
 
     async def _break(self, kind: Kind, request: web.Request, body: bytes) -> web.StreamResponse:
@@ -115,15 +114,14 @@ class Proxy:
             case "silent":  # nothing is passed on, and there is no answer
                 await asyncio.sleep(self.late_s)
             case "late":  # passed on when the deadline is over
-                self._passing = asyncio.create_task(self._ask_late(request, body))
+                self._passing = asyncio.create_task(self._read(request, body, self.late_s))
                 await asyncio.sleep(self.late_s)
             case "unanswered":
-                async with self._ask(request, body) as answer:
-                    await answer.read()
+                await self._read(request, body)
         return cut(request)
 
-    async def _ask_late(self, request: web.Request, body: bytes) -> None:
-        await asyncio.sleep(self.late_s)
+    async def _read(self, request: web.Request, body: bytes, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
         async with self._ask(request, body) as answer:
             await answer.read()
 

@@ -38,8 +38,6 @@ class Proof:
     """Trained tokens that were computed again."""
     difference: float
     """The largest under the version a token names, over responses that stayed on one generator."""
-    worst_version: int
-    """The version that wrote that token."""
     carried: int
     """Tokens of responses that continued on another generator."""
     carried_difference: float
@@ -106,11 +104,9 @@ class TokenRecorder(L.Callback):
             step - version for step, rollout in self._rollouts() for version in rollout.versions
         ]
         places = Counter(group.index for _, group in self.groups)
-        worst = max(((off[named], named) for named, off in stayed), default=(0.0, 0))
         return Proof(
             tokens=len(lags),
-            difference=worst[0],
-            worst_version=worst[1],
+            difference=max((off[named] for named, off in stayed), default=0.0),
             carried=len(moved),
             carried_difference=max(
                 (min(off[v] for v in off if v >= named) for named, off in moved), default=0.0

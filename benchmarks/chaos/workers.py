@@ -17,8 +17,9 @@ import argparse
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,15 @@ from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.types import Prompt, Rollout
 
 NONE = "none"
+SHARED: dict[str, Any] = {
+    "faults": ([], "only these"),
+    "share": (0.05, "that fails"),
+    "seed": (0, "of the run"),
+    "workers": (2, "processes"),
+    "timeout_s": (1.0, "of a call"),
+    "memory_gib": (1.0, "of one"),
+    **arguments.of_training(lr=1e-4, steps=20),
+}
 KINDS = {
     "rewards": {kind: kind for kind in faulty.OF_REWARDS},
     "environments": {fault: kind for fault, (kind, _) in faulty.OF_ENVIRONMENTS.items()},
@@ -49,34 +59,33 @@ KINDS = {
 """By experiment: each fault, and the kind as which lrl has to count it."""
 HEADS = ("fault", "strikes", "injected", "counted", "other failures", "retried", "replaced")
 HEADS += ("prompts trained; twice", "accuracy before, after", "seconds")
-OF_RUN = [one.name for one in fields(RunSettings)]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--faults", nargs="+", help="(all)")
-    arguments.add(
-        parser,
-        share=(0.05, "that fails"),
-        seed=(0, "of the run"),
-        workers=(2, "processes"),
-        timeout_s=(1.0, "of a call"),
-        memory_gib=(1.0, "of one"),
-    )
-    arguments.add_training(parser, lr=1e-4, steps=20)
-    parser.set_defaults(max_lag=1, schedule="linear")
+def of_rewards(args: argparse.Namespace) -> Iterator[Row]:
+    for fault in args.faults or [NONE, *KINDS["rewards"]]:
+        for once in (False,) if fault == NONE else (False, True):
+            yield described(args, fault, once)
 
 
-def runs(args: argparse.Namespace) -> Iterator[Row]:
-    settings = arguments.chosen(args, *OF_RUN)
-    for fault in args.faults or [NONE, *KINDS[args.experiment]]:
-        twice = args.experiment == "rewards" and fault != NONE
-        for once in (False, True) if twice else (False,):
-            share = 0.0 if fault == NONE else args.share
-            yield {"fault": fault, "first_try_only": once, "share": share, **settings}
+def of_environments(args: argparse.Namespace) -> Iterator[Row]:
+    for fault in args.faults or [NONE, *KINDS["environments"]]:
+        yield described(args, fault, False)
 
 
-def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
-    train = train_rewards if args.experiment == "rewards" else train_environments
+def described(args: argparse.Namespace, fault: str, once: bool) -> Row:
+    share = 0.0 if fault == NONE else args.share
+    how = arguments.chosen(args, "seed", "lr", "steps", "groups", "responses")
+    how |= {"max_lag": 1, "schedule": "linear"}
+    return {"fault": fault, "first_try_only": once, "share": share, **how}
+
+
+def settings_of(run: Row) -> RunSettings:
+    return RunSettings(**{one.name: run[one.name] for one in fields(RunSettings)})
+
+
+def measure(
+    train: Callable[..., Row], args: argparse.Namespace, missing: list[Row]
+) -> Iterator[Row]:
     with lent_server(policy_of(args.seed), server_settings(), args.folder) as server:
         for run in missing:
             folder = args.folder / f"{run['fault']}{'-once' * run['first_try_only']}"
@@ -113,7 +122,7 @@ class CountingPool(RewardPool):
 
 def fit(server: LentServer, run: Row, data: lrl.RolloutDataModule, folder: Path) -> Row:
     """Makes one run; returns what both experiments record."""
-    settings = RunSettings(**{name: run[name] for name in OF_RUN})
+    settings = settings_of(run)
     evaluation, trained = held_out(settings.steps), Trained()
     if data.environment is None:
         # Evaluations have a pool of their own: the fault is for the run alone.
@@ -136,7 +145,7 @@ def train_rewards(
     once = run["first_try_only"]
     reward = faulty.FaultyReward(kind, args.share, args.seed, str(marks) if once else "")
     limits = arguments.chosen(args, "workers", "timeout_s", "memory_gib")
-    data = make_data(RunSettings(**{name: run[name] for name in OF_RUN}))
+    data = make_data(settings_of(run))
     pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
     found = fit(server, run, data, marks.parent)
     counts = dict(pool.counts)
@@ -149,7 +158,7 @@ def train_environments(
     server: LentServer, args: argparse.Namespace, run: Row, kind: str, marks: Path
 ) -> Row:
     data = make_data(
-        RunSettings(**{name: run[name] for name in OF_RUN}),
+        settings_of(run),
         "benchmarks.chaos.faulty:problems",
         environment=faulty.FaultyCalculator(kind, args.share, str(marks)),
         environment_workers=args.workers,
@@ -187,3 +196,9 @@ def cells(record: Row) -> list[object]:
         f"{record['accuracy_before']:.3f}, {record['accuracy']:.3f}",
         f"{record['seconds']:.0f}",
     ]
+
+
+EXPERIMENTS = {
+    "rewards": (SHARED, of_rewards, partial(measure, train_rewards)),
+    "environments": (SHARED, of_environments, partial(measure, train_environments)),
+}

@@ -154,16 +154,10 @@ def compare(run: Row, timeline: Sequence[Record], fitted: Sequence[Record]) -> R
     facts = [record for record in timeline if isinstance(record, StepRecord)]
     forecasts = simulation(run, generator, trainer, prompt_tokens(fitted)).run().steps
     counted = facts[run["warmup"] :]
-    ordered = sorted(step.seconds for step in counted)
-    quarter = len(ordered) // 4
     return {
         **run,
         "fact": medians(counted),
         "forecast": medians(forecasts[run["warmup"] :]),
-        "quarters": [records.rounded(ordered[quarter]), records.rounded(ordered[-1 - quarter])],
-        "run_s": [
-            records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)
-        ],
         "same_responses": [one.tokens for one in facts] == [one.tokens for one in forecasts],
         "generator": asdict(generator),
         "trainer": asdict(trainer),
@@ -184,18 +178,14 @@ def error(row: Row) -> float:
 def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        low, high = row["quarters"]
-        fact, forecast = (f"{row[which]['seconds']:.2f}" for which in ("fact", "forecast"))
+        both = [row["fact"], row["forecast"]]
+        seconds = [f"{one['seconds']:.2f}" for one in both]
         parts = (
-            " / ".join(
-                f"{sum(row[which][one] for one in of):.2f}" for which in ("fact", "forecast")
-            )
+            " / ".join(f"{sum(one[part] for part in of):.2f}" for one in both)
             for of in GROUPED.values()
         )
-        spread = f"{low:.2f} to {high:.2f}"
-        error_ = f"{error(row):+.0%}"
-        lines.append((row["run"], row["about"], fact, spread, forecast, error_, *parts))
-    heads = ("run", "", "fact, s a step", "its middle half", "forecast", "off by", *GROUPED)
+        lines.append((row["run"], row["about"], *seconds, f"{error(row):+.0%}", *parts))
+    heads = ("run", "", "fact, s a step", "forecast", "off by", *GROUPED)
     return records.markdown(heads, lines)
 
 

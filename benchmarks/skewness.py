@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -34,13 +34,8 @@ from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quie
 from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.responses import LengthSampler
-from lrl.routing.dispatch import (
-    DispatchPolicy,
-    LeastLoaded,
-    LeastTokens,
-    RoundRobin,
-    SkewnessAware,
-)
+from lrl.routing import dispatch
+from lrl.routing.dispatch import DispatchPolicy, RoundRobin, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Prompt
@@ -53,15 +48,9 @@ EQUAL_TOKENS = 128
 """Of every response while the time of a token is measured."""
 BATCHES = (2, 8, 32)
 """Responses on each generator then."""
-RULES: dict[str, Callable[[DecodeLatency], DispatchPolicy]] = {
-    "RoundRobin": lambda decode_latency: RoundRobin(),
-    "LeastLoaded": lambda decode_latency: LeastLoaded(),
-    "LeastTokens": lambda decode_latency: LeastTokens(),
-    "SkewnessAware": lambda decode_latency: SkewnessAware(decode_latency=decode_latency),
-}
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
 CASES += [
-    f"{rule}:{knows}" for rule in ("LeastTokens", "SkewnessAware") for knows in ("seen", "oracle")
+    f"{rule}:{how}" for rule in ("LeastTokens", "SkewnessAware") for how in ("seen", "oracle")
 ]
 """The rule, and what it knows of lengths; ratios are to the first."""
 SETTINGS: dict[str, Any] = {
@@ -71,11 +60,9 @@ SETTINGS: dict[str, Any] = {
     "groups": (32, "prompts of a step"),
     "responses": (4, "to each"),
     "places": (32, "responses a generator writes at once"),
-    "max_lag": (0, "see lrl.RolloutDataModule"),
     "prompt_share": (1.0, "1: a prompt's responses are alike"),
     "seed": (0, "of the lengths"),
 }
-KNOWS = {"nothing": "", "seen": ", lengths seen before", "oracle": ", oracle"}
 
 
 class Oracle:
@@ -110,12 +97,11 @@ def generate(
     step's generation. The rule asks the `oracle` for lengths, if there is one."""
     throughput = Throughput()
     kept = Steps(throughput, 1)
-    placement = "split" if args.max_lag else "shared"
     trainer = quiet_trainer(
         args.steps,
         args.folder,
         devices=1 + len(servers),
-        strategy=Borrowing(servers[0], args.places, servers[1:], placement=placement),
+        strategy=Borrowing(servers[0], args.places, servers[1:], placement="shared"),
         callbacks=[WeightSync(), throughput, kept],
     )
     rows = list(made_up_rows(args.steps * args.groups))
@@ -124,7 +110,7 @@ def generate(
         rewards=[hashed],
         groups_per_step=groups,
         rollouts_per_group=responses,
-        max_lag=args.max_lag,
+        max_lag=0,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
         **data,
@@ -142,22 +128,26 @@ def token_ms(
     servers: Sequence[LentServer], args: argparse.Namespace, groups: int, responses: int
 ) -> float:
     """Returns the milliseconds of a token in the fastest step."""
-    data = {"dispatch": RoundRobin()}
-    seconds = generate(
-        servers, args, equal(EQUAL_TOKENS), groups=groups, responses=responses, data=data
-    )
+    lengths, data = equal(EQUAL_TOKENS), {"dispatch": RoundRobin()}
+    seconds = generate(servers, args, lengths, groups=groups, responses=responses, data=data)
     return 1e3 * min(seconds) / EQUAL_TOKENS
 
 
 def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
     """Fits a line through the milliseconds of a token with so many responses on each generator."""
     batches = [batch for batch in BATCHES if batch <= args.places]
-    per_token = [
-        token_ms(servers, args, groups=batch * len(servers) // 2, responses=2) for batch in batches
-    ]
+    groups = [batch * len(servers) // 2 for batch in batches]
+    per_token = [token_ms(servers, args, groups=one, responses=2) for one in groups]
     log.info("%s responses on each generator: %s ms a token", batches, per_token)
     response_ms, step_ms = np.polyfit(batches, per_token, 1)
     return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
+
+
+def rule_of(name: str, decode_latency: DecodeLatency) -> DispatchPolicy:
+    if name == "SkewnessAware":
+        return SkewnessAware(decode_latency=decode_latency)
+    plain: DispatchPolicy = getattr(dispatch, name)()
+    return plain
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -178,10 +168,8 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 def measure_on(
     servers: Sequence[LentServer], args: argparse.Namespace, missing: list[Row]
 ) -> Iterator[Row]:
-    # With lag, steps are written ahead of their waits.
-    on_policy = argparse.Namespace(**(vars(args) | {"max_lag": 0}))
-    decode_latency = calibrate(servers, on_policy)
-    alone = token_ms(servers, on_policy, groups=1, responses=args.responses)
+    decode_latency = calibrate(servers, args)
+    alone = token_ms(servers, args, groups=1, responses=args.responses)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
     size = {"groups": args.groups, "responses": args.responses}
@@ -191,7 +179,7 @@ def measure_on(
         rule, knows = row["case"].split(":")
         predictor = LengthPredictor()
         predictor.load_state_dict(before.state_dict())
-        data = {"dispatch": RULES[rule](decode_latency), "length_predictor": predictor}
+        data = {"dispatch": rule_of(rule, decode_latency), "length_predictor": predictor}
         told = oracle if knows == "oracle" else None
         seconds = generate(servers, args, drawn, **size, data=data, oracle=told)
         yield row | {
@@ -204,8 +192,8 @@ def measure_on(
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
-    names = ("steps", "groups", "responses", "places", "max_lag", "prompt_share", "seed")
-    settings = arguments.chosen(args, *names)
+    names = ("steps", "groups", "responses", "places", "prompt_share", "seed")
+    settings = arguments.chosen(args, *names) | {"max_lag": 0}
     for repeat in range(args.repeats):
         for case in args.cases:
             yield {"settings": settings, "case": case, "repeat": repeat}
@@ -216,40 +204,18 @@ def longest(drawn: LengthSampler, args: argparse.Namespace) -> list[int]:
     return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
 
 
-def cases_of(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row["case"] for row in rows))
-
-
-def title(case: str) -> str:
-    rule, knows = case.split(":")
-    return rule + KNOWS[knows]
-
-
-def seconds(rows: Sequence[Row], case: str) -> dict[int, float]:
-    return {row["repeat"]: fmean(row["seconds"]) for row in rows if row["case"] == case}
-
-
-def ratios(rows: Sequence[Row], case: str) -> list[float]:
-    base, own = seconds(rows, cases_of(rows)[0]), seconds(rows, case)
-    return [own[repeat] / base[repeat] for repeat in sorted(own) if repeat in base]
-
-
-def floor(rows: Sequence[Row]) -> float:
-    return fmean(fmean(row["longest"]) * row["alone_ms"] / 1e3 for row in rows)
-
-
 def table(rows: Sequence[Row]) -> str:
-    lines = [
-        (title(case), spread(list(seconds(rows, case).values())), spread(ratios(rows, case)))
-        for case in cases_of(rows)
-    ]
-    lines.append(("the longest group alone", f"{floor(rows):.2f}", ""))
-    times = {(row["step_ms"], row["response_ms"]) for row in rows}
-    said = ", ".join(
-        f"{step:.2f} ms and {response:.3f} ms for each response" for step, response in sorted(times)
-    )
-    table_ = records.markdown(["rule", "seconds a step", "ratio"], lines)
-    return f"{table_}\n\ndecode_latency: {said}"
+    cases: dict[str, dict[int, float]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], {})[row["repeat"]] = fmean(row["seconds"])
+    first = next(iter(cases.values()))
+    lines = []
+    for case, seconds in cases.items():
+        ratios = [took / first[repeat] for repeat, took in seconds.items() if repeat in first]
+        lines.append((case, spread(list(seconds.values())), spread(ratios)))
+    floor = fmean(fmean(row["longest"]) * row["alone_ms"] / 1e3 for row in rows)
+    lines.append(("the longest group alone", f"{floor:.2f}", ""))
+    return records.markdown(["rule and what it knows", "seconds a step", "ratio"], lines)
 
 
 def spread(values: Sequence[float]) -> str:

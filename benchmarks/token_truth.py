@@ -27,10 +27,8 @@ from typing import Any
 
 import aiohttp
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.random_policy import llama
@@ -47,17 +45,14 @@ from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.response_text import PolicyText, ResponseDecoder
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
+from tests.chat_templates import CHATML, merging_tokenizer
 
 TURNS = 8
 EPISODE_TOKENS = 3500
 TURN_TOKENS = 400
-END, START = "<|im_end|>", "<|im_start|>"
+END = "<|im_end|>"
 ENDS = tuple(string.ascii_letters[:32])
 """Tokens at which a turn ends, too: a random policy takes one after 16 tokens or so."""
-TEMPLATE = (
-    "{% for m in messages %}" + START + "{{ m.role }}\n{{ m.content }}" + END + "\n{% endfor %}"
-    "{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
-)
 DEADLINE_S = 600.0
 SLOTS = 256
 WORDS = ("higher", "lower", "warm, but not there yet")
@@ -105,24 +100,13 @@ async def plays(**columns: Any) -> float:
 
 
 def make_policy(folder: Path) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=[END, START],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = [Path(lrl.__file__).read_text(), "user\nassistant\n\n" * 9, __doc__ or ""]
-    tokenizer.train_from_iterator(texts, trainer)
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE
-    )
-    made.save_pretrained(folder)
+    tokenizer = merging_tokenizer(CHATML.template)
+    tokenizer.save_pretrained(folder)
+    config = llama("tiny")
+    config.vocab_size = len(tokenizer)
     torch.manual_seed(0)
-    LlamaForCausalLM(llama("tiny")).float().save_pretrained(folder)
-    return made
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+    return tokenizer
 
 
 class Notes:

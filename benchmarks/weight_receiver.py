@@ -4,23 +4,19 @@ place of vLLM's model.
     LRL_GENERATOR_FILES=lrl-bench-0- LRL_GENERATOR_TOKEN=... python -m benchmarks.weight_receiver 127.0.0.1
 
 Listens at that address and prints its port. An update loads the file as
-`lrl.vllm_plugin.shared_memory_engine` does: its checksum, then a copy of every tensor. Or it takes
-part in a broadcast as vLLM's engine does, with gloo in the place of NCCL. vLLM's conversion to the
-form of its kernels is left out, which is the same for every transport."""
+`lrl.vllm_plugin.shared_memory_engine` does: its checksum, then a copy of every tensor. vLLM's
+conversion to the form of its kernels is left out, which is the same for every transport."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvicorn
 from safetensors.torch import load_file
 from starlette.requests import Request
@@ -30,7 +26,6 @@ from torch import Tensor
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
-from lrl.weights import communicator
 from lrl.weights.staged_file import checksum as checksum_of
 
 COPY = "/copy"
@@ -42,8 +37,6 @@ class Receiver:
 
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
-        self.communicator: Any = None
-        self.buffers: dict[str, int] = {}
         self.state: dict[str, dict[str, Any]] = {
             "/is_paused": {"is_paused": False},
             "/weight_info": {},
@@ -58,12 +51,6 @@ class Receiver:
     def answer(self, route: str, body: dict[str, Any]) -> dict[str, Any]:
         if route in ("/pause", "/resume"):
             self.state["/is_paused"] = {"is_paused": route == "/pause"}
-        elif route == "/init_weight_transfer_engine" and "nccl_unique_id_b64" in body["init_info"]:
-            self.join(body["init_info"])
-        elif route == "/shutdown_weight_transfer_engine":
-            communicator.abort(self.communicator)
-        elif route == "/update_weights" and "names" in body["update_info"]:
-            self.receive(**body["update_info"])
         elif route == "/update_weights":
             self.load(**body["update_info"])
         elif route == "/finish_weight_update":
@@ -75,36 +62,7 @@ class Receiver:
     def load(self, file: str, checksum: int) -> None:
         if (found := checksum_of(file)) != checksum:
             raise ValueError(f"{file} has the checksum {found}, and {checksum} was sent.")
-        self.replace(load_file(file).items())
-
-    def join(self, info: dict[str, Any]) -> None:
-        from tests.weights.nccl_over_gloo import install
-
-        install()
-        unique_id = base64.b64decode(info["nccl_unique_id_b64"])
-        self.communicator = communicator.join(
-            unique_id, info["rank_offset"], info["world_size"], torch.device("cpu")
-        )
-        self.buffers = {
-            "buffer_size_bytes": info["packed_buffer_size_bytes"],
-            "num_buffers": info["packed_num_buffers"],
-        }
-
-    def receive(self, names: list[str], dtype_names: list[str], shapes: list[list[int]]) -> None:
-        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
-
-        dtypes = [getattr(torch, name) for name in dtype_names]
-        packed_nccl_broadcast_consumer(
-            iterator=zip(names, zip(shapes, dtypes, strict=True), strict=True),
-            group=self.communicator,
-            src=0,
-            post_unpack_func=self.replace,
-            device="cpu",
-            **self.buffers,
-        )
-
-    def replace(self, new: Iterable[tuple[str, Tensor]]) -> None:
-        for name, weight in new:
+        for name, weight in load_file(file).items():
             if name in self.weights:
                 self.weights[name].copy_(weight)
             else:

@@ -12,7 +12,6 @@ receivers, the following take turns:
 - wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its
   shared memory;
 - shared_memory, of the same bytes;
-- nccl, with gloo in the place of NCCL;
 - pull whole, to receivers that hold no version;
 - pull delta, to receivers that hold the version before.
 
@@ -61,14 +60,12 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
-from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.staged_file import SHARED_MEMORY
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
 from lrl.weights.wire import Weights
-from tests.weights.nccl_over_gloo import install
 
 DEADLINE_S = 600.0
 MB = 1e6
@@ -82,8 +79,6 @@ SETTINGS: dict[str, Any] = {
 }
 COLUMNS = {
     "sync (s)": ("sync_s", ".2f"),
-    "staged (s)": ("stage_s", ".2f"),
-    "fetched (s)": ("fetch_s", ".2f"),
     "pause (s)": ("pause_s", ".2f"),
     "rank 0 sent (MB)": ("sent_mb", ",.0f"),
     "fetched in all (MB)": ("fetched_mb", ",.0f"),
@@ -122,7 +117,6 @@ class Scene:
             silence_s=DEADLINE_S,
         )
         made: Any = sync.transport
-        seconds = {name: timed(made, name) for name in ("stage", "distribute")}
         try:
             for number in range(upto + 1):
                 sent, fetched = made.sent_bytes, made.fetched_bytes
@@ -138,10 +132,7 @@ class Scene:
                 "pause_s": sync.pause_seconds,
                 "peak_mb": (self.memory.peak - before) / MB,
             }
-            if transport.copies:
-                found["stage_s"] = seconds["stage"][-1]
             if transport.fetches:
-                found["fetch_s"] = seconds["distribute"][-1]
                 found["sent_mb"] = (made.sent_bytes - sent) / MB
                 found["fetched_mb"] = (made.fetched_bytes - fetched) / MB
             return found
@@ -172,7 +163,7 @@ def wire(scene: Scene, size: int) -> dict[str, float]:
         seconds = time.monotonic() - started
     path.unlink()
     mb = count * size / MB
-    return {"sync_s": seconds, "fetch_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": 0.0}
+    return {"sync_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": 0.0}
 
 
 async def all_of(posts: Sequence[Awaitable[Any]]) -> None:
@@ -185,34 +176,14 @@ def send(listener: socket.socket, path: Path) -> None:
         connection.sendfile(file)
 
 
-def over_gloo(scene: Scene, size: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        install(Path(folder))
-        return scene.sync(Nccl, upto=1)
-
-
 METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
     "wire": wire,
     "shared_memory": lambda scene, size: scene.sync(SharedMemory, upto=1),
-    "nccl over gloo": over_gloo,
     "pull whole": lambda scene, size: scene.sync(Pull, upto=0),
     "pull delta": lambda scene, size: scene.sync(Pull, upto=1),
 }
 """What is measured in turn; each returns its figures, of which some may be missing. The second
 argument is the size of the version in bytes."""
-
-
-def timed(thing: Any, name: str) -> list[float]:
-    method, seconds = getattr(thing, name), list[float]()
-
-    def call(*words: Any) -> Any:
-        started = time.monotonic()
-        found = method(*words)
-        seconds.append(time.monotonic() - started)
-        return found
-
-    setattr(thing, name, call)
-    return seconds
 
 
 def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:

@@ -54,6 +54,12 @@ def living(mark: str) -> list[psutil.Process]:
     return [process for process in found if lives(process)]
 
 
+def others_living(mark: str) -> list[list[str]]:
+    """Command lines of `living`, without the resource tracker, which is of this process."""
+    found = [text for process in living(mark) if (text := words(process))]
+    return [text for text in found if "resource_tracker" not in " ".join(text)]
+
+
 def every_process() -> Iterator[psutil.Process]:
     """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next
     two calls miss the new process, and the kernel begins again after 32,768 pids, which a few

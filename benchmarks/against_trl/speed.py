@@ -33,7 +33,6 @@ from typing import Any
 from benchmarks import arguments, records, timed_run
 from benchmarks.against_trl.settings import TRL, Job, trl_python, write_rows
 from benchmarks.arguments import Row
-from benchmarks.runs import LentServer
 from benchmarks.timed_run import CORES, GROUPS, LENGTHS, RESPONSES, WARM_UP, System
 from lrl.quickstart.task import problems
 
@@ -59,31 +58,15 @@ TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 """TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's
 micro-batches."""
 TRL_WARM_UP = 1
-PROMPT_TOKENS = 288
-"""Of the longest prompt: 40 examples and the problem."""
 NAMES = [*TRL_PIECES, *SYSTEMS]
 PARTS = ("step", "writing", "wait", "train", "sync")
 SETTINGS: dict[str, Any] = {
     "repeats": (3, "of every side"),
     "steps": (4, "of a run that count"),
     "lengths": (list(LENGTHS), "of responses", LENGTHS),
-    "examples": (0, "solved problems before each problem, of six or seven tokens each"),
     "systems": (NAMES, "in turn", NAMES),
     "venv": (Path("runs/against_trl/venv"), "TRL's"),
 }
-
-
-def measure_lrl(
-    args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
-) -> dict[str, float]:
-    """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has
-    no seconds of its own."""
-    system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
-    prompts = str(write_rows(args.folder / "few-shot.jsonl", few_shot(args.examples)))
-    what = {"prompts": prompts, "prompt_tokens": PROMPT_TOKENS, "folder": args.folder}
-    drawn = LENGTHS[lengths]
-    found = timed_run.run(system, servers[system], policy, drawn, args.steps, **what)
-    return found | {"writing": 0.0}
 
 
 def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
@@ -93,59 +76,35 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     Raises:
         RuntimeError: A response did not have its drawn length.
     """
-    job, drawn = make_job(args, lengths, TRL_PIECES[name])
-    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
-    before, *steps = records.read(job.clock)
-    if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
-        raise RuntimeError(
-            f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not "
-            "be fair."
-        )
-    ends = [step["seconds"] for step in [before, *steps]]
-    step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
-    writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
-    found = {"step": step_s, "writing": writing, "train": step_s - writing}
-    return found | {"wait": 0.0, "sync": 0.0}
-
-
-def make_job(args: argparse.Namespace, lengths: str, pieces: int) -> tuple[Job, list[list[int]]]:
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    first = (WARM_UP - TRL_WARM_UP) * GROUPS
+    rows, first = problems(), (WARM_UP - TRL_WARM_UP) * GROUPS
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
-    drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
+    drawn = [LENGTHS[lengths].of(group % len(rows), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
-    rows = few_shot(args.examples)
+    prompts = write_rows(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])
     job = Job(
         steps=len(by_step),
         policy=str(timed_run.policy_5m(args.folder).resolve()),
-        prompts=str(
-            write_rows(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])
-        ),
+        prompts=str(prompts),
         folder=str(folder),
         lengths=str(folder / "lengths.json"),
         groups=GROUPS,
         rollouts=RESPONSES,
         lr=timed_run.LR,
-        pieces=pieces,
+        pieces=TRL_PIECES[name],
     )
     Path(job.lengths).write_text(json.dumps(by_step))
     job.clock.unlink(missing_ok=True)
-    return job, by_step
-
-
-def few_shot(examples: int) -> list[dict[str, str]]:
-    """Returns the training rows, the prompt of each behind so many solved problems.
-
-    No two prompts begin alike, so a generator finds none of them in its prefix cache.
-    """
-    own = problems()
-    solved = [f"{row['prompt']}{row['answer']}," for row in own]
-    around = solved + solved[:examples]
-    return [
-        row | {"prompt": "".join(around[index + 1 : index + 1 + examples]) + row["prompt"]}
-        for index, row in enumerate(own)
-    ]
+    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
+    before, *steps = records.read(job.clock)
+    if [step["tokens"] for step in steps] != [sum(step) for step in by_step]:
+        raise RuntimeError(f"TRL's responses do not have the lengths in {job.lengths}.")
+    ends = [step["seconds"] for step in [before, *steps]]
+    step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
+    writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
+    found = {"step": step_s, "writing": writing, "train": step_s - writing}
+    return found | {"wait": 0.0, "sync": 0.0}
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -154,13 +113,15 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     policy = timed_run.policy_5m(args.folder)
     rows = {(row["lengths"], row["system"]): row for row in missing}
     ways = [SYSTEMS[name] for _, name in rows if name in SYSTEMS]
-    with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
+    with timed_run.servers_for(ways, policy, args.folder) as servers:
 
         def once(key: tuple[str, str]) -> dict[str, float]:
             lengths, name = key
             if name in TRL_PIECES:
                 return measure_trl(args, name, lengths)
-            return measure_lrl(args, servers, name, lengths)
+            where, drawn = servers[SYSTEMS[name]], LENGTHS[lengths]
+            found = timed_run.run(SYSTEMS[name], where, policy, drawn, args.steps, args.folder)
+            return found | {"writing": 0.0}  # it writes while it trains
 
         found = records.in_turns(rows, args.repeats, once)
     for key, row in rows.items():
@@ -171,7 +132,6 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
     shared = arguments.chosen(args, "steps", "repeats")
-    shared |= {"examples": args.examples} if args.examples else {}
     for lengths in args.lengths:
         for name in args.systems:
             row = {"system": name, "lengths": lengths} | shared
@@ -191,15 +151,12 @@ def table(rows: Sequence[Row]) -> str:
         rest = (f"{row[part][1]:.2f}" for part in PARTS[1:])
         lines.append([*cells, f"{least:.2f} to {most:.2f}", *rest])
     for lengths in dict.fromkeys(row["lengths"] for row in rows):
-        of = [row for row in rows if row["lengths"] == lengths]
-        speeds = {row["system"]: row["answers_per_s"] for row in of}
-        trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
-        if trl and speeds:
-            best = max(speeds, key=lambda name: speeds[name])
-            ratios.append(
-                f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's "
-                "responses."
-            )
+        of = {row["system"]: row["answers_per_s"] for row in rows if row["lengths"] == lengths}
+        trl = max((of.pop(name) for name in TRL_PIECES if name in of), default=0.0)
+        if trl and of:
+            best = max(of, key=lambda name: of[name])
+            told = f"{SYSTEMS[best].title} trains {of[best] / trl:.2f} times TRL's responses."
+            ratios.append(f"\n{lengths}: {told}")
     return "\n".join([records.markdown([*heads, "training (s)", "sync (s)"], lines), *ratios])
 
 

@@ -63,48 +63,28 @@ OF_ENVIRONMENTS: dict[str, tuple[str, Callable[[], Any]]] = {
 """Each fault with the kind as which lrl has to count it."""
 
 
-def digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
 def is_struck(share: float, *parts: object) -> bool:
-    return int(digest(*parts)[:8], 16) < share * 2**32
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    return int(digest[:8], 16) < share * 2**32
 
 
 class FaultyReward(Reward):
-    """`correct`, except where the fault strikes.
+    """`correct`, except where the fault `kind` strikes (empty for none): a share of the responses,
+    0 to 1, which the seed decides."""
 
-    Args:
-        kind: From `OF_REWARDS`; empty for none.
-        share: Of the responses, 0 to 1.
-        seed: Decides which responses.
-        marks: Folder with a file for each response that was struck: these are not struck again;
-            empty: all always are.
-    """
-
-    def __init__(self, kind: str, share: float, seed: int, marks: str = "") -> None:
+    def __init__(self, kind: str, share: float, seed: int) -> None:
         super().__init__(name="correct")
         self.kind = kind
         self.share = share
         self.seed = seed
-        self.marks = marks
 
     def strikes(self, prompt: str, response: str) -> bool:
         return bool(self.kind) and is_struck(self.share, self.seed, prompt, response)
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Any:
-        if self.strikes(prompt, response) and self._is_due(prompt, response):
+        if self.strikes(prompt, response):
             return OF_REWARDS[self.kind]()
         return task.correct(prompt, response, **columns)
-
-    def _is_due(self, prompt: str, response: str) -> bool:
-        if not self.marks:
-            return True
-        try:
-            (Path(self.marks) / digest(self.seed, prompt, response)).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
 
 
 def problems() -> list[dict[str, Any]]:
@@ -113,13 +93,8 @@ def problems() -> list[dict[str, Any]]:
 
 
 class FaultyCalculator(Calculator):
-    """A calculator, except where the fault strikes.
-
-    Args:
-        kind: From `OF_ENVIRONMENTS`; empty for none.
-        share: Of the turns, 0 to 1.
-        marks: Folder that gets a file for each strike, before it.
-    """
+    """A calculator, except where the fault `kind` strikes (empty for none), in this share of the
+    turns; `marks` is a folder that gets a file for each strike, before it."""
 
     def __init__(self, kind: str, share: float, marks: str) -> None:
         self.kind = kind

@@ -1,7 +1,7 @@
 """A small HTTP proxy in front of a generator: it passes every request on, and breaks the requests
 of its fault.
 
-It runs on its own thread; neither trainer nor generator knows of a fault beforehand.
+It runs on its own thread.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ raises, crashes or kills its process, fills its memory, hangs, ...
 What is struck has to be left out, and everything else has to be trained. So the counts must equal
 the injected faults, every prompt is trained once, and the accuracy is that of the run without
 faults. Prompt and text decide what is struck; held-out problems are not. No share of failures ends a
-run here. A reward is struck in two runs: at every try, and at the first one only, so that the second
-saves the response. All runs use one vLLM server, one after another.
+run here. All runs use one vLLM server, one after another.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import argparse
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ from lrl.rewards.failure_stats import EPISODE_KINDS
 from lrl.types import Prompt, Rollout
 
 NONE = "none"
-SHARED: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "faults": ([], "only these"),
     "share": (0.05, "that fails"),
     "seed": (0, "of the run"),
@@ -57,26 +56,15 @@ KINDS = {
     "environments": {fault: kind for fault, (kind, _) in faulty.OF_ENVIRONMENTS.items()},
 }
 """By experiment: each fault, and the kind as which lrl has to count it."""
-HEADS = ("fault", "strikes", "injected", "counted", "other failures", "retried", "replaced")
+HEADS = ("fault", "injected", "counted", "other failures", "retried", "replaced")
 HEADS += ("prompts trained; twice", "accuracy before, after", "seconds")
 
 
-def of_rewards(args: argparse.Namespace) -> Iterator[Row]:
-    for fault in args.faults or [NONE, *KINDS["rewards"]]:
-        for once in (False,) if fault == NONE else (False, True):
-            yield described(args, fault, once)
-
-
-def of_environments(args: argparse.Namespace) -> Iterator[Row]:
-    for fault in args.faults or [NONE, *KINDS["environments"]]:
-        yield described(args, fault, False)
-
-
-def described(args: argparse.Namespace, fault: str, once: bool) -> Row:
-    share = 0.0 if fault == NONE else args.share
+def runs(kinds: Iterable[str], args: argparse.Namespace) -> Iterator[Row]:
     how = arguments.chosen(args, "seed", "lr", "steps", "groups", "responses")
     how |= {"max_lag": 1, "schedule": "linear"}
-    return {"fault": fault, "first_try_only": once, "share": share, **how}
+    for fault in args.faults or [NONE, *kinds]:
+        yield {"fault": fault, "share": 0.0 if fault == NONE else args.share, **how}
 
 
 def settings_of(run: Row) -> RunSettings:
@@ -88,12 +76,8 @@ def measure(
 ) -> Iterator[Row]:
     with lent_server(policy_of(args.seed), server_settings(), args.folder) as server:
         for run in missing:
-            folder = args.folder / f"{run['fault']}{'-once' * run['first_try_only']}"
-            marks = folder / "marks"
-            shutil.rmtree(marks, ignore_errors=True)
-            marks.mkdir(parents=True)  # gets a file for each strike
             kind = "" if run["fault"] == NONE else run["fault"]
-            yield run | train(server, args, run, kind, marks)
+            yield run | train(server, args, run, kind)
 
 
 class Trained(EveryStep):
@@ -139,24 +123,21 @@ def fit(server: LentServer, run: Row, data: lrl.RolloutDataModule, folder: Path)
     }
 
 
-def train_rewards(
-    server: LentServer, args: argparse.Namespace, run: Row, kind: str, marks: Path
-) -> Row:
-    once = run["first_try_only"]
-    reward = faulty.FaultyReward(kind, args.share, args.seed, str(marks) if once else "")
+def train_rewards(server: LentServer, args: argparse.Namespace, run: Row, kind: str) -> Row:
+    reward = faulty.FaultyReward(kind, args.share, args.seed)
     limits = arguments.chosen(args, "workers", "timeout_s", "memory_gib")
     data = make_data(settings_of(run))
     pool = data.reward_pool = CountingPool(reward, **limits, max_failures=1.0)
-    found = fit(server, run, data, marks.parent)
+    found = fit(server, run, data, args.folder / run["fault"])
     counts = dict(pool.counts)
     found |= {"retried": counts.pop("retried"), "replaced": counts.pop("replaced")}
-    injected = len(list(marks.iterdir())) if once else pool.struck
-    return found | {"injected": injected, "counts": counts}
+    return found | {"injected": pool.struck, "counts": counts}
 
 
-def train_environments(
-    server: LentServer, args: argparse.Namespace, run: Row, kind: str, marks: Path
-) -> Row:
+def train_environments(server: LentServer, args: argparse.Namespace, run: Row, kind: str) -> Row:
+    marks = args.folder / run["fault"] / "marks"
+    shutil.rmtree(marks, ignore_errors=True)
+    marks.mkdir(parents=True)
     data = make_data(
         settings_of(run),
         "benchmarks.chaos.faulty:problems",
@@ -186,7 +167,6 @@ def cells(record: Row) -> list[object]:
     failures = {*kinds.values()} & counts.keys()
     return [
         record["fault"],
-        "first try" if record["first_try_only"] else "every try",
         record["injected"],
         f"{counts[kind]} {kind}" if kind else "",
         sum(counts[name] for name in failures if name != kind),
@@ -199,6 +179,6 @@ def cells(record: Row) -> list[object]:
 
 
 EXPERIMENTS = {
-    "rewards": (SHARED, of_rewards, partial(measure, train_rewards)),
-    "environments": (SHARED, of_environments, partial(measure, train_environments)),
+    name: (SETTINGS, partial(runs, KINDS[name]), partial(measure, train))
+    for name, train in (("rewards", train_rewards), ("environments", train_environments))
 }

@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Evaluation, Export, RolloutFile, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
@@ -107,10 +108,6 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
     return lrl.RolloutDataModule(**defaults | settings)
 
 
-def _has_a_sync(callbacks: list[L.Callback] | None) -> bool:
-    return any(isinstance(callback, WeightSync) for callback in callbacks or [])
-
-
 def fit(
     server: LentServer,
     policy: Path,
@@ -126,26 +123,23 @@ def fit(
     **settings: Any,
 ) -> Witness:
     witness = Witness()
-    server_settings = lrl.ServerSettings(max_num_seqs=capacity)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    callbacks = callbacks or []
+    kinds = {kind for callback in callbacks for kind in type(callback).__mro__}
+    trainer = quiet_trainer(
+        steps,
+        folder,
         devices=2 + len(for_evaluation),
-        strategy=Borrowing(server, *for_evaluation, placement=placement, server=server_settings),
-        callbacks=[
-            *([] if _has_a_sync(callbacks) else [WeightSync()]),
-            Throughput(),
-            *(callbacks or []),
-            witness,
-        ],
-        max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(
-            isinstance(callback, ModelCheckpoint) for callback in callbacks or []
+        strategy=Borrowing(
+            server,
+            *for_evaluation,
+            placement=placement,
+            server=lrl.ServerSettings(max_num_seqs=capacity),
         ),
+        callbacks=[
+            *([] if WeightSync in kinds else [WeightSync()]),
+            *(Throughput(), *callbacks, witness),
+        ],
+        enable_checkpointing=ModelCheckpoint in kinds,
     )
     module = lrl.PolicyModule(
         str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear", **(learning or {})
@@ -203,6 +197,15 @@ def check_lag(witness: Witness, max_lag: int) -> None:
     assert (
         len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
     )
+
+
+def check_trained_once(witness: Witness, prompts: int, max_lag: int) -> None:
+    """Every prompt was trained once, whole, and within the bound on lag."""
+    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(prompts))
+    for step, rollout in witness.rollouts:
+        assert rollout.finished and rollout.reward is not None
+        assert len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions)
+        assert all(0 <= step - version <= max_lag for version in rollout.versions)
 
 
 class Pupil(Ranker):
@@ -421,79 +424,8 @@ def spelled(runs: list[list[Any]]) -> list[Any]:
     return [value for value, count in runs for _ in range(count)]
 
 
-class Interrupt(L.Callback):
-    """Ends a run in the middle of things."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            raise RuntimeError("power cut")
-
-
-def test_a_resumed_run_trains_the_remaining_steps_at_the_same_learning_rates(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    whole = fit(lent_server, policy_folder, tmp_path / "whole")
-    checkpoint = ModelCheckpoint(dirpath=tmp_path / "cut", every_n_train_steps=2, save_top_k=-1)
-    first = Witness()
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[checkpoint, first, Interrupt(5)])
-    path = next((tmp_path / "cut").glob("*step=4*"))
-    rest = fit(lent_server, policy_folder, tmp_path, ckpt_path=str(path))
-    before = [entry for entry in first.groups if entry[0] < 4]
-    trained = [group.prompt.id for _, group in [*before, *rest.groups]]
-    assert sorted(trained) == sorted(group.prompt.id for _, group in whole.groups)
-    assert [*first.lrs[:4], *rest.lrs] == pytest.approx(whole.lrs)
-    assert min(rest.weights) == 4
-
-
-def test_the_exported_policy_writes_the_responses_that_were_evaluated(
+def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_order_of_callbacks(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
-    evaluation = Evaluation(held_out, every_n_steps=3, rewards=["tests.odd_lengths:brevity"])
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        fit(
-            lent_server,
-            policy_folder,
-            tmp_path,
-            callbacks=[evaluation, Export(str(tmp_path / "policy"))],
-        )
-    assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
-    for step, report in evaluation.reports:
-        assert f"step {step}: {report.as_line()}" in caplog.messages, (
-            "each prints a line when it ends"
-        )
-    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, (
-        "the user waits for the first and the last"
-    )
-    assert evaluation.reports[-1][1].versions == [STEPS]
-    card = (tmp_path / "policy" / "README.md").read_text()
-    last = evaluation.reports[-1][1]
-    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
-    assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
-    rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    same = 0
-    for row in map(json.loads, rows):
-        message = {"role": "user", "content": row["prompt"]}
-        prompt = torch.tensor(
-            [
-                tokenizer.apply_chat_template(
-                    [message], add_generation_prompt=True, return_dict=False
-                )
-            ]
-        )
-        answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
-        same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
-    assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
-
-
-def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=600.0)
@@ -505,16 +437,43 @@ def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
         filename="{step}",
     )
     weighed = lrl.rewards.Function("tests.odd_lengths:brevity", weight=0.5)
-    callbacks = [saving, evaluation, WeightSync(every_n_steps=4)]
-    fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
-    assert evaluation.reports[0][0] == 0 and evaluation.reports[0][1].versions == [0]
-    assert evaluation.reports[-1][0] == STEPS and evaluation.reports[-1][1].versions == [STEPS]
-    assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
-    rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
-    plain = [json.loads(row)["reward_parts"]["brevity"] for row in rows]
-    assert evaluation.reports[-1][1].accuracy == pytest.approx(sum(plain) / len(plain)), (
-        "the weight is for training"
+    export = Export(str(tmp_path / "policy"))
+    callbacks = [saving, evaluation, WeightSync(every_n_steps=4), export]
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
+    assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
+    for step, report in evaluation.reports:
+        assert f"step {step}: {report.as_line()}" in caplog.messages, (
+            "each prints a line when it ends"
+        )
+    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, (
+        "the user waits for the first and the last"
     )
+    first, last = evaluation.reports[0][1], evaluation.reports[-1][1]
+    assert first.versions == [0] and last.versions == [STEPS]
+    assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
+    card = (tmp_path / "policy" / "README.md").read_text()
+    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
+    assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
+    file = tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    plain = [row["reward_parts"]["brevity"] for row in rows]
+    assert last.accuracy == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    same = 0
+    for row in rows:
+        message = {"role": "user", "content": row["prompt"]}
+        prompt = torch.tensor(
+            [
+                tokenizer.apply_chat_template(
+                    [message], add_generation_prompt=True, return_dict=False
+                )
+            ]
+        )
+        answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
+        same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
+    assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
 
 
 def test_a_reserved_generator_evaluates_one_pinned_version(

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Evaluation, Export, WeightSync
 from lrl.cli.chat import main as chat
 from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
@@ -81,17 +82,8 @@ def trained(
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
     witness = Witness()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        callbacks=[WeightSync(), *callbacks, witness],
-        max_steps=1,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        1, folder, devices=2, strategy=strategy, callbacks=[WeightSync(), *callbacks, witness]
     )
     data = lrl.RolloutDataModule(
         prompts=ROWS,

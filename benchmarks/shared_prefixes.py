@@ -36,13 +36,10 @@ from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt
 
-HEADS = (
-    *("model", "machine", "attention", "groups x responses", "prompt", "response"),
-    *("tokens with copies", "read once", "seconds with copies", "read once", "faster"),
-    *("of the tokens' ratio", "peak GiB with copies", "read once", "gradient differs by"),
-)
-
-
+HEADS = ("model", "machine", "attention", "groups x responses", "prompt", "response")
+HEADS += ("tokens with copies", "read once", "seconds with copies", "read once", "faster")
+HEADS += ("peak GiB with copies", "read once", "gradient differs by")
+BY_WAY = ("tokens", "seconds", "peak_bytes")
 SHAPES = ["6x4", "75x30", "100x150", "300x30"]
 GPU_SHAPES = ["100x150", "500x500", "2000x200"]
 """A GPU is not filled by the others."""
@@ -128,26 +125,22 @@ def compare(policy: lrl.PolicyModule, machine: Machine, run: Row, repeats: int) 
     return {
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
         "micro_batches": {way: len(ways[way]) for way in ways},
-        "first_turn_s": {way: records.rounded(seconds[way][0]) for way in ways},
         "peak_bytes": peaks,
         "seconds": {way: records.rounded(median(seconds[way][warm_up:])) for way in ways},
         "gradient_gap": records.rounded(gap.item()),
     }
 
 
-def row(record: Row) -> list[str]:
-    tokens, seconds = record["tokens"], record["seconds"]
-    faster = seconds["copies"] / seconds["once"]
-    peaks = {way: f"{size / 2**30:.2f}" for way, size in record.get("peak_bytes", {}).items()}
+def row(record: Row) -> list[object]:
+    once, copies = ({name: record[name][way] for name in BY_WAY} for way in ("once", "copies"))
+    shape = f"{record['groups']} x {record['responses']}"
     return [
-        *(str(record[name]) for name in ("model", "machine", "attention")),
-        f"{record['groups']} x {record['responses']}",
-        *(str(record[name]) for name in ("prompt", "response")),
-        *(f"{tokens[way]:,}" for way in ("copies", "once")),
-        *(f"{seconds[way]:.3g}" for way in ("copies", "once")),
-        f"{faster:.2f} times",
-        f"{faster * tokens['once'] / tokens['copies']:.2f}",
-        *(peaks.get(way, "") for way in ("copies", "once")),
+        *(record[name] for name in ("model", "machine", "attention")),
+        *(shape, record["prompt"], record["response"]),
+        *(f"{way['tokens']:,}" for way in (copies, once)),
+        *(f"{way['seconds']:.3g}" for way in (copies, once)),
+        f"{copies['seconds'] / once['seconds']:.2f} times",
+        *(f"{way['peak_bytes'] / 2**30:.2f}" for way in (copies, once)),
         f"{record['gradient_gap']:.1g}",
     ]
 

@@ -45,7 +45,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -190,32 +189,28 @@ def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
     """Trains a Llama on random tokens; returns its weights before and after the last of `steps`
     steps."""
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": 30_720,
-        "hidden_size": 1024,
-        "intermediate_size": 2752,
-        "num_hidden_layers": layers,
-    }
-    network = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=16, num_key_value_heads=16))
+    config = LlamaConfig(
+        vocab_size=30_720,
+        hidden_size=1024,
+        intermediate_size=2752,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+    )
+    network = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    before: Version = {}
-    for step in range(steps):
-        if step == steps - 1:
-            before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-        tokens = torch.randint(0, shape["vocab_size"], (2, 32))
+    for _ in range(steps):
+        before = copy_of(network)
+        tokens = torch.randint(0, config.vocab_size, (2, 32))
         optimizer.zero_grad()
         network(input_ids=tokens, labels=tokens).loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-    return before, {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    return before, copy_of(network)
 
 
-def staged_size(version: Version, folder: Path) -> int:
-    path = folder / "size.safetensors"
-    save_file({name: half(weight) for name, weight in version.items()}, path)
-    size = path.stat().st_size
-    path.unlink()
-    return size
+def copy_of(network: LlamaForCausalLM) -> Version:
+    return {name: weight.detach().clone() for name, weight in network.named_parameters()}
 
 
 @contextmanager
@@ -262,7 +257,7 @@ def end(process: subprocess.Popen[str], files: str) -> None:
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     for lr, of_lr in groupby(missing, key=itemgetter("lr")):
         versions = two_versions(args.layers, lr, args.steps)
-        size = staged_size(versions[0], args.folder)
+        size = sum(half(weight).nbytes for weight in versions[0].values())
         for run in of_lr:
             loop = LoopThread()
             with receivers(run["receivers"], loop, args.folder) as fleet:

@@ -12,8 +12,7 @@ MODULES = {
     "trainer": "broken_run",
     "nodes": "broken_run",
     "sync": "sync",
-    "rewards": "workers",
-    "environments": "workers",
+    "rewards": "rewards",
 }
 """Each has a `table`, and `EXPERIMENTS`: settings, runs and how they are measured, by name."""
 

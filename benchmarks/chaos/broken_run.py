@@ -5,21 +5,19 @@ since the one before, and a run that a fault has ended is resumed.
     python -m benchmarks.chaos generators --kills 1 --freezes 1     a rehearsal
     python -m benchmarks.chaos trainer                        20 kills
     python -m benchmarks.chaos trainer --kills 6 --environment lrl.quickstart.calculator.Calculator
-    python -m benchmarks.chaos nodes --second given           needs root, for a network namespace
-    python -m benchmarks.chaos nodes --second trainer --places step     one phase alone
+    python -m benchmarks.chaos nodes                          needs root, for a network namespace
+    python -m benchmarks.chaos nodes --places step --faults supervisor trainer
 
 A fault comes in the middle of a step, of a sync, or of a checkpoint (`benchmarks/chaos/faults.py`);
-of `trainer` the seed draws which. The second machine of `nodes` is a network namespace, on which
-each kind of process is killed, and whose cable is cut for five seconds and for good: until the
-generator is out, or the run has ended. With `given` each machine has a generator that somebody
-starts; with `trainer` it has a second rank with a generator of its own.
+of `trainer` the seed draws which. The second machine of `nodes` is a network namespace. Each machine
+has a generator that somebody starts; each kind of process is killed there, and the cable is cut for
+five seconds and until the generator is out.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import secrets
 import shutil
 import subprocess
 import time
@@ -35,7 +33,7 @@ from benchmarks.chaos import faults
 from benchmarks.chaos.faults import GENERATORS, OF_GENERATORS, PLACES
 from benchmarks.chaos.journal import Line, account
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings
-from benchmarks.chaos.second_node import Beside, SecondNode, second_node
+from benchmarks.chaos.second_node import SecondNode, second_node
 from tests.network_namespace import HERE
 
 log = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ SHORTLY, FOR_GOOD = "cut for 5 s", "cut for good"
 STEPS_BETWEEN = 2
 OF_GENERATOR = ("join", "supervisor", "API server", "EngineCore")
 """Of the second node."""
-SECONDS = ["given", "trainer"]
+OF_NODES = [*OF_GENERATOR, "reward worker", SHORTLY, FOR_GOOD, "trainer"]
 
 
 def settings_of(
@@ -68,7 +66,7 @@ def settings_of(
 def described(args: Namespace, **fixed: Any) -> Row:
     """Returns the settings of a target as a record has them."""
     names = ("groups", "responses", "capacity", "seed", "lr", "heartbeat_s", "sync_deadline_s")
-    return arguments.chosen(args, *names) | {"steps_per_epoch": 0} | fixed
+    return arguments.chosen(args, *names) | fixed
 
 
 def of_generators(args: Namespace) -> Iterator[Row]:
@@ -84,12 +82,8 @@ def of_trainer(args: Namespace) -> Iterator[Row]:
 
 
 def of_nodes(args: Namespace) -> Iterator[Row]:
-    for kind in args.second:
-        known = [*OF_GENERATOR, "reward worker", SHORTLY, FOR_GOOD, "trainer"]
-        known += ["rank 1"] if kind == "trainer" else []
-        wanted = [fault for fault in known if fault in (args.faults or known)]
-        asked = [[fault, place] for place in args.places for fault in wanted]
-        yield {"faults_asked": asked, "settings": described(args, second_node=kind)}
+    asked = [[fault, place] for place in args.places for fault in args.faults]
+    yield {"faults_asked": asked, "settings": described(args, second_node=True)}
 
 
 @dataclass(frozen=True)
@@ -98,10 +92,6 @@ class Scene:
 
     target: Target
     node: SecondNode | None
-
-    def ends_by(self, fault: str) -> bool:
-        of_ranks = self.target.settings.second_node == "trainer" and fault in ("rank 1", FOR_GOOD)
-        return fault == "trainer" or of_ranks
 
     def command_of(self, fault: str) -> str:
         """Returns the shell command that makes a fault."""
@@ -120,10 +110,6 @@ class Scene:
             return self.node.cable("down")
         return f"kill -9 {self.node.process(fault).pid}"
 
-    def connect(self) -> None:
-        if self.node is not None:
-            subprocess.run(["sh", "-c", self.node.cable("up")], check=True)
-
     def losses(self, since: int, fault: str) -> list[Line]:
         """Returns the losses that the fault has made, the first one that takes all it should out
         first."""
@@ -134,9 +120,8 @@ class Scene:
 
 def measure(args: Namespace, missing: list[Row]) -> Iterator[Row]:
     for row in missing:
-        kind = row["settings"].get("second_node", "")
-        folder = str((args.folder / kind).resolve())
-        settings = TargetSettings(folder=folder, host=HERE if kind else "", **row["settings"])
+        host = HERE if "second_node" in row["settings"] else ""
+        settings = TargetSettings(folder=str(args.folder.resolve()), host=host, **row["settings"])
         yield row | break_run(settings, row["faults_asked"])
 
 
@@ -147,19 +132,21 @@ def break_run(settings: TargetSettings, asked: Sequence[Sequence[str]]) -> Row:
     leftovers = dict[str, Any]()
     whole = False
     with ExitStack() as stack:
-        node, beside = None, Beside()
-        if kind := settings.second_node:
-            node, beside = stack.enter_context(second_node(kind, secrets.token_hex(16)))
+        node = generators = None
+        if settings.second_node:
+            node, generators = stack.enter_context(second_node())
         while not whole:  # the last launch ends by itself
-            with Target(settings, beside.variables) as target:
-                beside.launched(target)
+            with Target(settings) as target:
+                if generators:
+                    generators.launched(target)
                 target.wait_for_steps(STEPS_BETWEEN, "its first steps")
                 while left and target.runs:
                     found.append(measure_fault(Scene(target, node), *left.pop(0)))
                     log.info("%s", found[-1])
                 if whole := target.runs:
                     target.stop()
-                beside.ended()
+                if generators:
+                    generators.ended()
                 leftovers = target.leftovers()
                 if not whole:
                     found[-1] |= {"left": leftovers}
@@ -183,16 +170,14 @@ def measure_fault(scene: Scene, fault: str, place: str) -> Row:
     while faults.carried_out(target.folder) is None and target.runs:
         time.sleep(0.05)
     at = faults.carried_out(target.folder) or time.time()
-    found: Row = {"fault": fault, "place": place, "ended": scene.ends_by(fault)}
+    found: Row = {"fault": fault, "place": place, "ended": fault == "trainer"}
     if found["ended"]:
         status = target.process.wait(WAIT_S)
-        ended_s = round(time.time() - at, 1)
-        scene.connect()
-        return found | {"status": status, "ended_s": ended_s}
+        return found | {"status": status, "ended_s": round(time.time() - at, 1)}
     if fault in (*OF_GENERATORS, *OF_GENERATOR, FOR_GOOD):
         target.wait_for(lambda: scene.losses(lost, fault), f"the loss ({fault})")
-    if fault == FOR_GOOD:
-        scene.connect()
+    if fault == FOR_GOOD and scene.node:
+        subprocess.run(["sh", "-c", scene.node.cable("up")], check=True)
     # What a short fault does shows by then.
     quiet = time.time() + SHORT_S + target.settings.heartbeat_s
 
@@ -219,11 +204,10 @@ def table(made: Sequence[Row]) -> str:
     """Returns the outcome of each fault, and what became of each run's prompts."""
     found = []
     for record in made:
-        heads = (f"fault (second node: {record['settings'].get('second_node', 'none')})", "in")
         lines = [(one["fault"], one["place"], outcome(one)) for one in record["faults"]]
         of_run = {name: value for name, value in record.items() if name not in NOT_TOLD}
         told = "\n".join(f"{name}: {value}" for name, value in of_run.items())
-        found.append(f"{records.markdown((*heads, 'outcome'), lines)}\n\n{told}")
+        found.append(f"{records.markdown(('fault', 'in', 'outcome'), lines)}\n\n{told}")
     return "\n\n".join(found)
 
 
@@ -263,9 +247,8 @@ EXPERIMENTS = {
         settings_of(
             *(4, 8, 16),
             slack=2.0,
-            second=(SECONDS, "one run for each", SECONDS),
             places=(list(PLACES), "of the faults", PLACES),
-            faults=([], "only these"),
+            faults=(OF_NODES, "that are made", OF_NODES),
         ),
         of_nodes,
         measure,

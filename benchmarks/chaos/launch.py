@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,8 +39,6 @@ class TargetSettings:
 
     folder: str
     """Of its journal, checkpoint, log and responses."""
-    steps_per_epoch: int
-    """The data set is cut to so many steps; 0 takes all training problems."""
     groups: int
     responses: int
     capacity: int
@@ -49,9 +48,10 @@ class TargetSettings:
     lr: float
     heartbeat_s: float
     sync_deadline_s: float
-    second_node: str = ""
-    """What runs on another machine: `given` generators that this launcher starts, `trainer` a
-    second rank with a generator of its own. Empty if nothing does."""
+    steps_per_epoch: int = 0
+    """The data set is cut to so many steps; 0 takes all training problems."""
+    second_node: bool = False
+    """Whether one of the generators is on another machine; somebody starts both."""
     host: str = ""
     """This machine's address there."""
     environment: str = ""
@@ -63,10 +63,9 @@ class Target:
 
     Args:
         settings: Of the run.
-        variables: More of its environment.
     """
 
-    def __init__(self, settings: TargetSettings, variables: Mapping[str, str]) -> None:
+    def __init__(self, settings: TargetSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,11 +77,11 @@ class Target:
         self._shared_before = set(os.listdir(SHM))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         own = {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
-        self.environment = os.environ | own | variables
-        self.words = [sys.executable, "-m", "benchmarks.chaos.target", json.dumps(asdict(settings))]
+        self.environment = os.environ | own | {"LRL_TOKEN": secrets.token_hex(16)}
+        words = [sys.executable, "-m", "benchmarks.chaos.target", json.dumps(asdict(settings))]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                self.words,
+                words,
                 cwd=ROOT,
                 env=self.environment,
                 stdout=output,

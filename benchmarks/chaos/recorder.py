@@ -17,7 +17,6 @@ from typing import Any
 import lightning as L
 
 from benchmarks.chaos.journal import Journal
-from lrl.callbacks import OnRankZero
 from lrl.callbacks.base import run_of
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
@@ -26,7 +25,7 @@ LOOK_S = 0.1
 """Seconds between two looks at the fleet."""
 
 
-class StepRecorder(OnRankZero):
+class StepRecorder(L.Callback):
     """Writes the steps of one launch into the journal, and ends the run after the step that finds
     the `stop_file`; put it after every other callback but the checkpoint's."""
 
@@ -101,7 +100,7 @@ def _half_written(reason: str, episode: dict[str, Any]) -> bool:
     return not reason or episode.get("recorded") is not None
 
 
-class FleetRecorder(OnRankZero):
+class FleetRecorder(L.Callback):
     """Writes losses and returns of generators into the journal; on its own thread, because the
     trainer may wait."""
 

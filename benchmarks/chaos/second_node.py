@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +18,8 @@ from benchmarks.chaos.launch import JOIN_PORT, LOOK_S, Target
 from tests.leftovers import every_process, words
 from tests.network_namespace import HERE, THERE, network_namespace
 
-ON_SECOND = {
-    "join": "lrl join",
-    "supervisor": SUPERVISOR,
-    **PARTS,
-    "rank 1": "benchmarks.chaos.target",
-}
+ON_SECOND = {"join": "lrl join", "supervisor": SUPERVISOR, **PARTS}
 """The processes there, and a word of their command lines."""
-MEETING_PORT = 29511
 AGAIN_S = 2.0
 """Seconds after which somebody starts an ended command again."""
 
@@ -62,42 +56,16 @@ class SecondNode:
             return False
 
 
-def start(
-    command: Sequence[str], target: Target, log: str, variables: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    with (target.folder / log).open("ab") as output:
-        return subprocess.Popen(
-            command,
-            env=target.environment | (variables or {}),
-            stdout=output,
-            stderr=output,
-            cwd=target.folder,
-        )
-
-
-class Beside:
-    """What runs beside the trainer's process: nothing, or one of the kinds below."""
-
-    variables: Mapping[str, str] = {}
-    """Of the trainer's environment."""
-
-    def launched(self, target: Target) -> None:
-        """Starts what belongs to one launch of the run."""
-
-    def ended(self) -> None:
-        """Ends it."""
-
-
-class GivenGenerators(Beside):
+class GivenGenerators:
     """One generator on each node, each by a command that somebody types again when it has ended."""
 
-    def __init__(self, node: SecondNode, token: str) -> None:
-        self.variables = {"LRL_TOKEN": token}
+    def __init__(self, node: SecondNode) -> None:
         self._node = node
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def launched(self, target: Target) -> None:
+        """Starts both, for one launch of the run."""
         program = str(Path(sys.executable).with_name("lrl"))
         own = [program, "join", f"http://{HERE}:{JOIN_PORT}", "--insecure", "--host"]
         self._over.clear()
@@ -113,7 +81,14 @@ class GivenGenerators(Beside):
 
     def _keep(self, command: Sequence[str], target: Target) -> None:
         while not self._over.is_set():
-            process = start(command, target, "joined.log")
+            with (target.folder / "joined.log").open("ab") as output:
+                process = subprocess.Popen(
+                    command,
+                    env=target.environment,
+                    stdout=output,
+                    stderr=output,
+                    cwd=target.folder,
+                )
             while process.poll() is None and not self._over.wait(LOOK_S):
                 pass
             if process.poll() is None:
@@ -122,33 +97,12 @@ class GivenGenerators(Beside):
             self._over.wait(AGAIN_S)
 
 
-class SecondTrainer(Beside):
-    """The other rank, as torchrun would start both."""
-
-    def __init__(self, node: SecondNode) -> None:
-        common = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        common |= {"TORCHELASTIC_RUN_ID": "none"}
-        common |= {"MASTER_ADDR": HERE, "MASTER_PORT": str(MEETING_PORT)}
-        self.variables = common | {"RANK": "0", "GROUP_RANK": "0"}
-        self._node = node
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def launched(self, target: Target) -> None:
-        command = [*self._node.prefix, *target.words]
-        ranks = {"RANK": "1", "GROUP_RANK": "1"}
-        self._process = start(command, target, f"{target.output.stem}.rank-1", ranks)
-
-    def ended(self) -> None:
-        if self._process is not None:
-            self._process.wait(120)
-
-
 @contextmanager
-def second_node(kind: str, token: str) -> Iterator[tuple[SecondNode, Beside]]:
+def second_node() -> Iterator[tuple[SecondNode, GivenGenerators]]:
     with network_namespace() as name:
         node = SecondNode(name)
-        beside = GivenGenerators(node, token) if kind == "given" else SecondTrainer(node)
+        generators = GivenGenerators(node)
         try:
-            yield node, beside
+            yield node, generators
         finally:
-            beside.ended()
+            generators.ended()

@@ -2,15 +2,13 @@
 others.
 
     python -m benchmarks.forecast                  run what is missing, then print
-    python -m benchmarks.forecast --print-only     print what is there
 
 Every run has a random policy of 5 million parameters and responses of forced lengths
-(`benchmarks.forced_lengths`); the simulation has the same length for each response. Each process
-has one thread. A generator has fewer slots than a step has responses, so that its batch grows and
-shrinks: only then can the fit separate the cost of a decode step from the cost of a response in it.
-The costs are fitted to run A only; the others differ in lag, in batch, and in generators. Two cores
-are too few for two generators and a trainer, so these take turns in run D. In the other runs both
-sides work at the same time, and their contention is in the costs.
+(`benchmarks.forced_lengths`), which are the simulation's, too. A generator has fewer slots than a
+step has responses, so that its batch grows and shrinks: only then can the fit separate the cost of
+a decode step from the cost of a response in it. Costs are fitted to run A only. Two cores are too
+few for two generators and a trainer, so these take turns in run D; in the other runs both sides
+work at the same time, and their contention is in the costs.
 """
 
 from __future__ import annotations

@@ -3,26 +3,21 @@ the same machine.
 
     python -m benchmarks.overlap                                  measure and print
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
-    python -m benchmarks.overlap --print-only                     print what is there
 
 A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or
-long-tailed (`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in
-lrl's recipes, or in `--dtype`. The four systems alternate in each repeat:
+long-tailed (`benchmarks.timed_run`), trained in float32 and written in `--dtype`. The systems take
+turns in each repeat:
 
-- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the
-  longest response (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
-- writing alone: the same run, but the trainer only takes the responses: no forward pass, no update,
-  no sync but the first one. Unlike a run at lag 0, it has as many responses in flight.
-- training alone: the same training on responses that are there already. No sync.
-- synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each
-  with all threads.
+- asynchronous: half of the threads write, half train, within a lag that the longest response needs;
+- writing alone: the same run, but the trainer only takes the responses. Unlike a run at lag 0, it
+  has as many responses in flight;
+- training alone: the same training on responses that are there already, without syncs;
+- synchronous: `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
 
-Two servers run from the first system to the last, one with half of the threads and one with all;
-that which is not used sleeps. Every run has the same prompts and lengths, step by step. A run
-begins with `max_lag` + 1 steps' responses at once, and the longest of these hold a step some time
-later; so the first eight steps do not count. A figure is the mean over the counted steps of a run,
-then least, median and most of the repeats. The ratio is that of the medians: asynchronous / larger
-of both alone.
+Every run has the same prompts and lengths, step by step. It begins with `max_lag` + 1 steps'
+responses at once, and the longest of these hold a step some time later; so the first eight steps do
+not count. A figure is the mean over the counted steps of a run, then least, median and most of the
+repeats. The ratio is that of the medians: asynchronous / larger of both alone.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@ response lengths.
 
     python -m benchmarks.skewness                                 four steps under each case, three times
     python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
-    python -m benchmarks.skewness --print-only                    print what is there
 
-Only generation is measured: max_lag is 0, both sides take turns, and the policy takes its
-micro-batches and computes nothing. Its weights are random and constant; they are synced after every
-step all the same. The lengths are forced: at the same step all cases have the same responses. A
+Only generation is measured: both sides take turns, and the policy takes its micro-batches and
+computes nothing. The lengths are forced: at the same step all cases have the same responses. A
 step's time is the trainer's wait for its groups.
 
-Before, the time of a token is measured for several numbers of responses on each generator, while
-both write: `SkewnessAware.decode_latency`. And one run answers every prompt once, to train lrl's
-length predictor; each run begins with its state. An oracle knows the lengths of the next step.
+Before, the time of a token is measured for several numbers of responses on each generator
+(`SkewnessAware.decode_latency`), and one run answers every prompt once, to train lrl's length
+predictor; each run begins with its state. An oracle knows the lengths of the next step.
 """
 
 from __future__ import annotations

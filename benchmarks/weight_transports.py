@@ -3,21 +3,14 @@ copy over TCP.
 
     python -m benchmarks.weight_transports                                    measure and print
     python -m benchmarks.weight_transports --layers 1 --receivers 1 2 --repeats 1     a rehearsal
-    python -m benchmarks.weight_transports --print-only                       print what is there
 
 A Llama of 265 million parameters, 530 MB in bfloat16, is trained for `--steps` steps of AdamW in
-float32 on random tokens; its last two versions are synced. In each repeat, for each number of
-receivers, the following take turns:
-
-- wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its
-  shared memory;
-- shared_memory, of the same bytes;
-- pull whole, to receivers that hold no version;
-- pull delta, to receivers that hold the version before.
+float32 on random tokens; its last two versions are synced. For each number of receivers, these take
+turns: as many bytes over plain connections into the receivers' shared memory (`wire`); the same by
+`shared_memory`; `pull` to receivers that hold no version, and to those that hold the one before.
 
 All are on one machine, and the connections on loopback. A receiver is a process with a generator's
-routes and tensors in the place of vLLM's model (`benchmarks.weight_receiver`). Each transport is a
-function in `METHODS`.
+routes and tensors in the place of vLLM's model (`benchmarks.weight_receiver`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     python -m benchmarks.against_trl                 run what is missing, then print
     python -m benchmarks.against_trl --print-only    print what is there
 
-Three systems with three seeds each, one run after another, seeds outermost. A finished run has its
-rows in `--out`, one for each scored step, and is not repeated. Both sides have the same first
-policy, prompts, batches, loss, optimizer and learning rate, and are scored by one piece of code;
-docs/results/learning.md has all that is the same, and what is not.
+A finished run has its rows in `--out`, one for each scored step, and is not repeated. Both sides
+have the same first policy, prompts, batches, loss, optimizer and learning rate, and are scored by
+one piece of code; docs/results/learning.md has all that is the same, and what is not.
 
 TRL generates with transformers' `generate`. Its server mode moves weights by NCCL and refuses any
 device but CUDA, and the mode within the trainer's process loads weights in a way that leaves the

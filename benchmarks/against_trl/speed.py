@@ -3,20 +3,17 @@ forced lengths.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed                          measure, then print
     OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
-    python -m benchmarks.against_trl.speed --print-only                                     print what is there
 
-The sides alternate in each repeat. Both have the same: a policy of random weights trained in
-float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64,
-or long-tailed with mean 64 and at most 512), the reward, AdamW, one update a step and the gradient
-clipped at 1; the other settings are those of `python -m benchmarks.against_trl`, where TRL's way to
-generate is explained. The counted steps of both sides are the same ones; the first of TRL's and the
-first three of lrl's do not count.
+The sides alternate in each repeat. Both train a policy of random weights in float32 on the same
+prompts, with 8 x 16 responses a step of the same lengths (all 64 tokens, or long-tailed); the other
+settings are those of `python -m benchmarks.against_trl`. The counted steps of both are the same; the
+first of TRL's and the first three of lrl's do not count.
 
-Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them
-in the ways of `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads
-sleep, as with `lrl fit`; TRL's spin, OpenMP's default, with which it is faster (3.9 s a step
-instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median and most of
-the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of TRL's.
+Each side has all cores. TRL uses them for writing and for training in turn; lrl divides them in the
+ways of `SYSTEMS`. lrl's waiting threads sleep, as with `lrl fit`; TRL's spin, with which it is faster
+(3.9 s a step instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median
+and most of the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of
+TRL's.
 """
 
 from __future__ import annotations

@@ -65,9 +65,8 @@ def main() -> None:
     environment: Any = locate(settings.environment) if settings.environment else None
     rows = settings.steps_per_epoch * settings.groups or None
     data = make_data(of_run, limit=rows, environment=environment and environment())
-    tolerance = PROBE_TOLERANCE["float32"]
     callbacks = [
-        WeightSync(deadline_s=settings.sync_deadline_s, probe_tolerance=tolerance),
+        WeightSync(deadline_s=settings.sync_deadline_s, probe_tolerance=PROBE_TOLERANCE),
         Throughput(),
         FleetRecorder(journal),
         StepRecorder(journal, folder / "stop"),

@@ -26,7 +26,6 @@ from typing import Any
 import lightning as L
 import psutil
 import pytest
-import yaml
 
 import lrl
 from benchmarks.runs import quiet_trainer
@@ -54,6 +53,38 @@ STEPS, GROUPS, LOST_AT = 6, 4, 2
 DEADLINE_S = 500.0
 TRAINED = 3
 """Steps after which a command is ended."""
+OWN = """
+model:
+  class_path: lrl.PolicyModule
+data:
+  class_path: lrl.RolloutDataModule
+  init_args:
+    prompts: {class_path: lrl.Prompts, init_args: {source: "lrl.quickstart.task:problems"}}
+    rewards:
+      - class_path: lrl.rewards.Function
+        init_args: {function: "tests.odd_lengths:slow_brevity"}
+    groups_per_step: 2
+    rollouts_per_group: 2
+    max_prompt_tokens: 32
+    max_response_tokens: 16
+    reward_workers: 1
+trainer:
+  accelerator: cpu
+  devices: 1
+  strategy:
+    class_path: lrl.AsyncDDP
+    init_args:
+      generator_devices: 0
+      heartbeat_s: 5.0
+      server: {max_num_seqs: 16, dtype: float32, kv_cache_gib: 0.1}
+  logger:
+    class_path: lightning.pytorch.loggers.CSVLogger
+    init_args: {save_dir: ., flush_logs_every_n_steps: 1}
+  max_steps: 100000
+  max_epochs: -1
+  enable_model_summary: false
+"""
+"""A small run that never ends by itself."""
 KILLED = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -257,19 +288,19 @@ class Command:
 def start(
     cluster: RayCluster, policy_folder: Path, tmp_path: Path
 ) -> Iterator[Callable[..., Command]]:
-    """Starts `lrl ray` with a small run that never ends by itself."""
+    """Starts `lrl ray` with that run."""
     started: list[Command] = []
     before = set(os.listdir(SHM))
 
     def run(*words: str) -> Command:
-        (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(policy_folder)))
+        (tmp_path / "own.yaml").write_text(OWN)
         program = str(Path(sys.executable).with_name("lrl"))
         command = [program, "ray", "--nodes", "2", "--gpus", "0", "--cpus", "0.5"]
         command += ["--address", ADDRESS]
         mark = uuid.uuid4().hex
         with (tmp_path / "output").open("wb") as output:
             process = subprocess.Popen(
-                [*command, "fit", "--config", "own.yaml", *words],
+                [*command, "fit", "--config", "own.yaml", "--model.model", policy_folder, *words],
                 cwd=tmp_path,
                 stdout=output,
                 stderr=output,
@@ -288,43 +319,6 @@ def start(
         DEADLINE_S,
         "its files",
     )
-
-
-def settings(policy: Path) -> dict[str, Any]:
-    server = {"max_num_seqs": 16, "dtype": "float32", "kv_cache_gib": 0.1}
-    strategy = {"generator_devices": 0, "heartbeat_s": 5.0, "server": server}
-    reward = {
-        "class_path": "lrl.rewards.Function",
-        "init_args": {"function": "tests.odd_lengths:slow_brevity"},
-    }
-    logger = {"save_dir": ".", "flush_logs_every_n_steps": 1}
-    return {
-        "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(policy)}},
-        "data": {
-            "class_path": "lrl.RolloutDataModule",
-            "init_args": {
-                "prompts": {
-                    "class_path": "lrl.Prompts",
-                    "init_args": {"source": "lrl.quickstart.task:problems"},
-                },
-                "rewards": [reward],
-                "groups_per_step": 2,
-                "rollouts_per_group": 2,
-                "max_prompt_tokens": 32,
-                "max_response_tokens": 16,
-                "reward_workers": 1,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "strategy": {"class_path": "lrl.AsyncDDP", "init_args": strategy},
-            "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": logger},
-            "max_steps": 100_000,
-            "max_epochs": -1,
-            "enable_model_summary": False,
-        },
-    }
 
 
 def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves_a_checkpoint_alone(

@@ -5,8 +5,7 @@ memory. Prints a table, longer by a row after each.
 
 WORDS are further settings of `lrl fit`, such as `--model.lora.rank 16`.
 
-Each run is the command of a new user, from the warm-up on: a policy that an earlier run has warmed
-up is made again.
+Each run is the command of a new user, from the warm-up on.
 """
 
 from __future__ import annotations

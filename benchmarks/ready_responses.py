@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -31,29 +32,21 @@ class Ready(GroupSource):
         return next(self.groups)
 
 
+@dataclass(eq=False, repr=False)
 class ReadyResponses(L.LightningDataModule):
     """Steps of made-up responses: real prompts, which are loaded, drawn lengths, random tokens,
     random rewards."""
 
-    def __init__(
-        self,
-        prompts: lrl.Prompts,
-        vocabulary: int,
-        lengths: LengthSampler,
-        *,
-        groups: int,
-        responses: int,
-        micro_batch_tokens: int,
-        share_prefixes: bool = True,
-    ) -> None:
+    prompts: lrl.Prompts
+    vocabulary: int
+    lengths: LengthSampler
+    groups: int = field(kw_only=True)
+    responses: int = field(kw_only=True)
+    micro_batch_tokens: int = field(kw_only=True)
+    share_prefixes: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.prompts = prompts
-        self.vocabulary = vocabulary
-        self.lengths = lengths
-        self.groups = groups
-        self.responses = responses
-        self.micro_batch_tokens = micro_batch_tokens
-        self.share_prefixes = share_prefixes
         self.stopwatch = Stopwatch()
         self.supervisor = Laps(self.stopwatch)
 

@@ -8,9 +8,8 @@ Only generation is measured: both sides take turns, and the policy takes its mic
 computes nothing. The lengths are forced: at the same step all cases have the same responses. A
 step's time is the trainer's wait for its groups.
 
-Before, the time of a token is measured for several numbers of responses on each generator
-(`SkewnessAware.decode_latency`), and one run answers every prompt once, to train lrl's length
-predictor; each run begins with its state. An oracle knows the lengths of the next step.
+Before, one run answers every prompt once, to train lrl's length predictor; each run begins with its
+state. An oracle knows the lengths of the next step.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ import numpy as np
 import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
-from benchmarks.forced_lengths import Before, equal, forced, long_tailed
+from benchmarks.forced_lengths import Before, forced, long_tailed
 from benchmarks.random_policy import hashed, llama, made_up_rows, make_policy
 from benchmarks.runs import Borrowing, LentServer, OnlyTakes, lent_servers, quiet_trainer
 from benchmarks.timed_run import Steps
 from lrl.callbacks import Throughput, WeightSync
 from lrl.planning.responses import LengthSampler
 from lrl.routing import dispatch
-from lrl.routing.dispatch import DispatchPolicy, RoundRobin, SkewnessAware
+from lrl.routing.dispatch import DispatchPolicy, SkewnessAware
 from lrl.routing.dispatch.decode_latency import DecodeLatency
 from lrl.routing.length_predictor import LengthPredictor
 from lrl.types import Prompt
@@ -42,10 +41,6 @@ log = logging.getLogger(__name__)
 
 GENERATORS = 2
 PROMPT_TOKENS, RESPONSE_TOKENS = 128, 512
-EQUAL_TOKENS = 128
-"""Of every response while the time of a token is measured."""
-BATCHES = (2, 8, 32)
-"""Responses on each generator then."""
 CASES = ["RoundRobin:nothing", "LeastLoaded:nothing"]
 CASES += [
     f"{rule}:{how}" for rule in ("LeastTokens", "SkewnessAware") for how in ("seen", "oracle")
@@ -58,6 +53,8 @@ SETTINGS: dict[str, Any] = {
     "groups": (32, "prompts of a step"),
     "responses": (4, "to each"),
     "places": (32, "responses a generator writes at once"),
+    "step_ms": (5.0, "of SkewnessAware.decode_latency"),
+    "response_ms": (0.4, "of the same"),
     "prompt_share": (1.0, "1: a prompt's responses are alike"),
     "seed": (0, "of the lengths"),
 }
@@ -85,14 +82,11 @@ def generate(
     servers: Sequence[LentServer],
     args: argparse.Namespace,
     drawn: LengthSampler,
-    *,
-    groups: int,
-    responses: int,
     data: dict[str, Any],
     oracle: Oracle | None = None,
 ) -> list[float]:
-    """Trains every prompt once, if the steps are of `args.groups`; returns the seconds of each
-    step's generation. The rule asks the `oracle` for lengths, if there is one."""
+    """Trains every prompt once; returns the seconds of each step's generation. The rule asks the
+    `oracle` for lengths, if there is one."""
     throughput = Throughput()
     kept = Steps(throughput, 1)
     trainer = quiet_trainer(
@@ -106,8 +100,8 @@ def generate(
     module = lrl.RolloutDataModule(
         prompts=lrl.Prompts(rows, prompt_column="question", shuffle=False),
         rewards=[hashed],
-        groups_per_step=groups,
-        rollouts_per_group=responses,
+        groups_per_step=args.groups,
+        rollouts_per_group=args.responses,
         max_lag=0,
         max_prompt_tokens=PROMPT_TOKENS,
         max_response_tokens=RESPONSE_TOKENS,
@@ -120,25 +114,6 @@ def generate(
     with forced(drawn, prompts=len(rows)):
         trainer.fit(OnlyTakes(str(args.folder / "policy")), module)
     return [step.wait for step in kept.times]
-
-
-def token_ms(
-    servers: Sequence[LentServer], args: argparse.Namespace, groups: int, responses: int
-) -> float:
-    """Returns the milliseconds of a token in the fastest step."""
-    lengths, data = equal(EQUAL_TOKENS), {"dispatch": RoundRobin()}
-    seconds = generate(servers, args, lengths, groups=groups, responses=responses, data=data)
-    return 1e3 * min(seconds) / EQUAL_TOKENS
-
-
-def calibrate(servers: Sequence[LentServer], args: argparse.Namespace) -> DecodeLatency:
-    """Fits a line through the milliseconds of a token with so many responses on each generator."""
-    batches = [batch for batch in BATCHES if batch <= args.places]
-    groups = [batch * len(servers) // 2 for batch in batches]
-    per_token = [token_ms(servers, args, groups=one, responses=2) for one in groups]
-    log.info("%s responses on each generator: %s ms a token", batches, per_token)
-    response_ms, step_ms = np.polyfit(batches, per_token, 1)
-    return DecodeLatency(step_ms=float(step_ms), response_ms=max(0.0, float(response_ms)))
 
 
 def rule_of(name: str, decode_latency: DecodeLatency) -> DispatchPolicy:
@@ -159,34 +134,23 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         kv_cache_gib=0.5,
         threads=1,
     )
-    with lent_servers(GENERATORS, policy, server, args.folder) as servers:
-        yield from measure_on(servers, args, missing)
-
-
-def measure_on(
-    servers: Sequence[LentServer], args: argparse.Namespace, missing: list[Row]
-) -> Iterator[Row]:
-    decode_latency = calibrate(servers, args)
-    alone = token_ms(servers, args, groups=1, responses=args.responses)
+    decode_latency = DecodeLatency(step_ms=args.step_ms, response_ms=args.response_ms)
     drawn = long_tailed(args.seed, args.prompt_share)
     before = LengthPredictor()
-    size = {"groups": args.groups, "responses": args.responses}
-    generate(servers, args, Before(drawn), **size, data={"length_predictor": before})
     oracle = Oracle(drawn, args.steps * args.groups, args.responses)
-    for row in missing:
-        rule, knows = row["case"].split(":")
-        predictor = LengthPredictor()
-        predictor.load_state_dict(before.state_dict())
-        data = {"dispatch": rule_of(rule, decode_latency), "length_predictor": predictor}
-        told = oracle if knows == "oracle" else None
-        seconds = generate(servers, args, drawn, **size, data=data, oracle=told)
-        yield row | {
-            "step_ms": records.rounded(decode_latency.step_ms),
-            "response_ms": records.rounded(decode_latency.response_ms),
-            "alone_ms": records.rounded(alone),
-            "longest": longest(drawn, args),
-            "seconds": [records.rounded(step) for step in seconds],
-        }
+    with lent_servers(GENERATORS, policy, server, args.folder) as servers:
+        generate(servers, args, Before(drawn), {"length_predictor": before})
+        for row in missing:
+            rule, knows = row["case"].split(":")
+            predictor = LengthPredictor()
+            predictor.load_state_dict(before.state_dict())
+            data = {"dispatch": rule_of(rule, decode_latency), "length_predictor": predictor}
+            seconds = generate(servers, args, drawn, data, oracle if knows == "oracle" else None)
+            yield row | {
+                "step_ms": args.step_ms,
+                "response_ms": args.response_ms,
+                "seconds": [records.rounded(step) for step in seconds],
+            }
 
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
@@ -195,11 +159,6 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
     for repeat in range(args.repeats):
         for case in args.cases:
             yield {"settings": settings, "case": case, "repeat": repeat}
-
-
-def longest(drawn: LengthSampler, args: argparse.Namespace) -> list[int]:
-    steps = [range(step * args.groups, (step + 1) * args.groups) for step in range(args.steps)]
-    return [max(max(drawn.of(group, group, args.responses)) for group in step) for step in steps]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -211,8 +170,6 @@ def table(rows: Sequence[Row]) -> str:
     for case, seconds in cases.items():
         ratios = [took / first[repeat] for repeat, took in seconds.items() if repeat in first]
         lines.append((case, spread(list(seconds.values())), spread(ratios)))
-    floor = fmean(fmean(row["longest"]) * row["alone_ms"] / 1e3 for row in rows)
-    lines.append(("the longest group alone", f"{floor:.2f}", ""))
     return records.markdown(["rule and what it knows", "seconds a step", "ratio"], lines)
 
 

@@ -20,11 +20,7 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """The writing end, one for each launch of a target.
-
-    Args:
-        path: The file; made if it is not there.
-    """
+    """The writing end, one for each launch of a target; it makes the file."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +34,7 @@ class Journal:
 
 
 class Reader:
-    """The reading end.
-
-    Args:
-        path: The file; it need not be there yet.
-    """
+    """The reading end; the file need not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,18 +90,13 @@ def account(lines: Sequence[Line], prompts_per_epoch: int = 0) -> dict[str, Any]
 
 
 def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> dict[str, Any]:
-    """Compares what was trained with what the ledger calls trained at the end.
-
-    Args:
-        lineage: See `surviving`.
-        end: The last line.
-        prompts_per_epoch: Rows of the data set; 0 leaves out the look at epochs.
+    """Compares the steps of `surviving` with what the ledger calls trained in the last line, `end`.
 
     Returns:
         `prompts`: number trained. As indices in the run's order of prompts: `twice`; `lost`, neither
         trained nor open, up to the newest; `untold`, trained and not in the ledger, or the other
-        way round. `open`: number of open ones. `epochs_whole`: epochs in which every row of the
-        data set was trained once.
+        way round. `open`: number of open ones. `epochs_whole`, if the rows of the data set are
+        given: epochs in which each was trained once.
     """
     indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
     told = set(range(end["done_through"])) | set(end["done_ahead"])

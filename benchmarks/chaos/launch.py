@@ -59,11 +59,7 @@ class TargetSettings:
 
 
 class Target:
-    """One launch of a target; leaving its context kills it if it still runs.
-
-    Args:
-        settings: Of the run.
-    """
+    """One launch of a target; leaving its context kills it if it still runs."""
 
     def __init__(self, settings: TargetSettings) -> None:
         self.settings = settings

@@ -25,11 +25,7 @@ AGAIN_S = 2.0
 
 
 class SecondNode:
-    """A machine behind a cable.
-
-    Args:
-        name: Of its network namespace.
-    """
+    """A machine behind a cable: a network namespace of this name."""
 
     def __init__(self, name: str) -> None:
         self.name = name

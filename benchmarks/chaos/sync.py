@@ -5,8 +5,6 @@ A proxy between the trainer and each generator breaks one request at a time. Aft
 trained token is computed again under the weights of the version it names: a token by half-updated
 weights agrees with none.
 
-A fault that should evict its generator waits until all generators serve; the other faults meanwhile
-hit the generator that is left. So the restarts of generators overlap with the rest of the plan.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from lrl.system import job_supervisor
 INIT, RESUME, PROBE = "/init_weight_transfer_engine", "/resume", "probe"
 UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
 PHASES = [INIT, *UPDATE, RESUME, PROBE]
-ON_THE_WAY: tuple[Kind, ...] = get_args(Kind)[:6]
 TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")
 """A resume or a probe that only comes late reaches a generator that is evicted already."""
 UNHEARD: tuple[Kind, ...] = ("silent", "late")
@@ -82,11 +79,9 @@ class Planned:
 def make_plan() -> list[Planned]:
     plan = [
         Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
-        for kind in ON_THE_WAY
+        for kind in get_args(Kind)
         for phase in [INIT, *UPDATE]
     ]
-    plan += [Planned(phase="/update_weights", kind="damaged")]
-    plan += [Planned(phase="/update_weights", kind="replaced", takes_out=True)]
     plan += [
         Planned(phase=phase, kind=kind, takes_out=True)
         for kind in TAKING_OUT
@@ -136,12 +131,12 @@ class BreakingSync(WeightSync):
     def _sync(self, run: Run, sync: Callable[[], None]) -> None:
         pool, version = run.fleet.rollouts, run.trainer.global_step
         run.syncs.wait_until_verified(pool)
-        self._wait_if_nothing_suits(pool)
-        chosen = self._choose(pool, version, newest=run.version)
-        if chosen is None:
+        new = self._wait_for_lost(pool)
+        fitting = [planned for planned in self.left if (planned.phase == INIT) == bool(new)]
+        if not fitting or not (new or version != run.version):
             sync()
             return
-        planned, target = chosen
+        planned, target = fitting[0], new[-1] if new else pool.serving[version % GENERATORS]
         self.left.remove(planned)
         fault = Fault(planned.phase, planned.kind, STAYS if planned.stays else 1)
         proxy = self._proxies[target.server.number]
@@ -162,36 +157,17 @@ class BreakingSync(WeightSync):
         found = {"version": version, "hits": fault.hits, "taken_out": bool(target.eviction)}
         self.outcomes.append(asdict(planned) | found | {"sync_s": round(sync_s, 2)})
 
-    def _choose(
-        self, pool: GeneratorPool, version: int, newest: int
-    ) -> tuple[Planned, Generator] | None:
-        new = [*pool.pending, *(one for one in pool.generators if one.version < 0)]
-        if new:
-            first = (planned for planned in self.left if planned.phase == INIT)
-            return next(((planned, new[-1]) for planned in first), None)
-        serving = pool.serving
-        if version == newest or not serving:
-            return None
-        all_serve = len(serving) == len(self._proxies)
-        fitting = [
-            fault
-            for fault in self.left
-            if fault.phase != INIT and (all_serve or not fault.takes_out)
-        ]
-        # Those first: the others fill the wait for a replacement.
-        fitting.sort(key=lambda fault: not fault.takes_out)
-        return (fitting[0], serving[version % len(serving)]) if fitting else None
-
-    def _wait_if_nothing_suits(self, pool: GeneratorPool) -> None:
+    def _wait_for_lost(self, pool: GeneratorPool) -> list[Generator]:
+        """Waits until all generators serve, or some are there for their first sync; returns
+        those."""
         end = time.monotonic() + WAIT_S
-        waits = [fault for fault in self.left if fault.phase == INIT or fault.takes_out]
-        while waits and len(waits) == len(self.left) and not pool.pending and self._some_out(pool):
+        while True:
+            new = [*pool.pending, *(one for one in pool.generators if one.version < 0)]
+            if new or len(pool.serving) == GENERATORS:
+                return new
             if time.monotonic() > end:
                 raise TimeoutError(f"No generator came back within {WAIT_S:g} s: {pool.last_loss}")
             time.sleep(0.2)
-
-    def _some_out(self, pool: GeneratorPool) -> bool:
-        return 0 < len(pool.generators) < len(self._proxies)
 
 
 class ProxiedServer(Server):

@@ -426,7 +426,8 @@ def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_o
     callbacks = [saving, evaluation, WeightSync(every_n_steps=4), export]
     with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
         fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
-    assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
+    # The one at step 3 is of the newest version that was synced.
+    assert [step for step, _ in evaluation.reports] == [0, 0, STEPS]
     for step, report in evaluation.reports:
         assert f"step {step}: {report.as_line()}" in caplog.messages, (
             "each prints a line when it ends"

@@ -108,10 +108,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Body of a fixture: yields the mark that child processes carry, then waits until nothing of
     them is left."""
     # Not under tmp_path, which is too long for vLLM's sockets.
-    mark, scratch = (
-        uuid.uuid4().hex,
-        tempfile.mkdtemp(),
-    )
+    mark, scratch = uuid.uuid4().hex, tempfile.mkdtemp()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
     # Of this process, which may have looked already.

@@ -24,7 +24,7 @@ from lrl.run import Run
 
 
 def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
-    """Returns a trainer on the CPU, if nothing else is said, that writes and prints nothing itself."""
+    """Returns a trainer that prints nothing, on the CPU and without files by default."""
     usual: dict[str, Any] = {
         "accelerator": "cpu",
         "enable_checkpointing": False,

@@ -3,7 +3,7 @@ each response.
 
     python -m benchmarks.shared_prefixes MODEL                 measure and print
     python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
-    python -m benchmarks.shared_prefixes MODEL --groups 1 --responses 16 --repeats 1 --shapes 1500x40
+    python -m benchmarks.shared_prefixes MODEL --groups 1 --repeats 1 --shapes 1500x40
     python -m benchmarks.shared_prefixes MODEL --device gpu --groups 16 --micro-batch-tokens 16384
 
 MODEL is a folder in Hugging Face format. Groups of random tokens, with responses of 0.5 to 1.5

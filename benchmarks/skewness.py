@@ -1,8 +1,8 @@
 """Seconds of generation of two real generators under each dispatch policy, with very different
 response lengths.
 
-    python -m benchmarks.skewness                                 four steps under each case, three times
-    python -m benchmarks.skewness --repeats 1 --steps 1           a rehearsal
+    python -m benchmarks.skewness                             four steps of each case, three times
+    python -m benchmarks.skewness --repeats 1 --steps 1       a rehearsal
 
 Only generation is measured: both sides take turns, and the policy takes its micro-batches and
 computes nothing. The lengths are forced: at the same step all cases have the same responses. A

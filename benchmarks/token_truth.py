@@ -70,9 +70,9 @@ async def talk(
     settings: dict[str, Any] | None = None,
     **columns: Any,
 ) -> int:
-    """Is an agent that knows nothing of lrl. It has a conversation, in which every third request
-    says something else of the past if it `changes`; returns how many answers were to a prompt that
-    does not begin with the tokens of the one before and its answer, if the endpoint tells tokens."""
+    """Is an agent that knows nothing of lrl. In its conversation every third request says something
+    else of the past if it `changes`. Returns how many answers were to a prompt that does not begin
+    with the tokens of the one before and its answer, if the endpoint tells tokens."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess my number."}]
     before: list[int] = []
     changed = 0

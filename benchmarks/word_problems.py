@@ -82,7 +82,7 @@ VARIATIONS: dict[str, dict[str, Any]] = {
     },
     "agent-0": {"config": "agent"},
 }
-"""The settings of each run. At lag 0 the ratios are 1, and the three objectives have one gradient."""
+"""The settings of each run. At lag 0 the three objectives have one gradient."""
 SETTINGS: dict[str, Any] = {
     "device": ("cpu", "of the runs", MACHINES),
     "only": (list(VARIATIONS), "these runs", VARIATIONS),

@@ -1,17 +1,17 @@
 """lrl against TRL's GRPOTrainer at 5 million parameters: responses a second, with responses of
 forced lengths.
 
-    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed                          measure, then print
-    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
+    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed
+    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2
 
 The sides alternate in each repeat. Both train a policy of random weights in float32 on the same
 prompts, with 8 x 16 responses a step of the same lengths (all 64 tokens, or long-tailed); the other
-settings are those of `python -m benchmarks.against_trl`. The counted steps of both are the same; the
-first of TRL's and the first three of lrl's do not count.
+settings are those of `benchmarks.against_trl`. The counted steps of both are the same; the first of
+TRL's and the first three of lrl's do not count.
 
 Each side has all cores. TRL uses them for writing and for training in turn; lrl divides them in the
-ways of `SYSTEMS`. lrl's waiting threads sleep, as with `lrl fit`; TRL's spin, with which it is faster
-(3.9 s a step instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median
+ways of `SYSTEMS`. lrl's waiting threads sleep, as with `lrl fit`; TRL's spin, which is faster (3.9 s
+a step instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median
 and most of the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of
 TRL's.
 """

@@ -1,4 +1,4 @@
-"""One run that is broken again and again: each fault comes when it is whole and has trained two steps
+"""One run that is broken again and again: a fault comes when it is whole and has trained two steps
 since the one before, and a run that a fault has ended is resumed.
 
     python -m benchmarks.chaos generators                     12 kills, 4 freezes, both at once
@@ -9,9 +9,9 @@ since the one before, and a run that a fault has ended is resumed.
     python -m benchmarks.chaos nodes --places step --faults supervisor trainer
 
 A fault comes in the middle of a step, of a sync, or of a checkpoint (`benchmarks/chaos/faults.py`);
-of `trainer` the seed draws which. The second machine of `nodes` is a network namespace. Each machine
-has a generator that somebody starts; each kind of process is killed there, and the cable is cut for
-five seconds and until the generator is out.
+of `trainer` the seed draws which. The second machine of `nodes` is a network namespace. Each has a
+generator that somebody starts; on the second each kind of process is killed, and its cable is cut
+for five seconds and until the generator is out.
 """
 
 from __future__ import annotations

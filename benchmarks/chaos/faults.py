@@ -1,6 +1,6 @@
 """Faults of a target's processes on this machine, and orders to it.
 
-A target runs a shell command that it was ordered at the next call of a function of a phase, once: so
+A target runs a shell command that it was ordered at the next call of a phase's function, once: so
 a fault comes in the middle of a sync or of a save, which are too short to be met by looking at a
 journal.
 """
@@ -121,9 +121,9 @@ def in_turn(kills: int, freezes: int) -> list[str]:
     def fault(how: str, number: int) -> str:
         return f"{how} {parts[number % 3]} of generator {number % 2}"
 
-    faults = [fault("kill", number) for number in range(kills)]
-    apart = max(1, kills // max(1, freezes))
-    for number in range(freezes):
-        place = min(len(faults), (number + 1) * apart + number)
-        faults.insert(place, fault("freeze", number))
+    faults, apart = list[str](), max(1, kills // max(1, freezes))
+    for number in range(kills):
+        faults.append(fault("kill", number))
+        if (number + 1) % apart == 0 and number // apart < freezes:
+            faults.append(fault("freeze", number // apart))
     return [*faults, "kill EngineCore of both"]

@@ -1,5 +1,4 @@
-"""The quickstart's reward with a fault that strikes a share of the responses: the same ones in every
-run.
+"""The quickstart's reward with a fault that strikes some responses: the same ones in every run.
 
 Workers import this module when they start, and hundreds of them are replaced: it imports nothing
 heavy.
@@ -45,8 +44,8 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 
 class FaultyReward(Reward):
-    """`correct`, except where the fault strikes: in a share of the responses, 0 to 1, which the seed
-    decides. An empty fault is none."""
+    """`correct`, except where the fault strikes, empty for none: in a share of the responses, 0 to
+    1, which the seed decides."""
 
     def __init__(self, fault: str, share: float, seed: int) -> None:
         super().__init__(name="correct")

@@ -93,7 +93,7 @@ def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> d
     """Compares the steps of `surviving` with what the ledger calls trained in the last line, `end`.
 
     Returns:
-        `prompts`: number trained. As indices in the run's order of prompts: `twice`; `lost`, neither
+        `prompts`: number trained. As places in the run's order of prompts: `twice`; `lost`, neither
         trained nor open, up to the newest; `untold`, trained and not in the ledger, or the other
         way round. `open`: number of open ones. `epochs_whole`, if the rows of the data set are
         given: epochs in which each was trained once.

@@ -1,13 +1,13 @@
-"""Rewards that fail: the quickstart's task while one response in twenty raises, crashes its process,
-fills its memory, hangs, ...
+"""Rewards that fail: the quickstart's task while one response in twenty raises, crashes its worker,
+hangs, ...
 
     python -m benchmarks.chaos rewards                           run what is missing, then print
     python -m benchmarks.chaos rewards --faults crash timeout    only these
 
 What is struck has to be left out, and everything else has to be trained. So the counts must equal
 the injected faults, every prompt is trained once, and the accuracy is that of the run without
-faults. Prompt and text decide what is struck; held-out problems are not. No share of failures ends a
-run here. All runs use one vLLM server, one after another.
+faults. Prompt and text decide what is struck; held-out problems are not. No share of failures ends
+a run here.
 """
 
 from __future__ import annotations

@@ -181,8 +181,7 @@ class ProxiedServer(Server):
 
 
 class BehindProxies(lrl.AsyncSingleDevice):
-    """The strategy with a proxy in front of each generator, by its number; `proxies` are filled when
-    the servers are made."""
+    """The strategy with a proxy in front of each generator; it fills `proxies`, by number."""
 
     def __init__(self, proxies: dict[int, Proxy], late_s: float, **settings: Any) -> None:
         super().__init__(**settings)

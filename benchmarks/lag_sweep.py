@@ -3,9 +3,6 @@ objective by objective.
 
     python -m benchmarks.lag_sweep                  run what is missing, then print
     python -m benchmarks.lag_sweep --print-only     print what is there
-
-All runs use one vLLM server, one after another. Each appends a line to `--out` when it is done, and
-a run whose line is there is not repeated: the sweep can be stopped at any time and continues later.
 """
 
 from __future__ import annotations
@@ -96,7 +93,6 @@ def train(server: LentServer, run: Row, folder: Path, every: int) -> Row:
     return {
         **run,
         "seconds": round(time.monotonic() - started, 1),
-        "evaluation_seconds": round(evaluation.seconds, 1),
         "diverged_at": diverged,
         "evaluations": [
             {"step": step, "accuracy": round(report.accuracy, 4), "problems": report.n}

@@ -6,7 +6,6 @@ The task, the policy and its warm-up are the quickstart's, which keeps the polic
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,23 +111,12 @@ class Standstill(Evaluation):
     an evaluation took more than ten steps.
     """
 
-    seconds = 0.0
-    """Seconds that the trainer has waited for evaluations so far."""
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        if (
-            trainer.global_step % self.every_n_steps == 0
-            and trainer.global_step != trainer.max_steps
-        ):
+        step = trainer.global_step
+        if step % self.every_n_steps == 0 and step != trainer.max_steps:
             self.run(trainer)
-
-    def run(self, trainer: L.Trainer) -> dict[str, float]:
-        started = time.monotonic()
-        found = super().run(trainer)
-        self.seconds += time.monotonic() - started
-        return found
 
 
 def held_out(every_n_steps: int) -> Standstill:

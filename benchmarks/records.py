@@ -94,6 +94,10 @@ def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
+def listed(record: dict[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in record.items())
+
+
 def in_turns(
     names: Iterable[Name], repeats: int, measure: Callable[[Name], dict[str, float]]
 ) -> dict[Name, dict[str, list[float | None]]]:

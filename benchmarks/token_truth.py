@@ -248,7 +248,7 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in rows[0].items())
+    return records.listed(rows[0])
 
 
 if __name__ == "__main__":

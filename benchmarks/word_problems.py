@@ -118,26 +118,19 @@ def record(scalars: dict[str, list[tuple[int, float]]]) -> Row:
         for tag, found in scalars.items()
         if tag.startswith((f"{EVALUATED}accuracy", f"{EVALUATED}kind/"))
     }
-    by_step = {
-        "reward": "reward/mean",
-        "turns": "episodes/turns",
-        "kl_behaviour": "policy/kl_behaviour",
-        "ess": "policy/ess",
-    }
-    whole = {
-        "lag_mean": (statistics.fmean, "policy/lag_mean"),
-        "step_s": (statistics.median, "time/step"),
-        "steps_s": (sum, "time/step"),
-        "mismatch_kl": (statistics.median, "policy/mismatch_kl"),
-    }
 
-    def values(tag: str) -> list[float]:
-        return [value for _, value in scalars.get(tag, [])]
+    def values(name: str) -> list[float]:
+        return [value for _, value in scalars.get(name, [])]
 
+    by_step = {"reward": "reward/mean", "kl_behaviour": "policy/kl_behaviour", "ess": "policy/ess"}
+    series = {name: list(map(records.rounded, values(tag))) for name, tag in by_step.items()}
     return {
         "evaluations": shown,
-        **{name: [records.rounded(each) for each in values(tag)] for name, tag in by_step.items()},
-        **{name: records.rounded(of(values(tag))) for name, (of, tag) in whole.items()},
+        **series,
+        "lag_mean": records.rounded(statistics.fmean(values("policy/lag_mean"))),
+        "step_s": records.rounded(statistics.median(values("time/step"))),
+        "steps_s": records.rounded(sum(values("time/step"))),
+        "mismatch_kl": records.rounded(statistics.median(values("policy/mismatch_kl"))),
     }
 
 

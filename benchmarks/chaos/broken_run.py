@@ -197,7 +197,7 @@ def measure_fault(scene: Scene, fault: str, place: str) -> Row:
     }
 
 
-NOT_TOLD = ("faults", "faults_asked", "settings", "command", "versions")
+NOT_TOLD = {"faults", "faults_asked", "settings", "command", "versions"}
 
 
 def table(made: Sequence[Row]) -> str:
@@ -205,8 +205,7 @@ def table(made: Sequence[Row]) -> str:
     found = []
     for record in made:
         lines = [(one["fault"], one["place"], outcome(one)) for one in record["faults"]]
-        of_run = {name: value for name, value in record.items() if name not in NOT_TOLD}
-        told = "\n".join(f"{name}: {value}" for name, value in of_run.items())
+        told = records.listed({name: record[name] for name in record.keys() - NOT_TOLD})
         found.append(f"{records.markdown(('fault', 'in', 'outcome'), lines)}\n\n{told}")
     return "\n\n".join(found)
 

@@ -271,8 +271,8 @@ def table(made: Sequence[Row]) -> str:
         for one in record["faults"]
     ]
     heads = ("fault", "generator", "requests", "sync (s)")
-    told = [f"{name}: {value}" for name, value in record["proof"].items()]
-    return "\n".join([records.markdown(heads, lines), "", *told, *verdict(record)])
+    told = [records.markdown(heads, lines), "", records.listed(record["proof"])]
+    return "\n".join(told + verdict(record))
 
 
 def verdict(record: Row) -> list[str]:

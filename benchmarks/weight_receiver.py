@@ -26,7 +26,7 @@ from torch import Tensor
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
-from lrl.weights.staged_file import checksum as checksum_of
+from lrl.weights.version_file import check_file
 
 COPY = "/copy"
 """The route that copies bytes over a plain connection."""
@@ -60,8 +60,7 @@ class Receiver:
         return self.state.get(route, {})
 
     def load(self, file: str, checksum: int) -> None:
-        if (found := checksum_of(file)) != checksum:
-            raise ValueError(f"{file} has the checksum {found}, and {checksum} was sent.")
+        check_file(file, checksum)
         for name, weight in load_file(file).items():
             if name in self.weights:
                 self.weights[name].copy_(weight)

@@ -54,10 +54,10 @@ from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
-from lrl.weights.wire import Weights
+from lrl.weights.version_file import SHARED_MEMORY
 
 DEADLINE_S = 600.0
 MB = 1e6

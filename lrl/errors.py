@@ -166,15 +166,15 @@ class CallFailed(CountedError):
     Args:
         kind: `exception`, `timeout`, `crash` or `memory`.
         message: What has happened.
-        items: The responses of a group that have failed.
-        part: Number of the reward whose code ran; None if that is not known.
+        item: The response of a group whose code ran; None if that is not known.
+        part: The reward whose code it was.
     """
 
     def __init__(
-        self, kind: str, message: str, items: tuple[int, ...] = (), part: int | None = None
+        self, kind: str, message: str, item: int | None = None, part: int | None = None
     ) -> None:
         super().__init__(kind, message)
-        self.items = items
+        self.item = item
         self.part = part
 
 
@@ -183,11 +183,11 @@ class EpisodeError(CountedError):
 
 
 class JudgeError(CountedError):
-    """A response that a judge has not scored; its kind is one of `JUDGE_KINDS`."""
+    """A response that a judge has not scored; its kind begins with `judge_`."""
 
 
 class RewardModelError(CountedError):
-    """A response that a reward model has not scored; its kind is one of `REWARD_MODEL_KINDS`."""
+    """A response that a reward model has not scored; its kind begins with `reward_model_`."""
 
 
 class TeacherError(LrlError, RuntimeError):

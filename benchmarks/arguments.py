@@ -24,13 +24,17 @@ def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
 
 def add(parser: argparse.ArgumentParser, **settings: Any) -> None:
     """Adds settings, each as `name=(default, what it is)`, its choices behind that if it has any. A
-    list takes several words, and False is a switch."""
+    list takes several words, False is a switch, and a setting without a default (`...`) is a word
+    without a name."""
     for name, (default, about, *choices) in settings.items():
+        if default is ...:
+            parser.add_argument(name, help=about)
+            continue
         how: dict[str, Any] = {"default": default, "help": f"{about} (%(default)s)"}
         if default is False:
             how["action"] = "store_true"
         elif isinstance(default, list):
-            how |= {"nargs": "+", "type": type(default[0])}
+            how |= {"nargs": "+", "type": type(default[0]) if default else str}
         elif default is not None:
             how["type"] = type(default)
         if choices:
@@ -38,14 +42,13 @@ def add(parser: argparse.ArgumentParser, **settings: Any) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", **how)
 
 
-def add_training(parser: argparse.ArgumentParser, lr: float, steps: int) -> None:
-    add(
-        parser,
-        lr=(lr, "peak learning rate"),
-        steps=(steps, "optimizer steps"),
-        groups=(8, "problems a step"),
-        responses=(16, "responses to each"),
-    )
+def of_training(lr: float, steps: int) -> dict[str, Any]:
+    return {
+        "lr": (lr, "peak learning rate"),
+        "steps": (steps, "optimizer steps"),
+        "groups": (8, "problems a step"),
+        "responses": (16, "responses to each"),
+    }
 
 
 def add_places(parser: argparse.ArgumentParser, name: str) -> None:
@@ -71,22 +74,29 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def run(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
+    name: str,
+    about: str | None,
+    settings: dict[str, Any],
     runs: Callable[[argparse.Namespace], Iterable[Row]],
     measure: Callable[[argparse.Namespace, list[Row]], Iterator[Row]],
     table: Callable[[list[Row]], str],
-) -> int:
+    words: Sequence[str] | None = None,
+) -> None:
     """Measures what the results lack, then prints a table of all.
 
     Args:
-        parser: The settings, `add_places` included.
-        argv: Words of the command line; None for the process's own.
+        name: Of the benchmark, as behind `python -m benchmarks.`.
+        about: Its description; the first paragraph counts.
+        settings: See `add`.
         runs: Returns the settings of every run that is wanted.
         measure: Yields a record, settings included, whenever one of the given runs has ended.
         table: Makes a table of the records.
+        words: Of the command line; None for the process's own.
     """
-    args = parse(parser, argv)
+    parser = make_parser(name, about)
+    add(parser, **settings)
+    add_places(parser, name.replace(".", "_").replace(" ", "_"))
+    args = parse(parser, words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     wanted = list(runs(args))
     if not args.print_only:
@@ -96,4 +106,3 @@ def run(
             records.append(args.out, found | {"command": args.command})
             logging.info("%s", found)
     print(table(records.all_found(args.out, wanted)))
-    return 0

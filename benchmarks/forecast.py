@@ -2,15 +2,13 @@
 others.
 
     python -m benchmarks.forecast                  run what is missing, then print
-    python -m benchmarks.forecast --print-only     print what is there
 
 Every run has a random policy of 5 million parameters and responses of forced lengths
-(`benchmarks.forced_lengths`); the simulation has the same length for each response. Each process
-has one thread. A generator has fewer slots than a step has responses, so that its batch grows and
-shrinks: only then can the fit separate the cost of a decode step from the cost of a response in it.
-The costs are fitted to run A only; the others differ in lag, in batch, and in generators. Two cores
-are too few for two generators and a trainer, so these take turns in run D. In the other runs both
-sides work at the same time, and their contention is in the costs.
+(`benchmarks.forced_lengths`), which are the simulation's, too. A generator has fewer slots than a
+step has responses, so that its batch grows and shrinks: only then can the fit separate the cost of
+a decode step from the cost of a response in it. Costs are fitted to run A only. Two cores are too
+few for two generators and a trainer, so these take turns in run D; in the other runs both sides
+work at the same time, and their contention is in the costs.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -65,6 +64,13 @@ SCENES = {
     ),
 }
 FITTED = "A"
+SETTINGS: dict[str, Any] = {
+    "runs": (list(SCENES), "see SCENES", SCENES),
+    "steps": (20, "of A and B"),
+    "warmup": (3, "steps that do not count"),
+    "max_num_seqs": (16, "responses that a generator writes at once"),
+    "micro_batch_tokens": (1024, "of one forward pass"),
+}
 GROUPED = {
     "waits: fact / forecast": ("wait_first_s", "wait_more_s", "wait_last_s", "wait_reward_s"),
     "training": ("train_s", "update_s", "other_s"),
@@ -146,16 +152,10 @@ def compare(run: Row, timeline: Sequence[Record], fitted: Sequence[Record]) -> R
     facts = [record for record in timeline if isinstance(record, StepRecord)]
     forecasts = simulation(run, generator, trainer, prompt_tokens(fitted)).run().steps
     counted = facts[run["warmup"] :]
-    ordered = sorted(step.seconds for step in counted)
-    quarter = len(ordered) // 4
     return {
         **run,
         "fact": medians(counted),
         "forecast": medians(forecasts[run["warmup"] :]),
-        "quarters": [records.rounded(ordered[quarter]), records.rounded(ordered[-1 - quarter])],
-        "run_s": [
-            records.rounded(sum(step.seconds for step in steps)) for steps in (facts, forecasts)
-        ],
         "same_responses": [one.tokens for one in facts] == [one.tokens for one in forecasts],
         "generator": asdict(generator),
         "trainer": asdict(trainer),
@@ -176,38 +176,16 @@ def error(row: Row) -> float:
 def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        low, high = row["quarters"]
-        fact, forecast = (f"{row[which]['seconds']:.2f}" for which in ("fact", "forecast"))
+        both = [row["fact"], row["forecast"]]
+        seconds = [f"{one['seconds']:.2f}" for one in both]
         parts = (
-            " / ".join(
-                f"{sum(row[which][one] for one in of):.2f}" for which in ("fact", "forecast")
-            )
+            " / ".join(f"{sum(one[part] for part in of):.2f}" for one in both)
             for of in GROUPED.values()
         )
-        spread = f"{low:.2f} to {high:.2f}"
-        error_ = f"{error(row):+.0%}"
-        lines.append((row["run"], row["about"], fact, spread, forecast, error_, *parts))
-    heads = ("run", "", "fact, s a step", "its middle half", "forecast", "off by", *GROUPED)
+        lines.append((row["run"], row["about"], *seconds, f"{error(row):+.0%}", *parts))
+    heads = ("run", "", "fact, s a step", "forecast", "off by", *GROUPED)
     return records.markdown(heads, lines)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = arguments.make_parser("forecast", __doc__)
-    arguments.add(
-        parser,
-        runs=(list(SCENES), "see SCENES", SCENES),
-        steps=(20, "of A and B"),
-        warmup=(3, "steps that do not count"),
-        max_num_seqs=(16, "responses that a generator writes at once"),
-        micro_batch_tokens=(1024, "of one forward pass"),
-    )
-    arguments.add_places(parser, "forecast")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return arguments.run(make_parser(), argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("forecast", __doc__, SETTINGS, runs, measure, table)

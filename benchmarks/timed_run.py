@@ -1,12 +1,8 @@
-"""A short run for timing: a policy of 5 million random weights, and responses of forced lengths.
-
-The common part of the benchmarks of time: the policy and its prompts, a run on a lent server, and
-the seconds of every step.
-"""
+"""A short run for timing: a policy of 5 million random weights, and responses of forced lengths."""
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +24,7 @@ from lrl.planning.responses import LengthSampler
 from lrl.quickstart.task import problems
 from lrl.training.model import Dtype
 
+CORES = len(os.sched_getaffinity(0))
 LENGTHS: dict[str, LengthSampler] = {"equal": equal(), "long-tailed": long_tailed()}
 """Of responses: 64 tokens each; lognormal, mean 64, at most 512."""
 GROUPS, RESPONSES = 8, 16
@@ -60,15 +57,6 @@ class System:
     """Of the generator; training is in float32."""
 
 
-@dataclass(slots=True)
-class Timed(StepTimes):
-    """A step's times, and the share in which its trainer could compute."""
-
-    on_core: float = 0.0
-    """CPU seconds of the trainer's own thread; with one thread the time in which it trains and does
-    not wait for a core."""
-
-
 class OnlyAtTheStart(WeightSync):
     """Syncs once, before the first step. Later only the permission to admit more prompts goes to
     the controller."""
@@ -82,34 +70,19 @@ class OnlyAtTheStart(WeightSync):
 
 
 class Steps(EveryStep):
-    """Sets the trainer's threads, over the strategy's own choice, and keeps each step's times."""
+    """Sets the trainer's threads, over the strategy's own choice, and keeps each step's times; put
+    it behind `Throughput`."""
 
-    def __init__(self, threads: int, throughput: Throughput) -> None:
-        self.threads = threads
+    def __init__(self, throughput: Throughput, threads: int) -> None:
         self.throughput = throughput
-        self.times: list[Timed] = []
-        self._core = OnCore()
+        self.threads = threads
+        self.times: list[StepTimes] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         torch.set_num_threads(self.threads)
-        self._core.lap()
 
     def step_done(self, trainer: Any) -> None:
-        times = self.throughput.times
-        self.times.append(
-            Timed(times.trainer, times.generators, times.sync_pause, self._core.lap())
-        )
-
-
-class OnCore:
-    """CPU seconds of the calling thread."""
-
-    def __init__(self) -> None:
-        self._before = time.thread_time()
-
-    def lap(self) -> float:
-        before, self._before = self._before, time.thread_time()
-        return self._before - before
+        self.times.append(self.throughput.times)
 
 
 def policy_5m(folder: Path) -> Path:
@@ -122,11 +95,11 @@ def policy_5m(folder: Path) -> Path:
 def servers_for(
     systems: Sequence[System], policy: Path, folder: Path, prompt_tokens: int = PROMPT_TOKENS
 ) -> Iterator[dict[System, LentServer]]:
+    if "OMP_NUM_THREADS" in os.environ:
+        raise SystemExit("OMP_NUM_THREADS would overrule each side's threads: unset it.")
     lent: dict[tuple[int, Dtype], LentServer] = {}
     with ExitStack() as stack:
-        for threads, dtype in dict.fromkeys(
-            (system.server_threads, system.dtype) for system in systems
-        ):
+        for threads, dtype in dict.fromkeys((one.server_threads, one.dtype) for one in systems):
             settings = lrl.ServerSettings(
                 max_model_len=prompt_tokens + RESPONSE_TOKENS,
                 max_num_seqs=CAPACITY,
@@ -148,9 +121,10 @@ def run(
     warm_up: int = WARM_UP,
     prompts: str = TASK,
     prompt_tokens: int = PROMPT_TOKENS,
-) -> list[Timed]:
+) -> dict[str, float]:
+    """Returns the `means` of the steps that count."""
     throughput = Throughput()
-    kept = Steps(system.trainer_threads, throughput)
+    kept = Steps(throughput, system.trainer_threads)
     trainer = quiet_trainer(
         warm_up + counted + system.max_lag + 1,  # for the last ones nothing more is written
         folder,
@@ -176,11 +150,11 @@ def run(
         raise RuntimeError(
             f"The run was ended after {len(kept.times)} steps, so it is not counted. Run it again."
         )
-    return times
+    return means(times)
 
 
-def means(times: Sequence[Timed]) -> dict[str, float]:
+def means(times: Sequence[StepTimes]) -> dict[str, float]:
     """Returns mean seconds a step and of its parts. A median would hide waits of every other
     step."""
-    parts = ("step", "wait", "train", "sync", "sync_pause", "on_core")
+    parts = ("step", "wait", "train", "sync", "sync_pause")
     return {part: fmean(getattr(one, part) for one in times) for part in parts}

@@ -23,7 +23,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -32,7 +32,7 @@ import psutil
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.random_policy import llama, made_up_rows, make_policy
-from benchmarks.runs import lent_server
+from benchmarks.runs import lent_server, serve_first_version
 from lrl.generators.client import GENERATE, GeneratorClient
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
@@ -44,6 +44,13 @@ DEADLINE_S = 600.0
 WAYS = ("vllm-16", "vllm-64", "vllm-256", "vllm-whole", "lrl")
 WARM_UP_TOKENS = 16
 PROCESSES = ("api_server", "engine", "client")
+SETTINGS: dict[str, Any] = {
+    "ways": (list(WAYS), "in turn", WAYS),
+    "requests": (16, "at once"),
+    "responses": (8, "of a request"),
+    "tokens": (512, "of a response"),
+    "repeats": (3, "rounds of each way"),
+}
 
 
 class StockClient:
@@ -98,18 +105,22 @@ def processor_seconds(processes: Sequence[psutil.Process]) -> list[float]:
 
 
 async def microseconds(
-    client: Any, processes: Sequence[psutil.Process], requests: int, responses: int, tokens: int
+    way: str, server: Server, processes: Sequence[psutil.Process], *sizes: int
 ) -> dict[str, float]:
-    """Writes all responses at once; returns the processor time of a token in each process."""
+    """Writes so many requests, responses to each and tokens of each, all at once; returns the
+    processor time of a token in each process."""
+    requests, responses, tokens = sizes
+    client = client_of(way, server)
     sampling = Sampling(n=responses, max_tokens=tokens)
     groups = [[Rollout() for _ in range(responses)] for _ in range(requests)]
     how: dict[str, Any] = {"version": lambda: 0, "priority": 0, "deadline_s": DEADLINE_S}
     before = processor_seconds(processes)
     async with asyncio.timeout(DEADLINE_S):
-        works: list[Awaitable[None]] = [
-            client.write([1 + number % 500] * PROMPT_TOKENS, group, sampling, **how)
-            for number, group in enumerate(groups)
-        ]
+        prompts = ([1 + number % 500] * PROMPT_TOKENS for number in range(requests))
+        works = (
+            client.write(prompt, group, sampling, **how)
+            for prompt, group in zip(prompts, groups, strict=True)
+        )
         await asyncio.gather(*works)
     await client.close()
     after = processor_seconds(processes)
@@ -122,25 +133,10 @@ async def microseconds(
     return dict(zip(PROCESSES, each, strict=True))
 
 
-async def of_way(
-    way: str, server: Server, processes: Sequence[psutil.Process], *sizes: int
-) -> dict[str, float]:
-    return await microseconds(client_of(way, server), processes, *sizes)
-
-
-async def set_version(server: Server) -> None:
-    client = GeneratorClient(server.url, server.name, server.token, server.trust)
-    await client.post("/update_weight_version", {"new_version": "0"}, deadline_s=DEADLINE_S)
-    await client.close()
-
-
 def processes_of(server: Server) -> list[psutil.Process]:
     everything = server.processes()
-    (engine,) = [
-        one
-        for one in everything
-        if "EngineCore" in one.name() or "EngineCore" in " ".join(one.cmdline())
-    ]
+    said = {one: " ".join([one.name(), *one.cmdline()]) for one in everything}
+    (engine,) = [one for one in everything if "EngineCore" in said[one]]
     return [engine.parent() or everything[0], engine]
 
 
@@ -155,15 +151,12 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     )
     rows = {row["way"]: row for row in missing}
     with lent_server(policy, settings, args.folder) as server:
-        server.start()
-        server.wait_ready()
-        asyncio.run(set_version(server))
+        serve_first_version(server)
         processes = processes_of(server)
 
         def once(way: str, tokens: int = args.tokens) -> dict[str, float]:
-            return asyncio.run(
-                of_way(way, server, processes, args.requests, args.responses, tokens)
-            )
+            sizes = (args.requests, args.responses, tokens)
+            return asyncio.run(microseconds(way, server, processes, *sizes))
 
         for way in rows:  # warms up
             once(way, WARM_UP_TOKENS)
@@ -189,19 +182,5 @@ def table(rows: Sequence[Row]) -> str:
     return records.markdown([*heads, "tokens a second of the API server"], lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("token_path", __doc__)
-    arguments.add(
-        parser,
-        ways=(list(WAYS), "in turn", WAYS),
-        requests=(16, "at once"),
-        responses=(8, "of a request"),
-        tokens=(512, "of a response"),
-        repeats=(3, "rounds of each way"),
-    )
-    arguments.add_places(parser, "token_path")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("token_path", __doc__, SETTINGS, runs, measure, table)

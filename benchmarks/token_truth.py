@@ -1,8 +1,8 @@
-"""Whether an agent's tokens are trained as they were sampled, and what its requests cost, on a real
-vLLM server; stock chat completions of the same server beside it.
+"""Whether an agent's tokens are trained as they were sampled, on a real vLLM server; stock chat
+completions of the same server beside it.
 
     python -m benchmarks.token_truth
-    python -m benchmarks.token_truth --episodes 8 --alone 1 --out runs/token_truth/r.jsonl      a rehearsal
+    python -m benchmarks.token_truth --episodes 8 --out runs/token_truth/r.jsonl      a rehearsal
 
 The policy has random weights and a tokenizer that merges across words and special places, so that
 hardly any text that it writes has the tokens that it sampled. Agents talk with it by
@@ -20,26 +20,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import string
-import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import psutil
+import aiohttp
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
-import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.random_policy import llama
-from benchmarks.runs import lent_server
-from benchmarks.talking_agent import plays, talk
+from benchmarks.runs import lent_server, serve_first_version
 from lrl.advantages import GroupMean
 from lrl.environments import Agent
 from lrl.generators.generator import Generator
@@ -52,50 +45,76 @@ from lrl.rollouts.episodes.settings import EpisodeSettings
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.response_text import PolicyText
 from lrl.types import Group, MicroBatch, Prompt, Rollout, Sampling
+from tests.chat_templates import CHATML, merging_tokenizer
 
 TURNS = 8
 EPISODE_TOKENS = 3500
 TURN_TOKENS = 400
-END, START = "<|im_end|>", "<|im_start|>"
+END = "<|im_end|>"
 ENDS = tuple(string.ascii_letters[:32])
 """Tokens at which a turn ends, too: a random policy takes one after 16 tokens or so."""
-TEMPLATE = (
-    "{% for m in messages %}" + START + "{{ m.role }}\n{{ m.content }}" + END + "\n{% endfor %}"
-    "{% if add_generation_prompt %}" + START + "assistant\n{% endif %}"
-)
 DEADLINE_S = 600.0
 SLOTS = 256
+WORDS = ("higher", "lower", "warm, but not there yet")
+SETTINGS: dict[str, Any] = {"episodes": (128, "at once")}
 Turn = tuple[tuple[int, ...], tuple[int, ...]]
 """What the policy read, and what it wrote."""
 
 
+async def talk(
+    *,
+    base_url: str,
+    api_key: str,
+    turns: int,
+    changes: bool = False,
+    settings: dict[str, Any] | None = None,
+    **columns: Any,
+) -> int:
+    """Is an agent that knows nothing of lrl. In its conversation every third request says something
+    else of the past if it `changes`. Returns how many answers were to a prompt that does not begin
+    with the tokens of the one before and its answer, if the endpoint tells tokens."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Guess my number."}]
+    before: list[int] = []
+    changed = 0
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for turn in range(turns):
+            body = {"model": "policy", "messages": messages} | (settings or {})
+            async with session.post(f"{base_url}/chat/completions", json=body) as answered:
+                answer = await answered.json()
+                assert answered.status == 200, answer
+            choice = answer["choices"][0]
+            if (read := answer.get("prompt_token_ids")) is not None:
+                changed += read[: len(before)] != before
+                before = read + choice["token_ids"]
+            said = {"role": "assistant", "content": choice["message"]["content"]}
+            messages = [*messages, said, {"role": "user", "content": WORDS[turn % len(WORDS)]}]
+            if changes and turn % 3 == 2:
+                messages[-3] = {"role": "user", "content": f"I had said {turn}."}
+    return changed
+
+
+async def plays(**columns: Any) -> float:
+    await talk(**columns)
+    return 1.0
+
+
 def make_policy(folder: Path) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=512,
-        special_tokens=[END, START],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = [Path(lrl.__file__).read_text(), "user\nassistant\n\n" * 9, __doc__ or ""]
-    tokenizer.train_from_iterator(texts, trainer)
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, chat_template=TEMPLATE
-    )
-    made.save_pretrained(folder)
+    tokenizer = merging_tokenizer(CHATML.template)
+    tokenizer.save_pretrained(folder)
+    config = llama("tiny")
+    config.vocab_size = len(tokenizer)
     torch.manual_seed(0)
-    LlamaForCausalLM(llama("tiny")).float().save_pretrained(folder)
-    return made
+    LlamaForCausalLM(config).float().save_pretrained(folder)
+    return tokenizer
 
 
-@dataclass
 class Notes:
     """A pool, with what its sampler has written."""
 
-    pool: GeneratorPool
-    turns: Counter[Turn] = field(default_factory=Counter)
+    def __init__(self, pool: GeneratorPool) -> None:
+        self.pool = pool
+        self.turns: Counter[Turn] = Counter()
 
     async def generate(
         self, prompt: Prompt, rollouts: list[Rollout], sampling: Sampling, **how: Any
@@ -105,55 +124,34 @@ class Notes:
             self.turns[tuple(prompt.token_ids), tuple(rollout.token_ids)] += 1
 
 
-@dataclass(frozen=True)
-class Bench:
-    """The running server, its pool, and the policy's tokenizer."""
+async def play(episodes: ResponseWriter, number: int, end: int) -> Group:
+    """Plays an episode in a group of its own, so that its first turn has a request of its own."""
+    columns = {"turns": TURNS, "changes": number % 2 == 1}
+    prompt = Prompt(id=number, token_ids=[], text="go", columns=columns)
+    group = Group(index=number, prompt=prompt, rollouts=[Rollout()])
+    sampling = Sampling(max_tokens=EPISODE_TOKENS, stop_tokens=(end,))
+    how: dict[str, Any] = {"priority": number, "due": 0, "deadline_s": DEADLINE_S}
+    await episodes.generate(prompt, group.rollouts, sampling, **how)
+    (rollout,) = group.rollouts
+    assert not rollout.failure, rollout.failure
+    rollout.reward = 1.0
+    return group
 
-    server: Server
-    pool: GeneratorPool
-    tokenizer: PreTrainedTokenizerFast
 
-    @property
-    def ends(self) -> list[int]:
-        """Tokens at which a turn ends; the first one ends the conversation's messages, too."""
-        return [self.tokenizer.convert_tokens_to_ids(end) for end in (END, *ENDS)]
-
-    def environment(self) -> EnvironmentOfRun:
-        agent = Agent(plays)
-        agent.stop = ENDS
-        settings = EpisodeSettings(max_turns=TURNS, max_turn_tokens=TURN_TOKENS)
-        of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS)
-        of_run.start(self.text, None, parses=False)
-        return of_run
-
-    @property
-    def text(self) -> PolicyText:
-        ends = frozenset(self.ends[:1])
-        return PolicyText(tokenizer=self.tokenizer, ends=ends, skip_special_tokens=True)
-
-    async def play(self, episodes: ResponseWriter, number: int, changes: bool = False) -> Group:
-        columns = {"turns": TURNS, "changes": changes}
-        prompt = Prompt(id=number, token_ids=[], text="go", columns=columns)
-        group = Group(index=number, prompt=prompt, rollouts=[Rollout()])
-        sampling = Sampling(max_tokens=EPISODE_TOKENS, stop_tokens=(self.ends[0],))
-        how: dict[str, Any] = {"priority": number, "due": 0, "deadline_s": DEADLINE_S}
-        await episodes.generate(prompt, group.rollouts, sampling, **how)
-        return group
-
-    async def ask(self, number: int) -> int:
-        """Has an agent talk with the server's own route; returns the answers to prompts that do not
-        begin as they should."""
-        settings = {
-            "model": self.server.model,
-            "max_tokens": TURN_TOKENS,
-            "temperature": 1.0,
-            "stop_token_ids": self.ends,
-            "include_stop_str_in_output": True,
-            "return_token_ids": True,
-            "logprobs": True,
-        }
-        where = {"base_url": f"{self.server.url}/v1", "api_key": self.server.token or ""}
-        return await talk(**where, turns=TURNS, settings=settings)
+async def ask(server: Server, ends: Sequence[int]) -> int:
+    """Has an agent talk with the server's own route; returns the answers to prompts that do not
+    begin as they should."""
+    settings = {
+        "model": server.model,
+        "max_tokens": TURN_TOKENS,
+        "temperature": 1.0,
+        "stop_token_ids": list(ends),
+        "include_stop_str_in_output": True,
+        "return_token_ids": True,
+        "logprobs": True,
+    }
+    where = {"base_url": f"{server.url}/v1", "api_key": server.token or ""}
+    return await talk(**where, turns=TURNS, settings=settings)
 
 
 def truth(groups: Sequence[Group], notes: Notes, network: Any) -> Row:
@@ -207,68 +205,33 @@ def difference(micro: MicroBatch, row: int, network: Any) -> float:
     return (ours - micro.behaviour_logprobs[row][mask]).abs().max().item()
 
 
-async def figures(bench: Bench, args: argparse.Namespace) -> Row:
-    of_run = bench.environment()
-    notes = Notes(bench.pool)
-    episodes = of_run.episodes(notes.generate, bench.text)
-    play = partial(bench.play, episodes)
-    everybody = range(args.episodes)
-    try:
-        await asyncio.gather(play(0), bench.ask(0))  # warms up
-        seconds: dict[str, list[float]] = {"stock": [], "agent": []}
-        changed = 0
-        for _ in range(args.repeats):
-            taken, found = await timed(*map(bench.ask, everybody))
-            seconds["stock"].append(taken)
-            changed += sum(found)
-            seconds["agent"].append((await timed(*map(play, everybody)))[0])
-        alone: dict[str, list[float]] = {"stock_ms": [], "agent_ms": []}
-        for number in range(args.alone):
-            alone["stock_ms"].append((await timed(bench.ask(number)))[0])
-            alone["agent_ms"].append((await timed(play(number)))[0])
-        notes.turns.clear()
-        # Of one episode a group, so that each has a request of its own for its first turn.
-        groups = await asyncio.gather(*(play(n, changes=n % 2 == 1) for n in everybody))
-    finally:
-        of_run.close()
-    for rollout in (one for group in groups for one in group.rollouts):
-        assert not rollout.failure, rollout.failure
-        rollout.reward = 1.0
-    network = AutoModelForCausalLM.from_pretrained(bench.server.model, dtype=torch.float32)
-    return {
-        **truth(groups, notes, network),
-        "stock_later_turns": args.episodes * (TURNS - 1) * args.repeats,
-        "stock_changed": changed,
-        **{name: records.rounded(1000 * median(all_) / TURNS) for name, all_ in alone.items()},
-        "stock_s": [records.rounded(one) for one in sorted(seconds["stock"])],
-        "agent_s": [records.rounded(one) for one in sorted(seconds["agent"])],
-        "times_stock": records.rounded(median(seconds["agent"]) / median(seconds["stock"])),
-    }
-
-
-async def timed(*works: Awaitable[Any]) -> tuple[float, list[Any]]:
-    """Does all at once; returns the seconds, and what they return."""
-    began = time.perf_counter()
-    found = await asyncio.gather(*works)
-    return time.perf_counter() - began, found
-
-
-async def with_pool(
-    server: Server, tokenizer: PreTrainedTokenizerFast, args: argparse.Namespace
-) -> Row:
+async def figures(server: Server, tokenizer: PreTrainedTokenizerFast, episodes: int) -> Row:
+    # Tokens at which a turn ends; the first one ends the conversation's messages, too.
+    ends = [tokenizer.convert_tokens_to_ids(end) for end in (END, *ENDS)]
+    text = PolicyText(tokenizer=tokenizer, ends=frozenset(ends[:1]), skip_special_tokens=True)
+    agent = Agent(plays)
+    agent.stop = ENDS
+    settings = EpisodeSettings(max_turns=TURNS, max_turn_tokens=TURN_TOKENS)
+    of_run = EnvironmentOfRun(agent, settings, EPISODE_TOKENS)
+    of_run.start(text, None, parses=False)
     generator = Generator(server, capacity=SLOTS)
-    body = {"new_version": "0"}
-    await generator.client.post("/update_weight_version", body, deadline_s=DEADLINE_S)
     generator.version = 0
     generator.open()
+    notes = Notes(GeneratorPool([generator]))
     try:
-        return await figures(Bench(server, GeneratorPool([generator]), tokenizer), args)
+        writer = of_run.episodes(notes.generate, text)
+        changed = await asyncio.gather(*(ask(server, ends) for _ in range(episodes)))
+        groups = await asyncio.gather(*(play(writer, n, ends[0]) for n in range(episodes)))
     finally:
+        of_run.close()
         await generator.client.close()
+    network = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    stock = {"stock_later_turns": episodes * (TURNS - 1), "stock_changed": sum(changed)}
+    return truth(groups, notes, network) | stock
 
 
 def runs(args: argparse.Namespace) -> list[Row]:
-    return [arguments.chosen(args, "episodes", "repeats")]
+    return [arguments.chosen(args, "episodes")]
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -278,30 +241,13 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
         max_model_len=4096, max_num_seqs=SLOTS, dtype="float32", kv_cache_gib=1.0
     )
     with lent_server(policy, settings, args.folder) as server:
-        server.start()
-        server.wait_ready()
-        found = asyncio.run(with_pool(server, tokenizer, args))
-    children = [" ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)]
-    # Python's own, which ends with this process.
-    left = [child for child in children if "resource_tracker" not in child]
-    yield missing[0] | found | {"processes_left": left}
+        serve_first_version(server)
+        yield missing[0] | asyncio.run(figures(server, tokenizer, args.episodes))
 
 
 def table(rows: Sequence[Row]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in rows[0].items())
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("token_truth", __doc__)
-    arguments.add(
-        parser,
-        episodes=(128, "at once"),
-        repeats=(3, "of the timing"),
-        alone=(40, "episodes alone"),
-    )
-    arguments.add_places(parser, "token_truth")
-    return arguments.run(parser, argv, runs, measure, table)
+    return records.listed(rows[0])
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("token_truth", __doc__, SETTINGS, runs, measure, table)

@@ -3,22 +3,14 @@ copy over TCP.
 
     python -m benchmarks.weight_transports                                    measure and print
     python -m benchmarks.weight_transports --layers 1 --receivers 1 2 --repeats 1     a rehearsal
-    python -m benchmarks.weight_transports --print-only                       print what is there
 
 A Llama of 265 million parameters, 530 MB in bfloat16, is trained for `--steps` steps of AdamW in
-float32 on random tokens; its last two versions are synced. In each repeat, for each number of
-receivers, the following take turns:
-
-- wire: rank 0 sends as many bytes over plain connections, and each receiver writes them into its
-  shared memory;
-- shared_memory, of the same bytes;
-- nccl, with gloo in the place of NCCL;
-- pull whole, to receivers that hold no version;
-- pull delta, to receivers that hold the version before.
+float32 on random tokens; its last two versions are synced. For each number of receivers, these take
+turns: as many bytes over plain connections into the receivers' shared memory (`wire`); the same by
+`shared_memory`; `pull` to receivers that hold no version, and to those that hold the one before.
 
 All are on one machine, and the connections on loopback. A receiver is a process with a generator's
-routes and tensors in the place of vLLM's model (`benchmarks.weight_receiver`). Each transport is a
-function in `METHODS`.
+routes and tensors in the place of vLLM's model (`benchmarks.weight_receiver`).
 """
 
 from __future__ import annotations
@@ -35,8 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, product
@@ -47,8 +38,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lrl.weights.staged_file import SHARED_MEMORY
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,17 +52,30 @@ from lrl.generators.settings import ServerSettings
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.system.endpoint import LOOPBACK, Endpoint
 from lrl.system.event_loop import LoopThread
-from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
-from tests.weights.nccl_over_gloo import install
+from lrl.weights.version_file import SHARED_MEMORY
 
 DEADLINE_S = 600.0
 MB = 1e6
 
+SETTINGS: dict[str, Any] = {
+    "receivers": ([1, 2, 4], "of a sync"),
+    "lrs": ([1e-6, 1e-5], "learning rates"),
+    "layers": (16, "of the policy; 16 make 530 MB"),
+    "steps": (5, "before the sync"),
+    "repeats": (3, "of all"),
+}
+COLUMNS = {
+    "sync (s)": ("sync_s", ".2f"),
+    "pause (s)": ("pause_s", ".2f"),
+    "rank 0 sent (MB)": ("sent_mb", ",.0f"),
+    "fetched in all (MB)": ("fetched_mb", ",.0f"),
+    "rank 0's peak (MB)": ("peak_mb", ",.0f"),
+}
 Version = dict[str, Tensor]
 
 
@@ -107,7 +109,6 @@ class Scene:
             silence_s=DEADLINE_S,
         )
         made: Any = sync.transport
-        seconds = {name: timed(made, name) for name in ("stage", "distribute")}
         try:
             for number in range(upto + 1):
                 sent, fetched = made.sent_bytes, made.fetched_bytes
@@ -123,10 +124,7 @@ class Scene:
                 "pause_s": sync.pause_seconds,
                 "peak_mb": (self.memory.peak - before) / MB,
             }
-            if transport.copies:
-                found["stage_s"] = seconds["stage"][-1]
             if transport.fetches:
-                found["fetch_s"] = seconds["distribute"][-1]
                 found["sent_mb"] = (made.sent_bytes - sent) / MB
                 found["fetched_mb"] = (made.fetched_bytes - fetched) / MB
             return found
@@ -145,58 +143,34 @@ def half(weight: Tensor) -> Tensor:
 
 def wire(scene: Scene, size: int) -> dict[str, float]:
     path = SHARED_MEMORY / f"lrl-bench-wire-{os.getpid()}"
-    with path.open("wb") as file:
-        for _ in range(0, size, 2**20):
-            file.write(os.urandom(2**20))
-    with socket.create_server((LOOPBACK, 0), backlog=len(scene.receivers)) as listener:
-        body = {"host": LOOPBACK, "port": listener.getsockname()[1], "size": size}
-        accepting = threading.Thread(
-            target=send_to_all, args=(listener, path, size, len(scene.receivers)), daemon=True
-        )
-        accepting.start()
-        scene.memory.begin()
-        before, started = scene.memory.peak, time.monotonic()
-        scene.loop.wait(copy_all(scene.receivers, body), DEADLINE_S, "plain copies")
+    path.write_bytes(os.urandom(size))
+    count = len(scene.receivers)
+    with socket.create_server((LOOPBACK, 0), backlog=count) as listener:
+        body = {"host": LOOPBACK, "port": listener.getsockname()[1]}
+        for _ in range(count):
+            threading.Thread(target=send, args=(listener, path), daemon=True).start()
+        posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in scene.receivers]
+        started = time.monotonic()
+        scene.loop.wait(all_of(posts), DEADLINE_S, "plain copies")
         seconds = time.monotonic() - started
-        mb = len(scene.receivers) * size / MB
     path.unlink()
-    return {
-        "sync_s": seconds,
-        "fetch_s": seconds,
-        "sent_mb": mb,
-        "fetched_mb": mb,
-        "peak_mb": (scene.memory.peak - before) / MB,
-    }
+    mb = count * size / MB
+    return {"sync_s": seconds, "sent_mb": mb, "fetched_mb": mb, "peak_mb": 0.0}
 
 
-async def copy_all(receivers: Sequence[Generator], body: Row) -> None:
-    posts = [one.client.post(COPY, body, deadline_s=DEADLINE_S) for one in receivers]
+async def all_of(posts: Sequence[Awaitable[Any]]) -> None:
     await asyncio.gather(*posts)
 
 
-def send_to_all(listener: socket.socket, path: Path, size: int, count: int) -> None:
-    with ThreadPoolExecutor(count) as sending:
-        for _ in range(count):
-            sending.submit(send, listener.accept()[0], path, size)
-
-
-def send(connection: socket.socket, path: Path, size: int) -> None:
+def send(listener: socket.socket, path: Path) -> None:
+    connection, _ = listener.accept()
     with connection, path.open("rb") as file:
-        sent = 0
-        while sent < size:
-            sent += os.sendfile(connection.fileno(), file.fileno(), sent, size - sent)
-
-
-def over_gloo(scene: Scene, size: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory() as folder:
-        install(Path(folder))
-        return scene.sync(Nccl, upto=1)
+        connection.sendfile(file)
 
 
 METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
     "wire": wire,
     "shared_memory": lambda scene, size: scene.sync(SharedMemory, upto=1),
-    "nccl over gloo": over_gloo,
     "pull whole": lambda scene, size: scene.sync(Pull, upto=0),
     "pull delta": lambda scene, size: scene.sync(Pull, upto=1),
 }
@@ -204,49 +178,32 @@ METHODS: dict[str, Callable[[Scene, int], dict[str, float]]] = {
 argument is the size of the version in bytes."""
 
 
-def timed(thing: Any, name: str) -> list[float]:
-    method, seconds = getattr(thing, name), list[float]()
-
-    def call(*words: Any) -> Any:
-        started = time.monotonic()
-        found = method(*words)
-        seconds.append(time.monotonic() - started)
-        return found
-
-    setattr(thing, name, call)
-    return seconds
-
-
 def two_versions(layers: int, lr: float, steps: int) -> tuple[Version, Version]:
     """Trains a Llama on random tokens; returns its weights before and after the last of `steps`
     steps."""
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": 30_720,
-        "hidden_size": 1024,
-        "intermediate_size": 2752,
-        "num_hidden_layers": layers,
-    }
-    network = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=16, num_key_value_heads=16))
+    config = LlamaConfig(
+        vocab_size=30_720,
+        hidden_size=1024,
+        intermediate_size=2752,
+        num_hidden_layers=layers,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+    )
+    network = LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(network.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
-    before: Version = {}
-    for step in range(steps):
-        if step == steps - 1:
-            before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-        tokens = torch.randint(0, shape["vocab_size"], (2, 32))
+    for _ in range(steps):
+        before = copy_of(network)
+        tokens = torch.randint(0, config.vocab_size, (2, 32))
         optimizer.zero_grad()
         network(input_ids=tokens, labels=tokens).loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
-    return before, {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    return before, copy_of(network)
 
 
-def staged_size(version: Version, folder: Path) -> int:
-    path = folder / "size.safetensors"
-    save_file({name: half(weight) for name, weight in version.items()}, path)
-    size = path.stat().st_size
-    path.unlink()
-    return size
+def copy_of(network: LlamaForCausalLM) -> Version:
+    return {name: weight.detach().clone() for name, weight in network.named_parameters()}
 
 
 @contextmanager
@@ -293,7 +250,7 @@ def end(process: subprocess.Popen[str], files: str) -> None:
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     for lr, of_lr in groupby(missing, key=itemgetter("lr")):
         versions = two_versions(args.layers, lr, args.steps)
-        size = staged_size(versions[0], args.folder)
+        size = sum(half(weight).nbytes for weight in versions[0].values())
         for run in of_lr:
             loop = LoopThread()
             with receivers(run["receivers"], loop, args.folder) as fleet:
@@ -314,15 +271,6 @@ def runs(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def table(made: Sequence[Row]) -> str:
-    columns = {
-        "sync (s)": ("sync_s", ".2f"),
-        "staged (s)": ("stage_s", ".2f"),
-        "fetched (s)": ("fetch_s", ".2f"),
-        "pause (s)": ("pause_s", ".2f"),
-        "rank 0 sent (MB)": ("sent_mb", ",.0f"),
-        "fetched in all (MB)": ("fetched_mb", ",.0f"),
-        "rank 0's peak (MB)": ("peak_mb", ",.0f"),
-    }
     lines = []
     for count, method in product(sorted({one["receivers"] for one in made}), METHODS):
         of_count = [one for one in made if one["receivers"] == count]
@@ -330,29 +278,12 @@ def table(made: Sequence[Row]) -> str:
         for lr in sorted({one["lr"] for one in of_count}) if by_lr else [None]:
             runs = [one for one in of_count if lr in (None, one["lr"])]
             cells = []
-            for name, form in columns.values():
+            for name, form in COLUMNS.values():
                 values = [r["found"][method][name] for r in runs if name in r["found"][method]]
                 cells.append(format(median(values), form) if values else "")
-            found = [(one["found"][method].get("fetched_mb"), one["size"]) for one in runs]
-            shares = [mb * MB / (count * size) for mb, size in found if mb is not None]
-            share = f"{median(shares):.3f}" if shares else ""
-            lines.append([count, method, "" if lr is None else f"{lr:g}", *cells, share])
-    return records.markdown(["receivers", "transport", "lr", *columns, "share of the whole"], lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments.make_parser("weight_transports", __doc__)
-    arguments.add(
-        parser,
-        receivers=([1, 2, 4], "of a sync"),
-        lrs=([1e-6, 1e-5], "learning rates"),
-        layers=(16, "of the policy; 16 make 530 MB"),
-        steps=(5, "before the sync"),
-        repeats=(3, "of all"),
-    )
-    arguments.add_places(parser, "weight_transports")
-    return arguments.run(parser, argv, runs, measure, table)
+            lines.append([count, method, "" if lr is None else f"{lr:g}", *cells])
+    return records.markdown(["receivers", "transport", "lr", *COLUMNS], lines)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("weight_transports", __doc__, SETTINGS, runs, measure, table)

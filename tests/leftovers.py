@@ -54,6 +54,12 @@ def living(mark: str) -> list[psutil.Process]:
     return [process for process in found if lives(process)]
 
 
+def others_living(mark: str) -> list[list[str]]:
+    """Command lines of `living`, without the resource tracker, which is of this process."""
+    found = [text for process in living(mark) if (text := words(process))]
+    return [text for text in found if "resource_tracker" not in " ".join(text)]
+
+
 def every_process() -> Iterator[psutil.Process]:
     """psutil.process_iter remembers processes by their pid: of a pid that is used again, its next
     two calls miss the new process, and the kernel begins again after 32,768 pids, which a few
@@ -102,10 +108,7 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Body of a fixture: yields the mark that child processes carry, then waits until nothing of
     them is left."""
     # Not under tmp_path, which is too long for vLLM's sockets.
-    mark, scratch = (
-        uuid.uuid4().hex,
-        tempfile.mkdtemp(),
-    )
+    mark, scratch = uuid.uuid4().hex, tempfile.mkdtemp()
     monkeypatch.setenv(MARK, mark)
     monkeypatch.setenv("TMPDIR", scratch)
     # Of this process, which may have looked already.

@@ -38,18 +38,8 @@ def start_server(
         tool_parser=PARSER,
     )
     settings.extra_args = extra_args or {}  # also such as are refused
-    words = (
-        str(model),
-        settings,
-        "shared_memory",
-        [],
-        folder,
-        number,
-        secrets.token_hex(4),
-        token,
-        {},
-    )
-    server = Server(*words, Pull.middleware)  # type: ignore[arg-type]
+    run = (folder, number, secrets.token_hex(4), token, {}, Pull.middleware)
+    server = Server(str(model), settings, "shared_memory", [], *run)  # type: ignore[arg-type]
     server.start()
     server.wait_ready()
     return server

@@ -8,7 +8,6 @@ opens it, in float32 on the CPU. The outcomes replace the table of docs/models.m
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -163,9 +162,6 @@ def write_table(outcomes: dict[str, Outcome]) -> None:
 
 def main() -> None:
     """Tries every family."""
-    argparse.ArgumentParser(
-        prog="python -m tests.model_families", description=__doc__.splitlines()[0]
-    ).parse_args()
     outcomes = {}
     for family in FAMILIES:
         with TemporaryDirectory() as folder:

@@ -40,11 +40,8 @@ def network_namespace() -> Iterator[str]:
             )
         _ip("address", "add", f"{HERE}/30", "dev", here)
         _ip("link", "set", here, "up")
-        for words in (
-            ["address", "add", f"{THERE}/30", "dev", there],
-            ["link", "set", there, "up"],
-        ):
-            _ip("-n", name, *words)
+        _ip("-n", name, "address", "add", f"{THERE}/30", "dev", there)
+        _ip("-n", name, "link", "set", there, "up")
         _ip("-n", name, "link", "set", "lo", "up")
         yield name
 
@@ -59,10 +56,8 @@ class Machine:
 
     def enter(self) -> None:
         """Moves this thread, and those that it will start, into the namespace."""
-        libc, file = (
-            ctypes.CDLL(None, use_errno=True),
-            os.open(f"/run/netns/{self.name}", os.O_RDONLY),
-        )
+        libc = ctypes.CDLL(None, use_errno=True)
+        file = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
         if libc.setns(file, _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns into {self.name}")
         os.close(file)
@@ -84,18 +79,8 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
             for one in (first, second):
                 _ip("netns", "add", one.name)
                 ends.callback(_ip, "netns", "delete", one.name)
-            ends_of_it = (
-                "netns",
-                first.name,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                second.cable,
-                "netns",
-                second.name,
-            )
-            _ip("link", "add", first.cable, *ends_of_it)
+            far_end = ["peer", "name", second.cable, "netns", second.name]
+            _ip("link", "add", first.cable, "netns", first.name, "type", "veth", *far_end)
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(
                 f"no network namespaces can be made here, which needs root and iproute2: {error}"

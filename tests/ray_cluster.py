@@ -49,7 +49,6 @@ class RayNode:
             "--block",
         ]
         common += ["--min-worker-port", "0", "--max-worker-port", "0"]  # any that are free
-        # A benchmark that uses this, too, has no PYTHONPATH.
         path = f"{os.environ.get('PYTHONPATH', '')}:{ROOT}".lstrip(":")
         environment = os.environ | SETTINGS | {MARK: self.mark, "PYTHONPATH": path}
         with log.open("wb") as output:
@@ -102,17 +101,9 @@ class RayCluster:
 
     def start_head(self) -> RayNode:
         """Starts one here."""
-        own = [
-            "--head",
-            "--node-ip-address",
-            HERE,
-            "--port",
-            str(PORT),
-            "--include-dashboard",
-            "false",
-        ]
-        own += ["--ray-client-server-port", str(PORT + 1)]
-        return self._start([], [*own, "--temp-dir", str(self.folder)])
+        own = f"--head --node-ip-address {HERE} --port {PORT} --include-dashboard false"
+        own += f" --ray-client-server-port {PORT + 1}"
+        return self._start([], [*own.split(), "--temp-dir", str(self.folder)])
 
     def add_node(self) -> RayNode:
         """Starts one in the other namespace."""

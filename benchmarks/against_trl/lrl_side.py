@@ -7,6 +7,7 @@ script that leaves OMP_WAIT_POLICY as it is.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,12 @@ class Measure(EveryStep):
 
 def train(job: Job) -> None:
     L.seed_everything(job.seed)
-    policy = lrl.PolicyModule(
+    policy = lrl.PolicyModule(  # the other settings are the usual ones, and TRL gets them
         job.policy,
         objective=lrl.objectives.AIPO(rho=4.0),
         lr=settings.LR,
-        betas=settings.BETAS,
-        weight_decay=settings.WEIGHT_DECAY,
         warmup_steps=settings.WARMUP_STEPS,
         schedule=settings.SCHEDULE,
-        max_grad_norm=settings.MAX_GRAD_NORM,
         dtype="float32",
     )
     data = lrl.RolloutDataModule(
@@ -59,7 +57,6 @@ def train(job: Job) -> None:
         max_lag=job.max_lag,
         max_prompt_tokens=settings.PROMPT_TOKENS,
         max_response_tokens=settings.ANSWER_TOKENS,
-        temperature=settings.TEMPERATURE,
     )
     trainer = quiet_trainer(
         job.steps,
@@ -72,4 +69,4 @@ def train(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    train(Job.read(sys.argv[1]))
+    train(Job(**json.loads(sys.argv[1])))

@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 TRL, ACCELERATE = "1.16.0", "1.15.0"
@@ -33,11 +33,12 @@ PROMPT_TOKENS = 16
 """Longest prompt."""
 ANSWER_TOKENS = 32
 """Longest response, its end token included."""
-TEMPERATURE = 1.0
 
 LR = 1e-4
 WARMUP_STEPS = 10
 SCHEDULE: Literal["linear"] = "linear"
+# Those that lrl has if nothing is said.
+TEMPERATURE = 1.0
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.0
 MAX_GRAD_NORM = 1.0
@@ -69,10 +70,6 @@ class Job:
     lr: float = LR
     pieces: int = 1
     """Number of parts of a step that TRL trains one after another."""
-
-    @classmethod
-    def read(cls, argument: str) -> Self:
-        return cls(**json.loads(argument))
 
     def run(self, python: Path | str, side: str, threads: int | None) -> None:
         """Runs the job in a process of this Python."""
@@ -119,6 +116,11 @@ def checkpoints(steps: int) -> list[int]:
 
 def finish_reason(token_ids: Sequence[int], eos: int) -> str:
     return "stop" if token_ids and token_ids[-1] == eos else "length"
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 class Clock:

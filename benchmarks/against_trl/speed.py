@@ -1,22 +1,19 @@
 """lrl against TRL's GRPOTrainer at 5 million parameters: responses a second, with responses of
 forced lengths.
 
-    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed                          measure, then print
-    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2    a rehearsal
-    python -m benchmarks.against_trl.speed --print-only                                     print what is there
+    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed
+    OMP_WAIT_POLICY=passive python -m benchmarks.against_trl.speed --repeats 1 --steps 2
 
-The sides alternate in each repeat. Both have the same: a policy of random weights trained in
-float32, the prompts of every step, 8 x 16 responses a step, the number of tokens of each (all 64,
-or long-tailed with mean 64 and at most 512), the reward, AdamW, one update a step and the gradient
-clipped at 1; the other settings are those of `python -m benchmarks.against_trl`. TRL generates with
-transformers' `generate`, see there for the reason. The counted steps of both sides are the same
-ones; the first of TRL's and the first three of lrl's do not count.
+The sides alternate in each repeat. Both train a policy of random weights in float32 on the same
+prompts, with 8 x 16 responses a step of the same lengths (all 64 tokens, or long-tailed); the other
+settings are those of `benchmarks.against_trl`. The counted steps of both are the same; the first of
+TRL's and the first three of lrl's do not count.
 
-Each side has all cores. TRL uses them all, for writing and for training in turn. lrl divides them
-in the ways of `SYSTEMS`; its servers run on while TRL is measured, and sleep. lrl's waiting threads
-sleep, as with `lrl fit`; TRL's spin, OpenMP's default, with which it is faster (3.9 s a step
-instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median and most of
-the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of TRL's.
+Each side has all cores. TRL uses them for writing and for training in turn; lrl divides them in the
+ways of `SYSTEMS`. lrl's waiting threads sleep, as with `lrl fit`; TRL's spin, which is faster (3.9 s
+a step instead of 4.2 s). A figure is the mean over a run's counted steps, then least, median
+and most of the repeats. The ratio is that of the medians, for the fastest of lrl's ways and of
+TRL's.
 """
 
 from __future__ import annotations
@@ -28,20 +25,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks import arguments, records, timed_run
-from benchmarks.against_trl.settings import TRL, Job, trl_python
+from benchmarks.against_trl.settings import TRL, Job, trl_python, write_rows
 from benchmarks.arguments import Row
-from benchmarks.runs import LentServer
-from benchmarks.timed_run import GROUPS, LENGTHS, RESPONSES, WARM_UP, System
+from benchmarks.timed_run import CORES, GROUPS, LENGTHS, RESPONSES, WARM_UP, System
 from lrl.quickstart.task import problems
 
-CORES = len(os.sched_getaffinity(0))
 HALF = max(1, CORES // 2)
 LARGE = 8192
 """Tokens of a micro-batch for several threads that sleep while they wait for one another: the fewer
-waits, the better. With `timed_run.MICRO_BATCH_TOKENS` the way that is best with this took 4.0 s a
-step."""
+waits, the better. With `timed_run.MICRO_BATCH_TOKENS` a step took 4.0 s."""
 SPLIT = System(title="lrl, halves, max_lag 1", server_threads=HALF, trainer_threads=HALF, max_lag=1)
 TRAINER_ALL = System(
     title="lrl, all cores train, half write, max_lag 1",
@@ -50,52 +45,25 @@ TRAINER_ALL = System(
     max_lag=1,
     micro_batch_tokens=LARGE,
 )
-SYSTEMS = {
-    "split": SPLIT,
-    "split-bfloat16": replace(SPLIT, title=SPLIT.title + ", written in bfloat16", dtype="bfloat16"),
-    "trainer-all": TRAINER_ALL,
-    "trainer-all-bfloat16": replace(
-        TRAINER_ALL, title=TRAINER_ALL.title + ", written in bfloat16", dtype="bfloat16"
-    ),
-    "both-all": replace(
-        TRAINER_ALL, title="lrl, all cores on both sides, max_lag 1", server_threads=CORES
-    ),
-    "shared": replace(
-        TRAINER_ALL,
-        title="lrl, in turn, max_lag 0",
-        server_threads=CORES,
-        max_lag=0,
-        placement="shared",
-    ),
+SYSTEMS = {"split": SPLIT, "trainer-all": TRAINER_ALL}
+SYSTEMS |= {
+    f"{name}-bfloat16": replace(one, title=f"{one.title}, written in bfloat16", dtype="bfloat16")
+    for name, one in SYSTEMS.items()
 }
-"""lrl's ways to divide the cores. All train in float32; those in bfloat16 write in it, as its
-recipes do."""
+"""lrl's ways to divide the cores. All train in float32."""
 TRL_PIECES = {"trl": 1, "trl-pieces": 8}
 """TRL's ways to train a step: whole, and in pieces of 16 responses, which with 64 tokens are lrl's
 micro-batches."""
 TRL_WARM_UP = 1
-PROMPT_TOKENS = 288
-"""Of the longest prompt: 40 examples and the problem."""
+NAMES = [*TRL_PIECES, *SYSTEMS]
 PARTS = ("step", "writing", "wait", "train", "sync")
-
-
-def measure_lrl(
-    args: argparse.Namespace, servers: dict[System, LentServer], name: str, lengths: str
-) -> dict[str, float]:
-    """Returns the mean seconds of lrl's counted steps. It writes while it trains, so `writing` has
-    no seconds of its own."""
-    system, policy = SYSTEMS[name], timed_run.policy_5m(args.folder)
-    times = timed_run.run(
-        system,
-        servers[system],
-        policy,
-        LENGTHS[lengths],
-        args.steps,
-        args.folder,
-        prompts=str(write(args.folder / "few-shot.jsonl", few_shot(args.examples))),
-        prompt_tokens=PROMPT_TOKENS,
-    )
-    return timed_run.means(times) | {"writing": 0.0}
+SETTINGS: dict[str, Any] = {
+    "repeats": (3, "of every side"),
+    "steps": (4, "of a run that count"),
+    "lengths": (list(LENGTHS), "of responses", LENGTHS),
+    "systems": (NAMES, "in turn", NAMES),
+    "venv": (Path("runs/against_trl/venv"), "TRL's"),
+}
 
 
 def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, float]:
@@ -105,67 +73,35 @@ def measure_trl(args: argparse.Namespace, name: str, lengths: str) -> dict[str, 
     Raises:
         RuntimeError: A response did not have its drawn length.
     """
-    job, drawn = make_job(args, lengths, TRL_PIECES[name])
-    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
-    before, *steps = records.read(job.clock)
-    if [step["tokens"] for step in steps] != [sum(step) for step in drawn]:
-        raise RuntimeError(
-            f"TRL's responses do not have the lengths in {job.lengths}: the comparison would not "
-            "be fair."
-        )
-    ends = [step["seconds"] for step in [before, *steps]]
-    step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
-    writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
-    return {
-        "step": step_s,
-        "writing": writing,
-        "wait": 0.0,
-        "train": step_s - writing,
-        "sync": 0.0,
-    }
-
-
-def make_job(args: argparse.Namespace, lengths: str, pieces: int) -> tuple[Job, list[list[int]]]:
     folder = (args.folder / f"trl-{lengths}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    first = (WARM_UP - TRL_WARM_UP) * GROUPS
+    rows, first = problems(), (WARM_UP - TRL_WARM_UP) * GROUPS
     groups = range(first, first + (TRL_WARM_UP + args.steps) * GROUPS)
-    drawn = [LENGTHS[lengths].of(group % len(problems()), group, RESPONSES) for group in groups]
+    drawn = [LENGTHS[lengths].of(group % len(rows), group, RESPONSES) for group in groups]
     by_step = [sum(drawn[start : start + GROUPS], []) for start in range(0, len(drawn), GROUPS)]
-    rows = few_shot(args.examples)
+    prompts = write_rows(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])
     job = Job(
         steps=len(by_step),
         policy=str(timed_run.policy_5m(args.folder).resolve()),
-        prompts=str(write(folder / "prompts.jsonl", [rows[one % len(rows)] for one in groups])),
+        prompts=str(prompts),
         folder=str(folder),
         lengths=str(folder / "lengths.json"),
         groups=GROUPS,
         rollouts=RESPONSES,
         lr=timed_run.LR,
-        pieces=pieces,
+        pieces=TRL_PIECES[name],
     )
     Path(job.lengths).write_text(json.dumps(by_step))
     job.clock.unlink(missing_ok=True)
-    return job, by_step
-
-
-def few_shot(examples: int) -> list[dict[str, str]]:
-    """Returns the training rows, the prompt of each behind so many solved problems.
-
-    No two prompts begin alike, so a generator finds none of them in its prefix cache.
-    """
-    own = problems()
-    solved = [f"{row['prompt']}{row['answer']}," for row in own]
-    around = solved + solved[:examples]
-    return [
-        row | {"prompt": "".join(around[index + 1 : index + 1 + examples]) + row["prompt"]}
-        for index, row in enumerate(own)
-    ]
-
-
-def write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    job.run(trl_python(args.venv.resolve()), "trl_side", threads=CORES)
+    before, *steps = records.read(job.clock)
+    if [step["tokens"] for step in steps] != [sum(step) for step in by_step]:
+        raise RuntimeError(f"TRL's responses do not have the lengths in {job.lengths}.")
+    ends = [step["seconds"] for step in [before, *steps]]
+    step_s = (ends[-1] - ends[TRL_WARM_UP]) / (len(steps) - TRL_WARM_UP)
+    writing = fmean(step["writing"] for step in steps[TRL_WARM_UP:])
+    found = {"step": step_s, "writing": writing, "train": step_s - writing}
+    return found | {"wait": 0.0, "sync": 0.0}
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -174,13 +110,15 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     policy = timed_run.policy_5m(args.folder)
     rows = {(row["lengths"], row["system"]): row for row in missing}
     ways = [SYSTEMS[name] for _, name in rows if name in SYSTEMS]
-    with timed_run.servers_for(ways, policy, args.folder, PROMPT_TOKENS) as servers:
+    with timed_run.servers_for(ways, policy, args.folder) as servers:
 
         def once(key: tuple[str, str]) -> dict[str, float]:
             lengths, name = key
             if name in TRL_PIECES:
                 return measure_trl(args, name, lengths)
-            return measure_lrl(args, servers, name, lengths)
+            where, drawn = servers[SYSTEMS[name]], LENGTHS[lengths]
+            found = timed_run.run(SYSTEMS[name], where, policy, drawn, args.steps, args.folder)
+            return found | {"writing": 0.0}  # it writes while it trains
 
         found = records.in_turns(rows, args.repeats, once)
     for key, row in rows.items():
@@ -191,7 +129,6 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
 
 def runs(args: argparse.Namespace) -> Iterator[Row]:
     shared = arguments.chosen(args, "steps", "repeats")
-    shared |= {"examples": args.examples} if args.examples else {}
     for lengths in args.lengths:
         for name in args.systems:
             row = {"system": name, "lengths": lengths} | shared
@@ -211,36 +148,14 @@ def table(rows: Sequence[Row]) -> str:
         rest = (f"{row[part][1]:.2f}" for part in PARTS[1:])
         lines.append([*cells, f"{least:.2f} to {most:.2f}", *rest])
     for lengths in dict.fromkeys(row["lengths"] for row in rows):
-        of = [row for row in rows if row["lengths"] == lengths]
-        speeds = {row["system"]: row["answers_per_s"] for row in of}
-        trl = max((speeds.pop(name) for name in TRL_PIECES if name in speeds), default=0.0)
-        if trl and speeds:
-            best = max(speeds, key=lambda name: speeds[name])
-            ratios.append(
-                f"\n{lengths}: {SYSTEMS[best].title} trains {speeds[best] / trl:.2f} times TRL's "
-                "responses."
-            )
+        of = {row["system"]: row["answers_per_s"] for row in rows if row["lengths"] == lengths}
+        trl = max((of.pop(name) for name in TRL_PIECES if name in of), default=0.0)
+        if trl and of:
+            best = max(of, key=lambda name: of[name])
+            told = f"{SYSTEMS[best].title} trains {of[best] / trl:.2f} times TRL's responses."
+            ratios.append(f"\n{lengths}: {told}")
     return "\n".join([records.markdown([*heads, "training (s)", "sync (s)"], lines), *ratios])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    if "OMP_NUM_THREADS" in os.environ:
-        raise SystemExit("OMP_NUM_THREADS would overrule each side's threads: unset it.")
-    names = [*TRL_PIECES, *SYSTEMS]
-    usual = [name for name in names if name not in ("both-all", "shared")]
-    parser = arguments.make_parser("against_trl.speed", __doc__)
-    arguments.add(
-        parser,
-        repeats=(3, "of every side"),
-        steps=(4, "of a run that count"),
-        lengths=(list(LENGTHS), "of responses", LENGTHS),
-        examples=(0, "solved problems before each problem, of six or seven tokens each"),
-        systems=(usual, "in turn", names),
-        venv=(Path("runs/against_trl/venv"), "TRL's"),
-    )
-    arguments.add_places(parser, "against_trl_speed")
-    return arguments.run(parser, argv, runs, measure, table)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    arguments.run("against_trl.speed", __doc__, SETTINGS, runs, measure, table)

@@ -78,11 +78,10 @@ class Exactly(LogitsProcessor):
         self.eos = eos
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        scores[:, self.eos] = -torch.inf
         last = self.lengths == input_ids.shape[1] - self.prompt_tokens + 1
+        scores = scores.clone()
         scores[last] = -torch.inf
-        scores[last, self.eos] = 0.0
+        scores[:, self.eos] = torch.where(last, 0.0, -torch.inf)
         return scores
 
 
@@ -202,4 +201,4 @@ def train(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    train(Job.read(sys.argv[1]))
+    train(Job(**json.loads(sys.argv[1])))

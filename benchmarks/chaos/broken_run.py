@@ -1,26 +1,39 @@
-"""One run that is broken again and again: each fault comes when it is whole and has trained two steps
-since the one before, and a run that a fault has ended is resumed."""
+"""One run that is broken again and again: a fault comes when it is whole and has trained two steps
+since the one before, and a run that a fault has ended is resumed.
+
+    python -m benchmarks.chaos generators                     12 kills, 4 freezes, both at once
+    python -m benchmarks.chaos generators --kills 1 --freezes 1     a rehearsal
+    python -m benchmarks.chaos trainer                        20 kills
+    python -m benchmarks.chaos trainer --kills 6 --environment lrl.quickstart.calculator.Calculator
+    python -m benchmarks.chaos nodes                          needs root, for a network namespace
+    python -m benchmarks.chaos nodes --places step --faults supervisor trainer
+
+A fault comes in the middle of a step, of a sync, or of a checkpoint (`benchmarks/chaos/faults.py`);
+of `trainer` the seed draws which. The second machine of `nodes` is a network namespace. Each has a
+generator that somebody starts; on the second each kind of process is killed, and its cable is cut
+for five seconds and until the generator is out.
+"""
 
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 import shutil
 import subprocess
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import records
+from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.chaos import faults
-from benchmarks.chaos.faults import GENERATORS, OF_GENERATORS
-from benchmarks.chaos.journal import Line, account, told
+from benchmarks.chaos.faults import GENERATORS, OF_GENERATORS, PLACES
+from benchmarks.chaos.journal import Line, account
 from benchmarks.chaos.launch import WAIT_S, Target, TargetSettings
-from benchmarks.chaos.second_node import Alone, Beside, RayGenerators, SecondNode, second_node
+from benchmarks.chaos.second_node import SecondNode, second_node
 from tests.network_namespace import HERE
 
 log = logging.getLogger(__name__)
@@ -30,28 +43,55 @@ SHORTLY, FOR_GOOD = "cut for 5 s", "cut for good"
 STEPS_BETWEEN = 2
 OF_GENERATOR = ("join", "supervisor", "API server", "EngineCore")
 """Of the second node."""
-OF_RUN = {
-    "": (),
-    "given": ("trainer",),
-    "ray": ("trainer",),
-    "trainer": ("trainer", "rank 1", FOR_GOOD),
-}
-"""Faults that end the run, by what runs on the second node."""
-OF_RAY = ("raylet", "head")
-"""Only with Ray, and in a step: a lost node, and a lost head, each of which is started again."""
+OF_NODES = [*OF_GENERATOR, "reward worker", SHORTLY, FOR_GOOD, "trainer"]
+
+
+def settings_of(
+    groups: int, responses: int, capacity: int, slack: float = 1.0, **own: Any
+) -> dict[str, Any]:
+    """Returns an experiment's `own` settings, and those of its target; a machine with other work to
+    do needs longer deadlines."""
+    return {
+        **own,
+        "groups": (groups, "problems a step"),
+        "responses": (responses, "to each"),
+        "capacity": (capacity, "responses a generator writes at once"),
+        "seed": (0, "of the run"),
+        "lr": (5e-5, "learning rate"),
+        "heartbeat_s": (5.0 * slack, "between two heartbeats"),
+        "sync_deadline_s": (10.0 * slack, "of a phase of a sync"),
+    }
+
+
+def described(args: Namespace, **fixed: Any) -> Row:
+    """Returns the settings of a target as a record has them."""
+    names = ("groups", "responses", "capacity", "seed", "lr", "heartbeat_s", "sync_deadline_s")
+    return arguments.chosen(args, *names) | fixed
+
+
+def of_generators(args: Namespace) -> Iterator[Row]:
+    asked = [[fault, "step"] for fault in faults.in_turn(args.kills, args.freezes)]
+    yield {"faults_asked": asked, "settings": described(args)}
+
+
+def of_trainer(args: Namespace) -> Iterator[Row]:
+    draw = random.Random(args.seed)
+    asked = [["trainer", draw.choice(list(PLACES))] for _ in range(args.kills)]
+    own = arguments.chosen(args, "steps_per_epoch", "environment")
+    yield {"faults_asked": asked, "settings": described(args, **own)}
+
+
+def of_nodes(args: Namespace) -> Iterator[Row]:
+    asked = [[fault, place] for place in args.places for fault in args.faults]
+    yield {"faults_asked": asked, "settings": described(args, second_node=True)}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One launch of the run, its second machine, and what runs beside the trainer."""
+    """One launch of the run, and its second machine."""
 
     target: Target
     node: SecondNode | None
-    beside: Beside
-
-    @property
-    def kind(self) -> str:
-        return self.target.settings.second_node
 
     def command_of(self, fault: str) -> str:
         """Returns the shell command that makes a fault."""
@@ -62,8 +102,6 @@ class Scene:
             return f"kill -9 {trainer}"
         if fault == "reward worker":
             return f"kill -9 {faults.children(trainer, 'spawn_main')[0].pid}"
-        if isinstance(self.beside, RayGenerators) and fault in OF_RAY:
-            return self.beside.kill(fault)
         assert self.node is not None, fault
         if fault == SHORTLY:
             later = f"sleep {SHORT_S:g}; {self.node.cable('up')}"
@@ -71,10 +109,6 @@ class Scene:
         if fault == FOR_GOOD:
             return self.node.cable("down")
         return f"kill -9 {self.node.process(fault).pid}"
-
-    def connect(self) -> None:
-        if self.node is not None:
-            subprocess.run(["sh", "-c", self.node.cable("up")], check=True)
 
     def losses(self, since: int, fault: str) -> list[Line]:
         """Returns the losses that the fault has made, the first one that takes all it should out
@@ -86,9 +120,8 @@ class Scene:
 
 def measure(args: Namespace, missing: list[Row]) -> Iterator[Row]:
     for row in missing:
-        kind = row["settings"].get("second_node", "")
-        folder = str((args.folder / kind).resolve())
-        settings = TargetSettings(folder=folder, host=HERE if kind else "", **row["settings"])
+        host = HERE if "second_node" in row["settings"] else ""
+        settings = TargetSettings(folder=str(args.folder.resolve()), host=host, **row["settings"])
         yield row | break_run(settings, row["faults_asked"])
 
 
@@ -99,28 +132,27 @@ def break_run(settings: TargetSettings, asked: Sequence[Sequence[str]]) -> Row:
     leftovers = dict[str, Any]()
     whole = False
     with ExitStack() as stack:
-        node, beside = None, Alone()
+        node = generators = None
         if settings.second_node:
-            scene = second_node(settings.second_node, secrets.token_hex(16))
-            node, beside = stack.enter_context(scene)
-        settings = replace(settings, launcher=beside.launcher)
+            node, generators = stack.enter_context(second_node())
         while not whole:  # the last launch ends by itself
-            with Target(settings, variables=beside.variables) as target:
-                beside.launched(target)
+            with Target(settings) as target:
+                if generators:
+                    generators.launched(target)
                 target.wait_for_steps(STEPS_BETWEEN, "its first steps")
-                while left and target.process.poll() is None:
-                    found.append(measure_fault(Scene(target, node, beside), *left.pop(0)))
+                while left and target.runs:
+                    found.append(measure_fault(Scene(target, node), *left.pop(0)))
                     log.info("%s", found[-1])
-                if whole := target.process.poll() is None:
-                    (target.folder / "stop").touch()
-                    target.wait()
-                beside.ended()
+                if whole := target.runs:
+                    target.stop()
+                if generators:
+                    generators.ended()
                 leftovers = target.leftovers()
                 if not whole:
                     found[-1] |= {"left": leftovers}
     seconds = round(time.monotonic() - started, 1)
-    lines = target.journal.refresh()
-    return {"faults": found, "seconds": seconds, "left": leftovers, **account(lines)}
+    of_run = account(target.journal.refresh(), settings.steps_per_epoch * settings.groups)
+    return {"faults": found, "seconds": seconds, "left": leftovers, **of_run}
 
 
 def measure_fault(scene: Scene, fault: str, place: str) -> Row:
@@ -131,25 +163,21 @@ def measure_fault(scene: Scene, fault: str, place: str) -> Row:
         was evicted (of both the last one), None if none was; `whole_s` until all serve; `reissued`,
         the responses that continued on another generator.
     """
-    target, ends = scene.target, fault in OF_RUN[scene.kind]
+    target = scene.target
     lost, whole = (len(target.lines(event)) for event in ("lost", "whole"))
-    before = target.lines("step")[-1]["fleet"]["reissued"]
+    before = target.lines("step")[-1]["reissued"]
     faults.give(target.folder, place, scene.command_of(fault))
-    while faults.carried_out(target.folder) is None and target.process.poll() is None:
+    while faults.carried_out(target.folder) is None and target.runs:
         time.sleep(0.05)
     at = faults.carried_out(target.folder) or time.time()
-    found: Row = {"fault": fault, "place": place, "ended": ends}
-    if ends:
+    found: Row = {"fault": fault, "place": place, "ended": fault == "trainer"}
+    if found["ended"]:
         status = target.process.wait(WAIT_S)
-        ended_s = round(time.time() - at, 1)
-        scene.connect()
-        return found | {"status": status, "ended_s": ended_s}
+        return found | {"status": status, "ended_s": round(time.time() - at, 1)}
     if fault in (*OF_GENERATORS, *OF_GENERATOR, FOR_GOOD):
         target.wait_for(lambda: scene.losses(lost, fault), f"the loss ({fault})")
-    if fault == FOR_GOOD:
-        scene.connect()
-    if isinstance(scene.beside, RayGenerators) and fault in OF_RAY:
-        scene.beside.start_again(fault)
+    if fault == FOR_GOOD and scene.node:
+        subprocess.run(["sh", "-c", scene.node.cable("up")], check=True)
     # What a short fault does shows by then.
     quiet = time.time() + SHORT_S + target.settings.heartbeat_s
 
@@ -169,30 +197,59 @@ def measure_fault(scene: Scene, fault: str, place: str) -> Row:
     }
 
 
+NOT_TOLD = {"faults", "faults_asked", "settings", "command", "versions"}
+
+
 def table(made: Sequence[Row]) -> str:
-    return "\n\n".join(map(table_of_run, made))
+    """Returns the outcome of each fault, and what became of each run's prompts."""
+    found = []
+    for record in made:
+        lines = [(one["fault"], one["place"], outcome(one)) for one in record["faults"]]
+        told = records.listed({name: record[name] for name in record.keys() - NOT_TOLD})
+        found.append(f"{records.markdown(('fault', 'in', 'outcome'), lines)}\n\n{told}")
+    return "\n\n".join(found)
 
 
-def table_of_run(record: Row) -> str:
-    lines = []
-    for one in record["faults"]:
-        if one["ended"]:
-            outcome = f"the run ended after {one['ended_s']} s; left: {left(one)}; resumed"
-        elif one["lost_s"] is None:
-            outcome = "no generator lost; the run continued"
-        else:
-            outcome = (
-                f"a generator lost after {one['lost_s']} s, all serve after {one['whole_s']} s; "
-                f"{one['reissued']} responses reissued"
-            )
-        lines.append((one["fault"], one["place"], outcome))
-    title = f"second node: {record['settings'].get('second_node', 'none')}"
-    accuracy = "" if record["accuracy"] is None else f", accuracy {record['accuracy']:.3f}"
+def outcome(fault: Row) -> str:
+    if fault["ended"]:
+        left = [*fault["left"]["processes"], *fault["left"]["shared"]]
+        return f"the run ended after {fault['ended_s']} s; left: {left or 'nothing'}; resumed"
+    if fault["lost_s"] is None:
+        return "no generator lost; the run continued"
     return (
-        f"{records.markdown((f'fault ({title})', 'in', 'outcome'), lines)}\n\n{told(record)}"
-        f"{accuracy}, left at the end: {left(record)}, {record['seconds'] / 60:.0f} minutes"
+        f"a generator lost after {fault['lost_s']} s, all serve after {fault['whole_s']} s; "
+        f"{fault['reissued']} responses reissued"
     )
 
 
-def left(found: Row) -> str:
-    return ", ".join(found["left"]["processes"] + found["left"]["shared"]) or "nothing"
+EXPERIMENTS = {
+    "generators": (
+        settings_of(
+            *(4, 8, 16),
+            kills=(12, "API server, EngineCore, Worker in turn; at last both EngineCores at once"),
+            freezes=(4, "likewise, between the kills"),
+        ),
+        of_generators,
+        measure,
+    ),
+    "trainer": (
+        settings_of(
+            *(16, 4, 4),
+            kills=(20, "of the trainer"),
+            steps_per_epoch=(30, "of the data set"),
+            environment=("", "class path of what plays the episodes"),
+        ),
+        of_trainer,
+        measure,
+    ),
+    "nodes": (
+        settings_of(
+            *(4, 8, 16),
+            slack=2.0,
+            places=(list(PLACES), "of the faults", PLACES),
+            faults=(OF_NODES, "that are made", OF_NODES),
+        ),
+        of_nodes,
+        measure,
+    ),
+}

@@ -1,6 +1,6 @@
 """Faults of a target's processes on this machine, and orders to it.
 
-A target runs a shell command that it was ordered at the next call of a function of a phase, once: so
+A target runs a shell command that it was ordered at the next call of a phase's function, once: so
 a fault comes in the middle of a sync or of a save, which are too short to be met by looking at a
 journal.
 """
@@ -11,7 +11,6 @@ import functools
 import importlib
 import subprocess
 import time
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,16 +113,17 @@ def _after_orders(function: Any, order: Path, told: Path) -> Any:
     return acting
 
 
-def in_turn(kills: int, freezes: int, both: bool) -> Sequence[str]:
-    """Returns faults of `OF_GENERATORS`: each part and each generator in turn."""
+def in_turn(kills: int, freezes: int) -> list[str]:
+    """Returns faults of `OF_GENERATORS`: each part and each generator in turn, freezes between the
+    kills, and at last a kill of both generators."""
     parts = list(PARTS)
 
     def fault(how: str, number: int) -> str:
         return f"{how} {parts[number % 3]} of generator {number % 2}"
 
-    faults = [fault("kill", number) for number in range(kills)]
-    apart = max(1, kills // max(1, freezes))
-    for number in range(freezes):
-        place = min(len(faults), (number + 1) * apart + number)
-        faults.insert(place, fault("freeze", number))
-    return faults + (["kill EngineCore of both"] if both else [])
+    faults, apart = list[str](), max(1, kills // max(1, freezes))
+    for number in range(kills):
+        faults.append(fault("kill", number))
+        if (number + 1) % apart == 0 and number // apart < freezes:
+            faults.append(fault("freeze", number // apart))
+    return [*faults, "kill EngineCore of both"]

@@ -1,5 +1,4 @@
-"""The quickstart's reward and its calculator with a fault that strikes a share of the responses, or of
-the turns: the same ones in every run.
+"""The quickstart's reward with a fault that strikes some responses: the same ones in every run.
 
 Workers import this module when they start, and hundreds of them are replaced: it imports nothing
 heavy.
@@ -7,17 +6,12 @@ heavy.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import hashlib
-import os
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from lrl.environments.turns import Answer
 from lrl.quickstart import task
-from lrl.quickstart.calculator import Calculator
 from lrl.rewards import Reward
 
 _hoard: list[bytes] = []
@@ -37,12 +31,7 @@ def _hog() -> Any:
         _hoard.append(bytes(2**26))
 
 
-async def _sleep() -> Answer:
-    await asyncio.sleep(3600)
-    return "", True, 0.0
-
-
-OF_REWARDS: dict[str, Callable[[], Any]] = {
+FAULTS: dict[str, Callable[[], Any]] = {
     "exception": _raise,
     "crash": lambda: ctypes.string_at(0),
     "timeout": _loop,
@@ -52,86 +41,23 @@ OF_REWARDS: dict[str, Callable[[], Any]] = {
     "wrong_shape": lambda: [1.0],
 }
 """By the kind as which lrl has to count it."""
-OF_ENVIRONMENTS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "exception": ("environment_error", _raise),
-    "crash": ("environment_error", lambda: ctypes.string_at(0)),
-    "killed": ("environment_error", lambda: os.kill(os.getpid(), 9)),
-    "memory": ("environment_error", _hog),
-    "hang": ("tool_timeout", _loop),
-    "sleep": ("tool_timeout", _sleep),
-}
-"""Each fault with the kind as which lrl has to count it."""
-
-
-def digest(*parts: object) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def is_struck(share: float, *parts: object) -> bool:
-    return int(digest(*parts)[:8], 16) < share * 2**32
 
 
 class FaultyReward(Reward):
-    """`correct`, except where the fault strikes.
+    """`correct`, except where the fault strikes, empty for none: in a share of the responses, 0 to
+    1, which the seed decides."""
 
-    Args:
-        kind: From `OF_REWARDS`; empty for none.
-        share: Of the responses, 0 to 1.
-        seed: Decides which responses.
-        marks: Folder with a file for each response that was struck: these are not struck again;
-            empty: all always are.
-    """
-
-    def __init__(self, kind: str, share: float, seed: int, marks: str = "") -> None:
+    def __init__(self, fault: str, share: float, seed: int) -> None:
         super().__init__(name="correct")
-        self.kind = kind
+        self.fault = fault
         self.share = share
         self.seed = seed
-        self.marks = marks
 
     def strikes(self, prompt: str, response: str) -> bool:
-        return bool(self.kind) and is_struck(self.share, self.seed, prompt, response)
+        digest = hashlib.sha256(repr((self.seed, prompt, response)).encode()).hexdigest()
+        return bool(self.fault) and int(digest[:8], 16) < self.share * 2**32
 
     def __call__(self, prompt: str, response: str, **columns: Any) -> Any:
-        if self.strikes(prompt, response) and self._is_due(prompt, response):
-            return OF_REWARDS[self.kind]()
+        if self.strikes(prompt, response):
+            return FAULTS[self.fault]()
         return task.correct(prompt, response, **columns)
-
-    def _is_due(self, prompt: str, response: str) -> bool:
-        if not self.marks:
-            return True
-        try:
-            (Path(self.marks) / digest(self.seed, prompt, response)).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-
-def problems() -> list[dict[str, Any]]:
-    """Returns the training problems, which are struck; held-out ones are not."""
-    return [{**row, "struck": True} for row in task.problems()]
-
-
-class FaultyCalculator(Calculator):
-    """A calculator, except where the fault strikes.
-
-    Args:
-        kind: From `OF_ENVIRONMENTS`; empty for none.
-        share: Of the turns, 0 to 1.
-        marks: Folder that gets a file for each strike, before it.
-    """
-
-    def __init__(self, kind: str, share: float, marks: str) -> None:
-        self.kind = kind
-        self.share = share
-        self.marks = marks
-        self._prompt = ""
-
-    def start(self, prompt: str, **columns: Any) -> None:
-        self._prompt = prompt if columns.get("struck") else ""
-
-    def reply(self, turn: str) -> Answer | Awaitable[Answer]:  # type: ignore[override]
-        if not self.kind or not self._prompt or not is_struck(self.share, self._prompt, turn):
-            return super().reply(turn)
-        (Path(self.marks) / os.urandom(16).hex()).touch()
-        return OF_ENVIRONMENTS[self.kind][1]()

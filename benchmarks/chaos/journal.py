@@ -20,11 +20,7 @@ Line = dict[str, Any]
 
 
 class Journal:
-    """The writing end, one for each launch of a target.
-
-    Args:
-        path: The file; made if it is not there.
-    """
+    """The writing end, one for each launch of a target; it makes the file."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +34,7 @@ class Journal:
 
 
 class Reader:
-    """The reading end.
-
-    Args:
-        path: The file; it need not be there yet.
-    """
+    """The reading end; the file need not be there yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,32 +72,31 @@ def surviving(steps: Sequence[Line]) -> list[Line]:
 
 
 def account(lines: Sequence[Line], prompts_per_epoch: int = 0) -> dict[str, Any]:
-    """Returns what is recorded of any run that has come to its end; see `trained`."""
+    """Returns what is recorded of a run that has come to its end: counts; what was trained, beside
+    what the ledger calls trained; and what became of responses that were half-written at a kill."""
     lineage = surviving([line for line in lines if line["event"] == "step"])
     end = next(line for line in reversed(lines) if line["event"] == "end")
+    starts = [line["resumed"] for line in lines if line["event"] == "start"]
+    resumed = {name: sum(line[name] for line in starts) for name in ("responses", "tokens")}
+    counts = ("continued", "rewritten", "failed")
     return {
         "launches": sum(line["event"] == "launch" for line in lines),
         "steps_done": len(lineage),
-        "trained": trained(lineage, end, prompts_per_epoch),
+        **trained(lineage, end, prompts_per_epoch),
         "given_up": end["given_up"],
         "lag_max": max(line["lag_max"] for line in lineage),
-        "accuracy": end["accuracy"],
+        "resumed": resumed | {name: sum(line[name] for line in lineage) for name in counts},
     }
 
 
 def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> dict[str, Any]:
-    """Compares what was trained with what the ledger calls trained at the end.
-
-    Args:
-        lineage: See `surviving`.
-        end: The last line.
-        prompts_per_epoch: Rows of the data set; 0 leaves out the look at epochs.
+    """Compares the steps of `surviving` with what the ledger calls trained in the last line, `end`.
 
     Returns:
-        `prompts`: number trained. As indices in the run's order of prompts: `twice`; `lost`, neither
+        `prompts`: number trained. As places in the run's order of prompts: `twice`; `lost`, neither
         trained nor open, up to the newest; `untold`, trained and not in the ledger, or the other
-        way round. `open`: number of open ones. `epochs_whole`: epochs in which every row of the
-        data set was trained once.
+        way round. `open`: number of open ones. `epochs_whole`, if the rows of the data set are
+        given: epochs in which each was trained once.
     """
     indices = Counter(chain.from_iterable(line["indices"] for line in lineage))
     told = set(range(end["done_through"])) | set(end["done_ahead"])
@@ -125,13 +116,3 @@ def trained(lineage: Sequence[Line], end: Line, prompts_per_epoch: int = 0) -> d
         whole = Counter(range(prompts_per_epoch))
         found["epochs_whole"] = sum(epoch == whole for epoch in epochs.values())
     return found
-
-
-def told(record: dict[str, Any]) -> str:
-    """Returns a run's account in words."""
-    found = record["trained"]
-    wrong = ", ".join(f"{len(found[name])} {name}" for name in ("twice", "lost", "untold"))
-    return (
-        f"{record['launches']} launches, {record['steps_done']} steps, {found['prompts']} prompts "
-        f"trained ({wrong}), {len(record['given_up'])} given up, largest lag {record['lag_max']}"
-    )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks import arguments
 from benchmarks.chaos.journal import Line, Reader
 from lrl.generators.supervisor import SHM
 from tests.leftovers import MARK, left_in_shared_memory, living, words
@@ -35,71 +34,34 @@ GONE_S = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSettings:
-    """The settings of a target, and its command line; the usual ones have their names in a run."""
+    """The settings of a target, which gets them as JSON; the usual ones have their names in a
+    run."""
 
     folder: str
     """Of its journal, checkpoint, log and responses."""
-    steps: int = 60
-    """Optimizer steps; -1 is until the file `stop` is in the folder."""
-    steps_per_epoch: int = 30
-    """The data set is cut to so many steps; 0 takes all training problems."""
-    groups: int = 8
-    responses: int = 16
-    max_lag: int = 2
-    capacity: int = 32
+    groups: int
+    responses: int
+    capacity: int
     """Responses a generator writes at once; far below `groups * responses`, generators are never
     idle."""
-    seed: int = 0
-    lr: float = 1e-4
-    schedule: str = "linear"
-    checkpoint_every: int = 1
-    evaluate: bool = True
-    heartbeat_s: float = 5.0
-    sync_deadline_s: float = 10.0
-    second_node: str = ""
-    """What runs on another machine: `given` or `ray` generators that this launcher starts,
-    `trainer` a second rank with generators of its own. Empty if nothing does."""
+    seed: int
+    lr: float
+    heartbeat_s: float
+    sync_deadline_s: float
+    steps_per_epoch: int = 0
+    """The data set is cut to so many steps; 0 takes all training problems."""
+    second_node: bool = False
+    """Whether one of the generators is on another machine; somebody starts both."""
     host: str = ""
     """This machine's address there."""
-    launcher: str = "{}"
-    """The launcher's settings in JSON."""
     environment: str = ""
     """Class path of what plays the episodes; empty for responses of one turn."""
 
-    @property
-    def words(self) -> list[str]:
-        return [f"--{name}={value}" for name, value in asdict(self).items()]
-
-
-def add_settings(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Adds the settings of a target that an experiment leaves open, with its defaults, and its two
-    deadlines: a machine with other work to do needs longer ones."""
-    usual = {"seed": 0, "heartbeat_s": 5.0, "sync_deadline_s": 10.0}
-    about = "see TargetSettings"
-    arguments.add(parser, **{name: (value, about) for name, value in (usual | defaults).items()})
-
-
-def described(args: argparse.Namespace, **fixed: Any) -> dict[str, Any]:
-    """Returns the settings of a target as a record has them; `fixed` ones are the experiment's."""
-    names = {field.name for field in fields(TargetSettings)}
-    given = {name: value for name, value in vars(args).items() if name in names - {"folder"}}
-    whole = asdict(TargetSettings(folder="", **given | fixed))
-    left_out = {"folder", "host", "launcher"}
-    left_out |= {name for name in ("second_node", "environment") if not whole[name]}
-    return {name: value for name, value in whole.items() if name not in left_out}
-
 
 class Target:
-    """One launch of a target; leaving its context kills it if it still runs.
+    """One launch of a target; leaving its context kills it if it still runs."""
 
-    Args:
-        settings: Of the run.
-        variables: More of its environment.
-    """
-
-    def __init__(
-        self, settings: TargetSettings, variables: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, settings: TargetSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,15 +70,14 @@ class Target:
         self.mark = uuid.uuid4().hex
         self.scratch = Path(tempfile.mkdtemp(prefix="lrl-chaos-"))
         self.output = self.folder / f"output-{self.number}.log"
-        self.started = time.time()
         self._shared_before = set(os.listdir(SHM))
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         own = {"PYTHONPATH": path, MARK: self.mark, "TMPDIR": str(self.scratch)}
-        self.environment = os.environ | own | (variables or {})
-        self.words = [sys.executable, "-m", "benchmarks.chaos.target", *settings.words]
+        self.environment = os.environ | own | {"LRL_TOKEN": secrets.token_hex(16)}
+        words = [sys.executable, "-m", "benchmarks.chaos.target", json.dumps(asdict(settings))]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                self.words,
+                words,
                 cwd=ROOT,
                 env=self.environment,
                 stdout=output,
@@ -127,9 +88,14 @@ class Target:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.kill()
+        # The trainer's process alone; the others notice by themselves.
+        self.process.kill()
+        self.process.wait()
         shutil.rmtree(self.scratch, ignore_errors=True)
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
 
     def lines(self, event: str) -> list[Line]:
         self.journal.refresh()
@@ -144,10 +110,8 @@ class Target:
         """
         deadline = time.monotonic() + WAIT_S
         while not condition():
-            if self.process.poll() is not None:
-                raise RuntimeError(
-                    self._error(f"ended with exit status {self.process.returncode} before {what}")
-                )
+            if not self.runs:
+                raise RuntimeError(self._error(f"ended ({self.process.returncode}) before {what}"))
             if time.monotonic() > deadline:
                 raise TimeoutError(self._error(f"did not get to {what} within {WAIT_S:g} s"))
             time.sleep(LOOK_S)
@@ -157,25 +121,15 @@ class Target:
         last = len(self.lines("step")) + count
         self.wait_for(lambda: len(self.lines("step")) >= last, what)
 
-    def wait(self, timeout_s: float = WAIT_S) -> None:
-        """Waits for its good end.
+    def stop(self) -> None:
+        """Has the run end after its step.
 
         Raises:
             RuntimeError: It ended with an error.
-            TimeoutError: It runs after `timeout_s` seconds.
         """
-        try:
-            status = self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(self._error(f"did not end within {timeout_s:g} s")) from error
-        if status:
+        (self.folder / "stop").touch()
+        if status := self.process.wait(WAIT_S):
             raise RuntimeError(self._error(f"ended with exit status {status}"))
-
-    def kill(self) -> None:
-        """Sends SIGKILL to the trainer's process alone; the other processes notice by
-        themselves."""
-        self.process.kill()
-        self.process.wait()
 
     def leftovers(self) -> dict[str, object]:
         """Returns what is left of an ended target, after `GONE_S` seconds or as soon as nothing is,
@@ -194,7 +148,6 @@ class Target:
         else:
             gone_s = round(time.monotonic() - ended, 1)
         names = sorted(path.name for path in self.scratch.iterdir())
-        shutil.rmtree(self.scratch)
         temporary = [name for name in names if not name.startswith(TORCHS_CACHE)]
         return {"gone_s": gone_s, **left, "temporary_files": temporary}
 

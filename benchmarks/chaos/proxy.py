@@ -1,16 +1,14 @@
 """A small HTTP proxy in front of a generator: it passes every request on, and breaks the requests
 of its fault.
 
-It runs on its own thread; neither trainer nor generator knows of a fault beforehand.
+It runs on its own thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import aiohttp
@@ -25,7 +23,7 @@ DEADLINE_S = 10.0
 PROBE_SALT = "proof-"
 """Start of a proof's `cache_salt`, and of no other request's."""
 
-Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie", "damaged"]
+Kind = Literal["cut", "refused", "silent", "late", "unanswered", "lie"]
 """What becomes of a request; see `Proxy._break`."""
 
 
@@ -38,8 +36,8 @@ class Fault:
     kind: Kind
     times: int = 1
     """How many requests it hits."""
-    hits: list[float] = field(default_factory=list)
-    """Times of its hits, in seconds of `time.monotonic`."""
+    hits: int = 0
+    """How many it has hit."""
 
 
 class Proxy:
@@ -92,10 +90,10 @@ class Proxy:
         if (
             fault is None
             or fault.phase != phase_of(request.path, body)
-            or len(fault.hits) >= fault.times
+            or fault.hits >= fault.times
         ):
             return await self._pass_on(request, body)
-        fault.hits.append(time.monotonic())
+        fault.hits += 1
         return await self._break(fault.kind, request, body)
 
     async def _break(self, kind: Kind, request: web.Request, body: bytes) -> web.StreamResponse:
@@ -104,20 +102,17 @@ class Proxy:
                 return web.Response(status=503, text="refused by the proxy")
             case "lie":  # nothing is passed on
                 return web.json_response({})
-            case "damaged":  # after the checksum was taken
-                return await self._with_damaged_file(request, body)
             case "silent":  # nothing is passed on, and there is no answer
                 await asyncio.sleep(self.late_s)
             case "late":  # passed on when the deadline is over
-                self._passing = asyncio.create_task(self._ask_late(request, body))
+                self._passing = asyncio.create_task(self._read(request, body, self.late_s))
                 await asyncio.sleep(self.late_s)
             case "unanswered":
-                async with self._ask(request, body) as answer:
-                    await answer.read()
+                await self._read(request, body)
         return cut(request)
 
-    async def _ask_late(self, request: web.Request, body: bytes) -> None:
-        await asyncio.sleep(self.late_s)
+    async def _read(self, request: web.Request, body: bytes, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
         async with self._ask(request, body) as answer:
             await answer.read()
 
@@ -141,19 +136,6 @@ class Proxy:
         return self._session.request(
             request.method, f"{self.target}{request.path_qs}", data=body, headers=headers
         )
-
-    async def _with_damaged_file(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        update = json.loads(body)
-        file = Path(update["update_info"]["file"])
-        copy = file.with_suffix(".spoilt")
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 0x40  # the exponent, in every format of floating point
-        try:
-            copy.write_bytes(content)
-            update["update_info"]["file"] = str(copy)
-            return await self._pass_on(request, json.dumps(update).encode())
-        finally:
-            copy.unlink(missing_ok=True)
 
 
 def cut(request: web.Request) -> web.Response:

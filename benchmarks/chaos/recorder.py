@@ -5,7 +5,7 @@ launch   the process runs
 start    the first version is in the generators; what the checkpoint held
 step     an optimizer step is done, its checkpoint not yet written
 lost     a generator was evicted          whole    all of them serve again
-end      the last step is done, with accuracy and the ledger
+end      the last step is done, with the ledger
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 import lightning as L
 
 from benchmarks.chaos.journal import Journal
-from lrl.callbacks import Evaluation, OnRankZero
-from lrl.callbacks.base import find, run_of
+from lrl.callbacks.base import run_of
 from lrl.generators.fleet import Fleet
 from lrl.types import Group
 
@@ -26,7 +25,7 @@ LOOK_S = 0.1
 """Seconds between two looks at the fleet."""
 
 
-class StepRecorder(OnRankZero):
+class StepRecorder(L.Callback):
     """Writes the steps of one launch into the journal, and ends the run after the step that finds
     the `stop_file`; put it after every other callback but the checkpoint's."""
 
@@ -61,25 +60,16 @@ class StepRecorder(OnRankZero):
     ) -> None:
         run = run_of(trainer)
         groups, step = run.step_stream.groups, run.step_stream.step
-        lags = [
-            step - version
-            for group in groups
-            for rollout in group.rollouts
-            for version in rollout.policy_versions
-        ]
-        rewards = [r.reward for group in groups for r in group.scored]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        lags = [step - version for rollout in rollouts for version in rollout.policy_versions]
         self.journal.write(
             "step",
             step=step,
             indices=[group.index for group in groups],
             prompts=[group.prompt.id for group in groups],
             lag_max=max(lags, default=0),
-            tokens=len(lags),
-            reward=sum(rewards) / max(1, len(rewards)),
-            unscored=sum(len(group.rollouts) - len(group.scored) for group in groups),
-            failed=sum(bool(r.failure) for group in groups for r in group.rollouts),
-            played_again=_played_again(run.data),
-            fleet={name: getattr(run.fleet, name) for name in ("alive", "restarts", "reissued")},
+            failed=sum(bool(rollout.failure) for rollout in rollouts),
+            reissued=run.fleet.reissued,
             **self._continued(groups),
         )
         if self.stop_file.exists():
@@ -100,35 +90,17 @@ class StepRecorder(OnRankZero):
         return {"continued": kept, "rewritten": len(pairs) - kept}
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        ledger = data.state_dict()["ledger"]
-        evaluation = find(trainer, Evaluation)
-        self.journal.write(
-            "end",
-            step=trainer.global_step,
-            accuracy=round(evaluation.reports[-1][1].accuracy, 4) if evaluation else None,
-            done_through=ledger["done_through"],
-            done_ahead=ledger["done_ahead"],
-            open=sorted(
-                group["index"] for name in ("running", "finished") for group in ledger[name]
-            ),
-            given_up=sorted(ledger["given_up"]),
-            skipped=sorted(ledger["skipped"]),
-            rewards=data.reward_pool.counts,
-        )
+        ledger = run_of(trainer).data.state_dict()["ledger"]
+        left = [group["index"] for name in ("running", "finished") for group in ledger[name]]
+        told = ("done_through", "done_ahead", "given_up", "skipped")
+        self.journal.write("end", open=sorted(left), **{name: ledger[name] for name in told})
 
 
 def _half_written(reason: str, episode: dict[str, Any]) -> bool:
     return not reason or episode.get("recorded") is not None
 
 
-def _played_again(data: Any) -> dict[str, int]:
-    """Returns the episodes that this launch has `replayed` and `restarted`; none without an
-    environment."""
-    return {} if data.environment is None else dict(data.environment.pool.counts)
-
-
-class FleetRecorder(OnRankZero):
+class FleetRecorder(L.Callback):
     """Writes losses and returns of generators into the journal; on its own thread, because the
     trainer may wait."""
 
@@ -147,10 +119,10 @@ class FleetRecorder(OnRankZero):
             before, members = members, len(fleet.rollouts.generators)
             if members < before:
                 why = fleet.rollouts.last_loss
-                self.journal.write("lost", members=members, reissued=fleet.reissued, why=why[:300])
+                self.journal.write("lost", members=members, why=why[:300])
                 whole = False
             elif not whole and members == total == len(fleet.rollouts.serving):
-                self.journal.write("whole", reissued=fleet.reissued, restarts=fleet.restarts)
+                self.journal.write("whole", reissued=fleet.reissued)
                 whole = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -4,67 +4,170 @@ generators.
 A proxy between the trainer and each generator breaks one request at a time. Afterwards every
 trained token is computed again under the weights of the version it names: a token by half-updated
 weights agrees with none.
+
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, get_args
+from unittest import mock
+
+import lightning as L
 
 import lrl
 from benchmarks import arguments, records
 from benchmarks.arguments import Row
 from benchmarks.chaos.faults import GENERATORS
-from benchmarks.chaos.proxy import Proxy
-from benchmarks.chaos.sync_faults import (
-    INIT,
-    ON_THE_WAY,
-    PROBE,
-    STAGE,
-    UPDATE,
-    BreakingSync,
-    Planned,
-    make_plan,
-    short_backoffs,
-)
+from benchmarks.chaos.proxy import Fault, Kind, Proxy
 from benchmarks.chaos.token_proof import TokenRecorder
 from benchmarks.quickstart_run import RunSettings, make_data, make_module, server_settings
 from benchmarks.runs import quiet_trainer
+from lrl.callbacks import WeightSync
+from lrl.callbacks.base import run_of
+from lrl.generators.generator import Generator
+from lrl.generators.pool import GeneratorPool
 from lrl.generators.server import Server
 from lrl.run import Run
+from lrl.system import job_supervisor
 
+INIT, RESUME, PROBE = "/init_weight_transfer_engine", "/resume", "probe"
+UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+PHASES = [INIT, *UPDATE, RESUME, PROBE]
+TAKING_OUT: tuple[Kind, ...] = ("cut", "refused", "silent", "lie")
+"""A resume or a probe that only comes late reaches a generator that is evicted already."""
+UNHEARD: tuple[Kind, ...] = ("silent", "late")
+"""A generator that does not answer a pause writes nothing."""
+STAYS = 1_000_000
+"""Number of requests: more than there are."""
 CAPACITY = 64
 SPARE_STEPS = 6
 """For generators that were evicted against the plan, and return at an extra sync."""
 TOLERANCE = 0.02
 """Nats. A generator's decode kernel on the CPU and the trainer's forward pass differ by less."""
+WAIT_S = 300.0
+"""For a lost generator to come back."""
+SETTINGS: dict[str, Any] = {
+    "seed": (0, "of the run"),
+    "groups": (8, "problems a step"),
+    "lr": (1e-4, "peak learning rate"),
+    "deadline_s": (5.0, "for a phase"),
+    "heartbeat_s": (5.0, "between two heartbeats"),
+    "phases": (PHASES, "only faults of these", PHASES),
+    "kinds": ([], "only faults of these kinds"),
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    phases = [INIT, *UPDATE, "/resume", PROBE, STAGE]
-    arguments.add(
-        parser,
-        seed=(0, "of the run"),
-        groups=(8, "problems a step"),
-        lr=(1e-4, "peak learning rate"),
-        deadline_s=(5.0, "for a phase"),
-        heartbeat_s=(5.0, "between two heartbeats"),
-        phases=(phases, "only faults of these", phases),
-    )
-    parser.add_argument("--kinds", nargs="+", help="only faults of these kinds")
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """One fault of the plan."""
+
+    phase: str
+    """The route, or `probe`."""
+    kind: Kind
+    stays: bool = False
+    """Whether it stays until the generator is out."""
+    takes_out: bool = False
+    """Whether the generator is expected to be replaced."""
 
 
-def runs(args: argparse.Namespace) -> list[Row]:
-    asked = arguments.chosen(args, "seed", "deadline_s", "heartbeat_s")
-    return [asked | {"planned": [asdict(one) for one in planned(args)]}]
+def make_plan() -> list[Planned]:
+    plan = [
+        Planned(phase=phase, kind=kind, takes_out=phase == "/pause" and kind in UNHEARD)
+        for kind in get_args(Kind)
+        for phase in [INIT, *UPDATE]
+    ]
+    plan += [
+        Planned(phase=phase, kind=kind, takes_out=True)
+        for kind in TAKING_OUT
+        for phase in (RESUME, PROBE)
+    ]
+    stay: dict[str, Kind] = {
+        "/pause": "cut",
+        "/update_weights": "refused",
+        "/finish_weight_update": "silent",
+    }
+    return plan + [
+        Planned(phase=phase, kind=kind, stays=True, takes_out=True) for phase, kind in stay.items()
+    ]
 
 
 def planned(args: argparse.Namespace) -> list[Planned]:
     found = [one for one in make_plan() if one.phase in args.phases]
     return [one for one in found if not args.kinds or one.kind in args.kinds]
+
+
+@contextmanager
+def short_backoffs() -> Iterator[None]:
+    with mock.patch.object(job_supervisor, "LONGEST_BACKOFF_S", job_supervisor.FIRST_BACKOFF_S):
+        yield
+
+
+class BreakingSync(WeightSync):
+    """A `WeightSync` that injects the next fault of a plan into each sync, by the proxy in front of
+    a generator. For an eviction that follows the sync it waits `settle_s`."""
+
+    def __init__(
+        self, plan: Sequence[Planned], proxies: dict[int, Proxy], settle_s: float, **settings: Any
+    ) -> None:
+        super().__init__(**settings)
+        self.left = list(plan)
+        self.outcomes: list[Row] = []
+        """Each fault, the version of the sync that it hit, how many requests it hit, whether the
+        generator was taken out, and the seconds of the sync."""
+        self._proxies = proxies
+        self._settle_s = settle_s
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        run = run_of(trainer)
+        run.sync = partial(self._sync, run, run.sync)  # type: ignore[method-assign]
+        super().on_train_start(trainer, pl_module)
+
+    def _sync(self, run: Run, sync: Callable[[], None]) -> None:
+        pool, version = run.fleet.rollouts, run.trainer.global_step
+        run.syncs.wait_until_verified(pool)
+        new = self._wait_for_lost(pool)
+        fitting = [planned for planned in self.left if (planned.phase == INIT) == bool(new)]
+        if not fitting or not (new or version != run.version):
+            sync()
+            return
+        planned, target = fitting[0], new[-1] if new else pool.serving[version % GENERATORS]
+        self.left.remove(planned)
+        fault = Fault(planned.phase, planned.kind, STAYS if planned.stays else 1)
+        proxy = self._proxies[target.server.number]
+        proxy.fault = fault
+        started = time.monotonic()
+        try:
+            sync()
+            run.syncs.wait_until_verified(pool)
+            if len(pool.serving) < len(pool.generators):  # a waiting trainer does as much
+                sync()
+            sync_s = time.monotonic() - started
+            end = time.monotonic() + self._settle_s
+            slow = planned.takes_out or planned.kind == "late"
+            while slow and target.eviction is None and time.monotonic() < end:
+                time.sleep(0.1)
+        finally:
+            proxy.fault = None
+        found = {"version": version, "hits": fault.hits, "taken_out": bool(target.eviction)}
+        self.outcomes.append(asdict(planned) | found | {"sync_s": round(sync_s, 2)})
+
+    def _wait_for_lost(self, pool: GeneratorPool) -> list[Generator]:
+        """Waits until all generators serve, or some are there for their first sync; returns
+        those."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            new = [*pool.pending, *(one for one in pool.generators if one.version < 0)]
+            if new or len(pool.serving) == GENERATORS:
+                return new
+            if time.monotonic() > end:
+                raise TimeoutError(f"No generator came back within {WAIT_S:g} s: {pool.last_loss}")
+            time.sleep(0.2)
 
 
 class ProxiedServer(Server):
@@ -78,8 +181,7 @@ class ProxiedServer(Server):
 
 
 class BehindProxies(lrl.AsyncSingleDevice):
-    """The strategy with a proxy in front of each generator, by its number; `proxies` are filled when
-    the servers are made."""
+    """The strategy with a proxy in front of each generator; it fills `proxies`, by number."""
 
     def __init__(self, proxies: dict[int, Proxy], late_s: float, **settings: Any) -> None:
         super().__init__(**settings)
@@ -106,6 +208,11 @@ class BehindProxies(lrl.AsyncSingleDevice):
         super().teardown()
         for proxy in self._proxies.values():
             proxy.close()
+
+
+def runs(args: argparse.Namespace) -> list[Row]:
+    asked = arguments.chosen(args, "seed", "deadline_s", "heartbeat_s")
+    return [asked | {"planned": [asdict(one) for one in planned(args)]}]
 
 
 def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
@@ -153,61 +260,31 @@ def measure(args: argparse.Namespace, missing: list[Row]) -> Iterator[Row]:
     }
 
 
-def cell(fault: Row | None) -> str:
-    if fault is None:
-        return ""
-    if fault["detected_by"] is None:
-        return f"not noticed: {fault['outcome']}"
-    return f"{fault['outcome']} ({fault['detected_by']}, {fault['detected_s']:.1f} s)"
-
-
 def table(made: Sequence[Row]) -> str:
-    """Returns the outcome of each fault, in Markdown, and what is wrong with the run."""
+    """Returns the outcome of each fault, and what is wrong with the run."""
     (record,) = made
-    found = {(fault["phase"], fault["kind"], fault["stays"]): fault for fault in record["faults"]}
-    rows = [
-        [f"`{phase}`", *(cell(found.get((phase, kind, False))) for kind in ON_THE_WAY)]
-        for phase in [INIT, *UPDATE, "/resume", PROBE]
+    lines = [
+        (
+            f"`{one['phase']}`, {one['kind']}{', every time' if one['stays'] else ''}",
+            "taken out" if one["taken_out"] else "the run continued with it",
+            one["hits"],
+            one["sync_s"],
+        )
+        for one in record["faults"]
     ]
-    others = [
-        (f"`{phase}`, {kind}{', every time' if stays else ''}", cell(fault))
-        for (phase, kind, stays), fault in found.items()
-        if stays or kind not in ON_THE_WAY
-    ]
-    by_phase = records.markdown(["phase", *ON_THE_WAY], rows)
-    others_ = records.markdown(("fault", "outcome"), others)
-    return "\n".join([by_phase, "", others_, "", summary(record), *verdict(record)])
+    heads = ("fault", "generator", "requests", "sync (s)")
+    told = [records.markdown(heads, lines), "", records.listed(record["proof"])]
+    return "\n".join(told + verdict(record))
 
 
 def verdict(record: Row) -> list[str]:
     proof = record["proof"]
-    unnoticed = [
-        fault for fault in record["faults"] if fault["detected_by"] is None and not harmless(fault)
-    ]
-    faults = [f"{fault['kind']} at {fault['phase']} was not noticed" for fault in unnoticed]
-    faults += [f"{record['not_met']} faults of the plan were not met"] if record["not_met"] else []
-    faults += [f"{proof['missing']} prompts were not trained, or twice"] if proof["missing"] else []
+    wrong = [f"{record['not_met']} faults of the plan were not met"] if record["not_met"] else []
+    wrong += [f"{proof['missing']} prompts were not trained, or twice"] if proof["missing"] else []
     off = max(proof["difference"], proof["carried_difference"])
-    return faults + (
-        [f"a token differs by {off:.3g} nats from every version it may be by"]
-        if off > TOLERANCE
-        else []
-    )
+    if off > TOLERANCE:
+        wrong.append(f"a token differs by {off:.3g} nats from every version it may be by")
+    return wrong
 
 
-def harmless(fault: Row) -> bool:
-    """Returns whether there is nothing to notice: through shared memory the first handshake does
-    nothing."""
-    return (fault["phase"], fault["kind"]) == (INIT, "lie")
-
-
-def summary(record: Row) -> str:
-    proof = record["proof"]
-    return (
-        f"{len(record['faults'])} faults in {record['steps']} steps and {record['seconds']:.0f} s; "
-        f"{proof['groups']} groups trained, {proof['missing']} missing, largest lag "
-        f"{proof['largest_lag']}. {proof['tokens']} tokens computed again: largest difference "
-        f"{proof['difference']:.2g} nats; {proof['carried']} of them in responses that were "
-        f"carried, {proof['carried_difference']:.2g} nats. Laid to the version before: "
-        f"{proof['under_the_version_before']:.2g} nats."
-    )
+EXPERIMENTS = {"sync": (SETTINGS, runs, measure)}

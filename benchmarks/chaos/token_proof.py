@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +25,6 @@ from lrl.types import Group, Prompt, Rollout
 
 BATCH = 64
 """Responses in one forward pass."""
-Found = dict[int, dict[int, list[float]]]
-"""By version and `id` of the rollout: the log-prob of each of its tokens, in nats."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,6 @@ class Proof:
     """Trained tokens that were computed again."""
     difference: float
     """The largest under the version a token names, over responses that stayed on one generator."""
-    worst_version: int
-    """The version that wrote that token."""
     carried: int
     """Tokens of responses that continued on another generator."""
     carried_difference: float
@@ -100,42 +95,31 @@ class TokenRecorder(L.Callback):
             version: self._under(network, version, temperature) for version in sorted(self.weights)
         }
         carried = {id(rollout) for rollout in self._carried}
-        stayed = [token for rollout, *token in self._tokens(found) if id(rollout) not in carried]
-        moved = [token for rollout, *token in self._tokens(found) if id(rollout) in carried]
-        lags = [
-            step - version for step, rollout in self._rollouts() for version in rollout.versions
-        ]
+        stayed, moved, before, lags = [0.0], [0.0], [0.0], []
+        for step, rollout in self._rollouts():
+            tokens = zip(rollout.logprobs, rollout.versions, strict=True)
+            for place, (behaviour, named) in enumerate(tokens):
+                lags.append(step - named)
+                off = {
+                    version: abs(found[version][id(rollout)][place] - behaviour)
+                    for version in range(max(0, named - 1), step + 1)
+                }
+                if id(rollout) in carried:
+                    moved.append(min(off[version] for version in off if version >= named))
+                else:
+                    stayed.append(off[named])
+                    before.append(off[max(0, named - 1)])
         places = Counter(group.index for _, group in self.groups)
-        worst = max(((off[named], named) for named, off in stayed), default=(0.0, 0))
         return Proof(
             tokens=len(lags),
-            difference=worst[0],
-            worst_version=worst[1],
-            carried=len(moved),
-            carried_difference=max(
-                (min(off[v] for v in off if v >= named) for named, off in moved), default=0.0
-            ),
-            under_the_version_before=max(
-                (off[max(0, named - 1)] for named, off in stayed), default=0.0
-            ),
+            difference=max(stayed),
+            carried=len(moved) - 1,
+            carried_difference=max(moved),
+            under_the_version_before=max(before),
             largest_lag=max(lags),
             groups=len(self.groups),
             missing=sum(places[place] != 1 for place in {*places, *range(len(self.groups))}),
         )
-
-    def _tokens(self, found: Found) -> Iterator[tuple[Rollout, int, dict[int, float]]]:
-        """Yields every trained token: its response, the version it names, its difference under the
-        versions around."""
-        for step, rollout in self._rollouts():
-            for place, (behaviour, named) in enumerate(
-                zip(rollout.logprobs, rollout.versions, strict=True)
-            ):
-                around = range(max(0, named - 1), step + 1)
-                yield (
-                    rollout,
-                    named,
-                    {v: abs(found[v][id(rollout)][place] - behaviour) for v in around},
-                )
 
     def _rollouts(self) -> list[tuple[int, Rollout]]:
         return [(step, rollout) for step, group in self.groups for rollout in group.rollouts]
@@ -143,18 +127,16 @@ class TokenRecorder(L.Callback):
     def _under(
         self, network: torch.nn.Module, version: int, temperature: float
     ) -> dict[int, list[float]]:
+        """Returns the log-prob of each token in nats, by `id` of the rollout."""
         network.load_state_dict(self.weights[version])
-        chosen = [
-            (group.prompt.token_ids, rollout)
-            for step, group in self.groups
-            for rollout in group.rollouts
-            if rollout.versions and rollout.versions[0] - 1 <= version <= step
-        ]
-        by_length: dict[int, list[tuple[list[int], Rollout]]] = defaultdict(list)
-        for prompt, rollout in chosen:
-            by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
-        logprobs: dict[int, list[float]] = {}
         # Of one length: no padding, whatever the attention makes of it.
+        by_length: dict[int, list[tuple[list[int], Rollout]]] = defaultdict(list)
+        for step, group in self.groups:
+            prompt = group.prompt.token_ids
+            for rollout in group.rollouts:
+                if rollout.versions and rollout.versions[0] - 1 <= version <= step:
+                    by_length[len(prompt) + len(rollout.token_ids)].append((prompt, rollout))
+        logprobs: dict[int, list[float]] = {}
         for responses in by_length.values():
             for start in range(0, len(responses), BATCH):
                 logprobs |= recomputed(network, responses[start : start + BATCH], temperature)

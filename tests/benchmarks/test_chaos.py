@@ -1,14 +1,17 @@
-"""What a chaos benchmark calls lost, twice or growing, and which faults it plans."""
+"""What a chaos benchmark calls lost or twice, and how it proves which weights wrote a token."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.chaos import faults, trainer
 from benchmarks.chaos.journal import surviving, trained
+from benchmarks.chaos.token_proof import TokenRecorder
+from lrl.types import Group, Prompt, Rollout
 
 PROMPTS = 4
 
@@ -88,23 +91,65 @@ def test_a_difference_between_ledger_and_journal_is_named(
     assert (report["lost"], report["untold"], report["twice"]) == (lost, untold, [])
 
 
-# ---- moments and faults
+# ---- the proof of every trained token
 
 
-def test_kills_are_spread_over_the_run_and_follow_from_the_seed() -> None:
-    moments = trainer.plan(20, 60, seed=0)
-    assert moments == trainer.plan(20, 60, seed=0) != trainer.plan(20, 60, seed=1)
-    assert sum(moment.starting for moment in moments) == 2
-    steps = [moment.step for moment in moments]
-    assert steps == sorted(steps)
-    assert steps[0] < 3 and steps[10] in range(28, 32) and steps[-1] <= 57
-    assert all(0 <= moment.share < 1 for moment in moments)
+class Fixed(torch.nn.Module):
+    """Gives token 0 a logit and token 1 none, everywhere."""
+
+    def __init__(self, logit: float) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor([logit, 0.0]))
+
+    def forward(self, ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self.logits.expand(*ids.shape, 2))
 
 
-def test_each_part_is_killed_and_frozen_in_turn_and_both_generators_at_last() -> None:
-    found = faults.in_turn(12, 4, both=True)
-    single = [faults.OF_GENERATORS[fault] for fault in found[:-1]]
-    assert [part for how, part, _ in single if how == "kill"] == list(faults.PARTS) * 4
-    frozen = [how == "freeze" for how, _, _ in single]
-    assert (sum(frozen), len(found), found[-1]) == (4, 17, "kill EngineCore of both")
-    assert not any(map(all, pairwise(frozen)))
+def logprob(logit: float) -> float:
+    return logit - math.log(math.exp(logit) + 1.0)
+
+
+def recorder(*written: tuple[float, int]) -> TokenRecorder:
+    """A response of token 0, written at each of these logits under the version that it names; a
+    version's own logit is its number."""
+    tokens = TokenRecorder()
+    tokens.weights = {version: Fixed(float(version)).state_dict() for version in range(3)}
+    rollout = Rollout(
+        token_ids=[0] * len(written),
+        logprobs=[logprob(logit) for logit, _ in written],
+        versions=[version for _, version in written],
+        finish_reason="stop",
+    )
+    prompt = Prompt(id=4, token_ids=[1, 1], text="")
+    tokens.groups = [(2, Group(index=0, prompt=prompt, rollouts=[rollout]))]
+    return tokens
+
+
+def test_a_token_agrees_with_the_version_it_names_and_not_with_the_one_before() -> None:
+    proof = recorder((0.0, 0), (1.0, 1), (2.0, 2)).verify(Fixed(0.0), 1.0)
+    assert (proof.tokens, proof.largest_lag, proof.missing) == (3, 2, 0)
+    assert proof.difference < 1e-5
+    assert proof.under_the_version_before == pytest.approx(logprob(1.0) - logprob(0.0), abs=1e-5)
+
+
+@pytest.mark.parametrize("logit", [0.5, 2.0])
+def test_a_token_by_half_updated_weights_or_a_newer_version_is_found(logit: float) -> None:
+    proof = recorder((0.0, 0), (logit, 1)).verify(Fixed(0.0), 1.0)
+    assert proof.difference == pytest.approx(abs(logprob(1.0) - logprob(logit)), abs=1e-5)
+
+
+@pytest.mark.parametrize(("logit", "within"), [(2.0, True), (0.0, False)])
+def test_a_carried_response_may_be_by_a_newer_version_and_by_no_older_one(
+    logit: float, within: bool
+) -> None:
+    tokens = recorder((logit, 1))
+    tokens._carried += tokens.groups[0][1].rollouts
+    proof = tokens.verify(Fixed(0.0), 1.0)
+    assert (proof.carried, proof.difference) == (1, 0.0)
+    assert (proof.carried_difference < 1e-5) is within
+
+
+def test_a_prompt_that_is_trained_twice_or_left_out_is_missing() -> None:
+    tokens = recorder((2.0, 2))
+    tokens.groups *= 2
+    assert tokens.verify(Fixed(0.0), 1.0).missing == 2  # place 0 is there twice, place 1 never

@@ -16,6 +16,7 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import WeightSync
 from lrl.environments import Agent
 from lrl.run import Run
@@ -65,8 +66,9 @@ class Telling(L.Callback):
 def main(policy: str, run_folder: str, port: str, steps: str, where: str) -> None:
     folder = Path(run_folder)
     saved = folder / "checkpoints" / "last.ckpt"
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        int(steps),
+        folder,
         devices=2,
         strategy=BorrowingElsewhere(json.loads(where)),
         callbacks=[
@@ -74,12 +76,7 @@ def main(policy: str, run_folder: str, port: str, steps: str, where: str) -> Non
             Telling(folder / "steps.jsonl"),
             ModelCheckpoint(saved.parent, every_n_train_steps=1, save_last=True),
         ],
-        max_steps=int(steps),
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_checkpointing=True,
     )
     agents = Agent(port=int(port))
     agents.stop = tuple(string.ascii_letters)  # else a turn of this policy has hundreds of tokens

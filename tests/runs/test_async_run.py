@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Evaluation, Export, RolloutFile, Throughput, Timeline, WeightSync
 from lrl.callbacks.base import find
 from lrl.callbacks.throughput import StepTimes
@@ -107,10 +108,6 @@ def data_module(**settings: Any) -> lrl.RolloutDataModule:
     return lrl.RolloutDataModule(**defaults | settings)
 
 
-def _has_a_sync(callbacks: list[L.Callback] | None) -> bool:
-    return any(isinstance(callback, WeightSync) for callback in callbacks or [])
-
-
 def fit(
     server: LentServer,
     policy: Path,
@@ -126,26 +123,23 @@ def fit(
     **settings: Any,
 ) -> Witness:
     witness = Witness()
-    server_settings = lrl.ServerSettings(max_num_seqs=capacity)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    callbacks = callbacks or []
+    kinds = {kind for callback in callbacks for kind in type(callback).__mro__}
+    trainer = quiet_trainer(
+        steps,
+        folder,
         devices=2 + len(for_evaluation),
-        strategy=Borrowing(server, *for_evaluation, placement=placement, server=server_settings),
-        callbacks=[
-            *([] if _has_a_sync(callbacks) else [WeightSync()]),
-            Throughput(),
-            *(callbacks or []),
-            witness,
-        ],
-        max_steps=steps,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=any(
-            isinstance(callback, ModelCheckpoint) for callback in callbacks or []
+        strategy=Borrowing(
+            server,
+            *for_evaluation,
+            placement=placement,
+            server=lrl.ServerSettings(max_num_seqs=capacity),
         ),
+        callbacks=[
+            *([] if WeightSync in kinds else [WeightSync()]),
+            *(Throughput(), *callbacks, witness),
+        ],
+        enable_checkpointing=ModelCheckpoint in kinds,
     )
     module = lrl.PolicyModule(
         str(policy), lr=LEARNING_RATE, warmup_steps=2, schedule="linear", **(learning or {})
@@ -184,25 +178,13 @@ class Frozen(L.Callback):
         self.spared = gc.get_freeze_count()
 
 
-@pytest.mark.parametrize("max_lag", [0, 2])
-def test_no_trained_token_lags_more_than_max_lag(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path, max_lag: int
-) -> None:
-    frozen = Frozen()
-    check_lag(
-        fit(lent_server, policy_folder, tmp_path, callbacks=[frozen], max_lag=max_lag), max_lag
-    )
-    # Objects from before the first step, until the run ends.
-    assert frozen.spared > 100_000 and gc.get_freeze_count() == 0
-
-
-def check_lag(witness: Witness, max_lag: int) -> None:
-    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
-    assert min(lags) >= 0
-    assert max(lags) <= max_lag
-    assert (
-        len({group.index for _, group in witness.groups}) == len(witness.groups) == STEPS * GROUPS
-    )
+def check_trained_once(witness: Witness, prompts: int, max_lag: int) -> None:
+    """Every prompt was trained once, whole, and within the bound on lag."""
+    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(prompts))
+    for step, rollout in witness.rollouts:
+        assert rollout.finished and rollout.reward is not None
+        assert len(rollout.token_ids) == len(rollout.logprobs) == len(rollout.versions)
+        assert all(0 <= step - version <= max_lag for version in rollout.versions)
 
 
 class Pupil(Ranker):
@@ -237,23 +219,30 @@ class Pupil(Ranker):
         raise AssertionError("nothing is resumed")
 
 
-def test_a_ranker_sees_every_prompt_before_it_starts_except_those_of_the_first_version(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_no_trained_token_lags_more_than_max_lag(
+    lent_server: LentServer, policy_folder: Path, tmp_path: Path, max_lag: int
 ) -> None:
-    pupil = Pupil()
+    frozen, pupil = Frozen(), Pupil()
     witness = fit(
         lent_server,
         policy_folder,
         tmp_path,
-        max_lag=1,
+        callbacks=[frozen],
+        max_lag=max_lag,
         dispatch=LeastTokens(),
         length_predictor=LengthPredictor(ranker=pupil),
     )
+    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
+    assert min(lags) >= 0 and max(lags) <= max_lag
+    indices = {group.index for _, group in witness.groups}
+    assert len(indices) == len(witness.groups) == STEPS * GROUPS
+    # Objects from before the first step, until the run ends.
+    assert frozen.spared > 100_000 and gc.get_freeze_count() == 0
     assert pupil.told[:2] == ["start", "look ahead"] and pupil.told[-1] == "close"
     assert pupil.told.count("learn") == STEPS
-    # The first version admits max_lag + 1 steps' prompts.
-    assert len(pupil.unforeseen) == 2 * GROUPS
-    check_lag(witness, max_lag=1)
+    # A ranker sees every prompt before it starts, except those that the first version admits.
+    assert len(pupil.unforeseen) == (max_lag + 1) * GROUPS
 
 
 @pytest.mark.parametrize(("placement", "max_lag"), [("shared", 0), ("split", 1)])
@@ -372,9 +361,7 @@ def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_ea
     assert mixed
     for prompt, rollout in [*mixed[:8], *plain]:
         for version in set(rollout.versions):
-            model.load_state_dict(
-                {k.removeprefix("network."): v for k, v in far_off_policy.weights[version].items()}
-            )
+            model.load_state_dict(far_off_policy.weights[version])
             expected = recomputed(model, prompt, rollout)
             pairs = zip(expected, rollout.logprobs, rollout.versions, strict=True)
             assert (
@@ -383,11 +370,13 @@ def test_behaviour_logprobs_are_the_samplers_own_under_the_version_that_wrote_ea
 
 
 @torch.no_grad()
-def recomputed(model: Any, prompt: list[int], rollout: Rollout) -> list[float]:
+def recomputed(
+    model: Any, prompt: list[int], rollout: Rollout, temperature: float = TEMPERATURE
+) -> list[float]:
     """Log-probs of the whole response in one forward pass."""
     logits = model(torch.tensor([prompt + rollout.token_ids])).logits[0, len(prompt) - 1 : -1]
     tokens = torch.tensor(rollout.token_ids)[:, None]
-    return torch.log_softmax(logits / TEMPERATURE, -1).gather(1, tokens)[:, 0].tolist()
+    return torch.log_softmax(logits / temperature, -1).gather(1, tokens)[:, 0].tolist()
 
 
 def test_the_file_of_rollouts_has_what_was_trained_with_the_ratio_of_the_version_that_trained(
@@ -407,8 +396,7 @@ def test_the_file_of_rollouts_has_what_was_trained_with_the_ratio_of_the_version
             assert spelled(written["trained"]) == [True] * len(rollout.token_ids)
             assert written["reward"] == pytest.approx(rollout.reward, abs=1e-4)
         if number % 4 == 0:
-            weights = far_off_policy.weights[step].items()
-            model.load_state_dict({name.removeprefix("network."): one for name, one in weights})
+            model.load_state_dict(far_off_policy.weights[step])
             written, rollout = found["responses"][0], group.rollouts[0]
             logprobs = recomputed(model, group.prompt.token_ids, rollout)
             pairs = zip(logprobs, rollout.logprobs, strict=True)
@@ -421,79 +409,8 @@ def spelled(runs: list[list[Any]]) -> list[Any]:
     return [value for value, count in runs for _ in range(count)]
 
 
-class Interrupt(L.Callback):
-    """Ends a run in the middle of things."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step == self.step:
-            raise RuntimeError("power cut")
-
-
-def test_a_resumed_run_trains_the_remaining_steps_at_the_same_learning_rates(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
-) -> None:
-    whole = fit(lent_server, policy_folder, tmp_path / "whole")
-    checkpoint = ModelCheckpoint(dirpath=tmp_path / "cut", every_n_train_steps=2, save_top_k=-1)
-    first = Witness()
-    with pytest.raises(RuntimeError, match="power cut"):
-        fit(lent_server, policy_folder, tmp_path, callbacks=[checkpoint, first, Interrupt(5)])
-    path = next((tmp_path / "cut").glob("*step=4*"))
-    rest = fit(lent_server, policy_folder, tmp_path, ckpt_path=str(path))
-    before = [entry for entry in first.groups if entry[0] < 4]
-    trained = [group.prompt.id for _, group in [*before, *rest.groups]]
-    assert sorted(trained) == sorted(group.prompt.id for _, group in whole.groups)
-    assert [*first.lrs[:4], *rest.lrs] == pytest.approx(whole.lrs)
-    assert min(rest.weights) == 4
-
-
-def test_the_exported_policy_writes_the_responses_that_were_evaluated(
+def test_the_exported_policy_writes_the_responses_that_were_evaluated_in_every_order_of_callbacks(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
-    evaluation = Evaluation(held_out, every_n_steps=3, rewards=["tests.odd_lengths:brevity"])
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        fit(
-            lent_server,
-            policy_folder,
-            tmp_path,
-            callbacks=[evaluation, Export(str(tmp_path / "policy"))],
-        )
-    assert [step for step, _ in evaluation.reports] == [0, 3, STEPS]
-    for step, report in evaluation.reports:
-        assert f"step {step}: {report.as_line()}" in caplog.messages, (
-            "each prints a line when it ends"
-        )
-    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, (
-        "the user waits for the first and the last"
-    )
-    assert evaluation.reports[-1][1].versions == [STEPS]
-    card = (tmp_path / "policy" / "README.md").read_text()
-    last = evaluation.reports[-1][1]
-    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
-    assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
-    rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
-    same = 0
-    for row in map(json.loads, rows):
-        message = {"role": "user", "content": row["prompt"]}
-        prompt = torch.tensor(
-            [
-                tokenizer.apply_chat_template(
-                    [message], add_generation_prompt=True, return_dict=False
-                )
-            ]
-        )
-        answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
-        same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
-    assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
-
-
-def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
-    lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     held_out = lrl.Prompts(PROMPTS[:12], name="held_out", shuffle=False)
     evaluation = Evaluation(held_out, every_n_steps=3, timeout_s=600.0)
@@ -505,16 +422,44 @@ def test_the_last_evaluation_is_of_the_last_policy_for_every_order_of_callbacks(
         filename="{step}",
     )
     weighed = lrl.rewards.Function("tests.odd_lengths:brevity", weight=0.5)
-    callbacks = [saving, evaluation, WeightSync(every_n_steps=4)]
-    fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
-    assert evaluation.reports[0][0] == 0 and evaluation.reports[0][1].versions == [0]
-    assert evaluation.reports[-1][0] == STEPS and evaluation.reports[-1][1].versions == [STEPS]
-    assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
-    rows = (tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl").read_text().splitlines()
-    plain = [json.loads(row)["reward_parts"]["brevity"] for row in rows]
-    assert evaluation.reports[-1][1].accuracy == pytest.approx(sum(plain) / len(plain)), (
-        "the weight is for training"
+    export = Export(str(tmp_path / "policy"))
+    callbacks = [saving, evaluation, WeightSync(every_n_steps=4), export]
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        fit(lent_server, policy_folder, tmp_path, callbacks=callbacks, rewards=[weighed], max_lag=3)
+    # The one at step 3 is of the newest version that was synced.
+    assert [step for step, _ in evaluation.reports] == [0, 0, STEPS]
+    for step, report in evaluation.reports:
+        assert f"step {step}: {report.as_line()}" in caplog.messages, (
+            "each prints a line when it ends"
+        )
+    assert caplog.messages.count("evaluating held_out: 12 problems") == 2, (
+        "the user waits for the first and the last"
     )
+    first, last = evaluation.reports[0][1], evaluation.reports[-1][1]
+    assert first.versions == [0] and last.versions == [STEPS]
+    assert (tmp_path / "best" / f"step={STEPS}.ckpt").exists()
+    card = (tmp_path / "policy" / "README.md").read_text()
+    assert f"| held_out | {STEPS} | {last.accuracy:.3f} | " in card and "## Mean reward" in card
+    assert "| model.objective | AIPO(" in card and "| data.rewards | " in card
+    file = tmp_path / "evaluation" / f"held_out-step{STEPS:06d}.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    plain = [row["reward_parts"]["brevity"] for row in rows]
+    assert last.accuracy == pytest.approx(sum(plain) / len(plain)), "the weight is for training"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    same = 0
+    for row in rows:
+        message = {"role": "user", "content": row["prompt"]}
+        prompt = torch.tensor(
+            [
+                tokenizer.apply_chat_template(
+                    [message], add_generation_prompt=True, return_dict=False
+                )
+            ]
+        )
+        answer = model.generate(prompt, max_new_tokens=96, do_sample=False)[0, prompt.shape[1] :]
+        same += tokenizer.decode(answer).replace(END, "").replace(PAD, "") == row["response"]
+    assert same >= 0.9 * len(rows)  # a near tie may fall to the other side in another kernel
 
 
 def test_a_reserved_generator_evaluates_one_pinned_version(

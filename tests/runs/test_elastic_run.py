@@ -20,10 +20,11 @@ import lightning as L
 import pytest
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.generators.client import GeneratorClient
 from tests.network_namespace import HERE, THERE, network_namespace
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
 
 STEPS, GROUPS = 6, 4
 JOINS_AT, LEAVES_AT = 1, 3
@@ -110,17 +111,12 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
     settings = lrl.ServerSettings(max_num_seqs=8, dtype="float32", kv_cache_gib=0.1, **endpoint)
     strategy = lrl.AsyncSingleDevice(generator_devices=1, server=settings)
     witness, guest = Witness(), Guest(tmp_path, namespace)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STEPS,
+        tmp_path,
         devices=2,
         strategy=strategy,
         callbacks=[WeightSync(), Throughput(), witness, guest],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
     try:
@@ -147,10 +143,7 @@ def test_a_generator_joins_a_run_writes_and_leaves_with_every_prompt_trained_onc
     ) == {2}
     assert set(guest.alive[LEAVES_AT + 1 :]) == {1}
     assert set(written) == {"generator 0", "generator 1"} and min(written.values()) > 0
-    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
-    assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)
-    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
-    assert min(lags) >= 0 and max(lags) <= 2
+    check_trained_once(witness, STEPS * GROUPS, max_lag=2)
     assert (
         trainer.callback_metrics["fleet/joined"] == 1
         and trainer.callback_metrics["fleet/left"] == 1

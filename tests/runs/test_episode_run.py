@@ -32,6 +32,7 @@ from tests.runs.test_async_run import (
     TEMPERATURE,
     Witness,
     fit,
+    recomputed,
     spelled,
 )
 from tests.runs.test_resumed_run import CUT_AT, DEADLINE_S
@@ -81,18 +82,12 @@ def test_episodes_are_trained_as_sampled_and_what_the_environment_wrote_is_conte
                 between = rollout.token_ids[earlier.stop : later.start]
                 assert tokenizer.decode(between) == f"[{last}]"
                 assert set(rollout.versions[earlier.stop : later.start]) == {ENVIRONMENT}
-            ids = group.prompt.token_ids + rollout.token_ids
             for version in sorted(set(rollout.policy_versions)):
                 assert 0 <= step - version <= 1
                 network.load_state_dict(run.weights[version])
-                logits = network(torch.tensor([ids])).logits[0].detach() / TEMPERATURE
-                found = logits.log_softmax(-1)
-                for place, (token, logprob, by) in enumerate(
-                    zip(rollout.token_ids, rollout.logprobs, rollout.versions, strict=True),
-                    start=len(group.prompt.token_ids) - 1,
-                ):
-                    if by == version:
-                        assert abs(found[place, token].item() - logprob) < 1e-3
+                ours = recomputed(network, group.prompt.token_ids, rollout)
+                pairs = zip(ours, rollout.logprobs, rollout.versions, strict=True)
+                assert all(abs(mine - logp) < 1e-3 for mine, logp, by in pairs if by == version)
     assert turns > 1.5 * sum(len(group.rollouts) for _, group in run.groups)
     for step, report in evaluation.reports:
         assert report.versions == [step] and report.failures == 0 and report.accuracy > 0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning as L
 import pytest
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.members.launchers import Command
-from tests.leftovers import MARK, living, words
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.leftovers import MARK, others_living
+from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
 
 STEPS, GROUPS = 3, 4
 
@@ -24,26 +24,18 @@ def test_a_launched_generator_joins_serves_the_run_and_ends_with_it(
     launcher = Command(1, "env --unset=LRL_TOKEN {join}")  # as ssh, which passes no variables
     strategy = lrl.AsyncSingleDevice(generator_devices=0, launcher=launcher, server=settings)
     witness = Witness()
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STEPS,
+        tmp_path / "run",
         devices=1,
         strategy=strategy,
         callbacks=[WeightSync(), Throughput(), witness],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir=tmp_path / "run",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     monkeypatch.setenv(MARK, strategy.run_id)
     data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-    left = [text for process in living(strategy.run_id) if (text := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
-        "that one is of this process"
-    )
-    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
+    assert not others_living(strategy.run_id)
+    check_trained_once(witness, STEPS * GROUPS, max_lag=1)
     assert trainer.callback_metrics["fleet/joined"] == 1
     text = (tmp_path / "run" / "env-generator-0.log").read_text()
     assert "generator 0: serves since version 0" in text

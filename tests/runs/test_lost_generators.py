@@ -11,11 +11,12 @@ import lightning as L
 import psutil
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.callbacks.base import run_of
 from lrl.generators.generator import Generator
 from tests.leftovers import words
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
 
 STEPS, GROUPS = 8, 4
 
@@ -66,17 +67,12 @@ def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_
         generator_devices=2, server=settings, heartbeat_s=5.0, generator_timeout_s=900.0
     )
     witness, faults, sync = Witness(), Faults(), WeightSync(deadline_s=10.0)
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STEPS,
+        tmp_path,
         devices=3,
         strategy=strategy,
         callbacks=[sync, Throughput(), witness, faults],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     policy = lrl.PolicyModule(str(policy_folder), lr=5e-4)
     trainer.fit(
@@ -85,12 +81,7 @@ def test_a_run_survives_a_dead_and_a_frozen_generator_with_every_prompt_trained_
             groups_per_step=GROUPS, max_lag=2, prompts=PROMPTS[: STEPS * GROUPS]
         ),
     )
-    trained = [group.prompt.id for _, group in witness.groups]
-    assert sorted(trained) == list(range(STEPS * GROUPS))
-    assert all(rollout.finished and rollout.reward is not None for _, rollout in witness.rollouts)
-    assert all(len(r.token_ids) == len(r.logprobs) == len(r.versions) for _, r in witness.rollouts)
-    lags = [step - version for step, rollout in witness.rollouts for version in rollout.versions]
-    assert min(lags) >= 0 and max(lags) <= 2
+    check_trained_once(witness, STEPS * GROUPS, max_lag=2)
     # On a busy machine a generator that is well may let a heartbeat pass, too.
     assert trainer.callback_metrics["fleet/restarts"] >= 2
     assert trainer.callback_metrics["fleet/alive"] == 2

@@ -11,6 +11,7 @@ import lightning as L
 import pytest
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from tests.leftovers import MARK, living, nothing_left, wait_for, words
 from tests.network_namespace import two_machines
@@ -57,18 +58,13 @@ def fit(host: str, model: Path, mark: str) -> None:
     )
     witness = Witness()
     of_rank_0 = [witness, LosesAGenerator(mark)] if os.environ["RANK"] == "0" else []
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STEPS,
+        Path("run"),
         devices=2,
         num_nodes=2,
         strategy=lrl.AsyncDDP(generator_devices=1, server=settings, heartbeat_s=10.0),
         callbacks=[WeightSync(), Throughput(), *of_rank_0],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir="run",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     data = data_module(groups_per_step=GROUPS, max_lag=1, prompts=PROMPTS[: STEPS * GROUPS])
     trainer.fit(lrl.PolicyModule(str(model), lr=5e-4), datamodule=data)

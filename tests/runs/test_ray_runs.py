@@ -24,9 +24,9 @@ from typing import Any
 import lightning as L
 import psutil
 import pytest
-import yaml
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import RolloutLog, Summary, Throughput, WeightSync
 from lrl.cli.ray import remove
 from lrl.generators.supervisor import SHM
@@ -36,13 +36,14 @@ from tests.leftovers import (
     left_in_shared_memory,
     lives,
     living,
+    others_living,
     wait_for,
     wait_for_none,
     words,
 )
 from tests.network_namespace import HERE, THERE
 from tests.ray_cluster import ADDRESS, SETTINGS, RayCluster, ray_cluster
-from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, RESPONSES, Witness, check_trained_once, data_module
 
 ray = pytest.importorskip("ray")
 
@@ -50,6 +51,38 @@ STEPS, GROUPS, LOST_AT = 6, 4, 2
 DEADLINE_S = 500.0
 TRAINED = 3
 """Steps after which a command is ended."""
+OWN = """
+model:
+  class_path: lrl.PolicyModule
+data:
+  class_path: lrl.RolloutDataModule
+  init_args:
+    prompts: {class_path: lrl.Prompts, init_args: {source: "lrl.quickstart.task:problems"}}
+    rewards:
+      - class_path: lrl.rewards.Function
+        init_args: {function: "tests.odd_lengths:slow_brevity"}
+    groups_per_step: 2
+    rollouts_per_group: 2
+    max_prompt_tokens: 32
+    max_response_tokens: 16
+    reward_workers: 1
+trainer:
+  accelerator: cpu
+  devices: 1
+  strategy:
+    class_path: lrl.AsyncDDP
+    init_args:
+      generator_devices: 0
+      heartbeat_s: 5.0
+      server: {max_num_seqs: 16, dtype: float32, kv_cache_gib: 0.1}
+  logger:
+    class_path: lightning.pytorch.loggers.CSVLogger
+    init_args: {save_dir: ., flush_logs_every_n_steps: 1}
+  max_steps: 100000
+  max_epochs: -1
+  enable_model_summary: false
+"""
+"""A small run that never ends by itself."""
 KILLED = f"""
 import os, signal, sys, time
 from pathlib import Path
@@ -125,24 +158,13 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     monkeypatch.setenv(MARK, strategy.run_id)
     monkeypatch.chdir(tmp_path)
     witness = Witness()
-    trainer = L.Trainer(
-        accelerator="cpu",
+    loses = LosesItsNode(cluster, strategy.run_id)
+    trainer = quiet_trainer(
+        STEPS,
+        tmp_path,
         devices=1,
         strategy=strategy,
-        callbacks=[
-            WeightSync(),
-            RolloutLog(),
-            Throughput(),
-            witness,
-            LosesItsNode(cluster, strategy.run_id),
-            Summary(),
-        ],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
+        callbacks=[WeightSync(), RolloutLog(), Throughput(), witness, loses, Summary()],
     )
     rows = PROMPTS[: STEPS * GROUPS]
     data = data_module(
@@ -150,7 +172,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     )
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
     assert strategy.choose_transport().backend == "pull"
-    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
+    check_trained_once(witness, STEPS * GROUPS, max_lag=1)
     assert trainer.callback_metrics["fleet/joined"] >= 2
     assert all(rollout.reward == -len(rollout.token_ids) / 64 for _, rollout in witness.rollouts)
     scored_by = data.reward_pool.scored_by
@@ -159,10 +181,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         trainer.callback_metrics["rewards/scorers"] == 1 and "scored by" in capsys.readouterr().out
     )
     assert scored_by.total() == data.reward_pool.counts["scored"] >= STEPS * GROUPS * RESPONSES
-    left = [text for process in living(strategy.run_id) if (text := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
-        "that one is of this process"
-    )
+    assert not others_living(strategy.run_id)
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
 
 
@@ -267,19 +286,19 @@ class Command:
 def start(
     cluster: RayCluster, policy_folder: Path, tmp_path: Path
 ) -> Iterator[Callable[..., Command]]:
-    """Starts `lrl ray` with a small run that never ends by itself."""
+    """Starts `lrl ray` with that run."""
     started: list[Command] = []
     before = set(os.listdir(SHM))
 
     def run(*words: str) -> Command:
-        (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings(policy_folder)))
+        (tmp_path / "own.yaml").write_text(OWN)
         program = str(Path(sys.executable).with_name("lrl"))
         command = [program, "ray", "--nodes", "2", "--gpus", "0", "--cpus", "0.5"]
         command += ["--address", ADDRESS]
         mark = uuid.uuid4().hex
         with (tmp_path / "output").open("wb") as output:
             process = subprocess.Popen(
-                [*command, "fit", "--config", "own.yaml", *words],
+                [*command, "fit", "--config", "own.yaml", "--model.model", policy_folder, *words],
                 cwd=tmp_path,
                 stdout=output,
                 stderr=output,
@@ -298,43 +317,6 @@ def start(
         DEADLINE_S,
         "its files",
     )
-
-
-def settings(policy: Path) -> dict[str, Any]:
-    server = {"max_num_seqs": 16, "dtype": "float32", "kv_cache_gib": 0.1}
-    strategy = {"generator_devices": 0, "heartbeat_s": 5.0, "server": server}
-    reward = {
-        "class_path": "lrl.rewards.Function",
-        "init_args": {"function": "tests.odd_lengths:slow_brevity"},
-    }
-    logger = {"save_dir": ".", "flush_logs_every_n_steps": 1}
-    return {
-        "model": {"class_path": "lrl.PolicyModule", "init_args": {"model": str(policy)}},
-        "data": {
-            "class_path": "lrl.RolloutDataModule",
-            "init_args": {
-                "prompts": {
-                    "class_path": "lrl.Prompts",
-                    "init_args": {"source": "lrl.quickstart.task:problems"},
-                },
-                "rewards": [reward],
-                "groups_per_step": 2,
-                "rollouts_per_group": 2,
-                "max_prompt_tokens": 32,
-                "max_response_tokens": 16,
-                "reward_workers": 1,
-            },
-        },
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "strategy": {"class_path": "lrl.AsyncDDP", "init_args": strategy},
-            "logger": {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": logger},
-            "max_steps": 100_000,
-            "max_epochs": -1,
-            "enable_model_summary": False,
-        },
-    }
 
 
 def test_a_command_with_a_generator_that_ray_places_is_stopped_killed_and_leaves_a_checkpoint_alone(

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from lrl.callbacks import RolloutFile, RolloutLog
+from lrl.training.schedule import lr_factor
 from lrl.viewer.rollout_file import RolloutIndex
 from tests.lent_server import LentServer
-from tests.runs.test_async_run import GROUPS, STEPS, Witness, data_module, fit
+from tests.runs.test_async_run import GROUPS, LEARNING_RATE, STEPS, Witness, data_module, fit
 
 CUT_AT = 2
 CAPACITY = 4
@@ -73,7 +74,7 @@ class FirstStep(L.Callback):
             )
 
 
-def test_a_resumed_run_continues_its_half_written_responses(
+def test_a_resumed_run_continues_its_half_written_responses_at_the_same_learning_rates(
     lent_server: LentServer, policy_folder: Path, tmp_path: Path
 ) -> None:
     path, first, told = tmp_path / "cut.ckpt", Witness(), FirstStep()
@@ -108,6 +109,9 @@ def test_a_resumed_run_continues_its_half_written_responses(
     assert told.logged == (len(begun), sum(len(token_ids) for token_ids, _, _ in begun.values()))
     trained = [group.index for _, group in [*first.groups, *rest.groups]]
     assert sorted(trained) == list(range(STEPS * GROUPS))
+    # Linear to 0 at the last step, behind a rise of two.
+    expected = [lr_factor("linear", 2, STEPS, step) * LEARNING_RATE for step in range(STEPS)]
+    assert [*first.lrs, *rest.lrs] == pytest.approx(expected)
     index = RolloutIndex(tmp_path / "rollouts.jsonl")
     index.refresh()
     assert [group.shown["index"] for group in index.groups] == trained, "each group once"

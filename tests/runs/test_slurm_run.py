@@ -12,11 +12,12 @@ import lightning as L
 import pytest
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Throughput, WeightSync
 from lrl.members.launchers import Slurm
-from tests.leftovers import MARK, living, words
+from tests.leftovers import MARK, others_living
 from tests.network_namespace import HERE
-from tests.runs.test_async_run import PROMPTS, Witness, data_module
+from tests.runs.test_async_run import PROMPTS, Witness, check_trained_once, data_module
 from tests.slurm_cluster import slurm_cluster
 
 STEPS, GROUPS, CANCELLED_AT = 5, 4, 2
@@ -50,17 +51,12 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         heartbeat_s=5.0,
     )
     witness = Witness()
-    trainer = L.Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        STEPS,
+        tmp_path / "run",
         devices=1,
         strategy=strategy,
         callbacks=[WeightSync(), Throughput(), witness, Cancels()],
-        max_steps=STEPS,
-        logger=False,
-        default_root_dir=tmp_path / "run",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
     )
     with slurm_cluster(monkeypatch):
         monkeypatch.setenv(MARK, strategy.run_id)
@@ -70,12 +66,9 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
             groups_per_step=GROUPS, max_lag=1, prompts=rows, worker_launcher=Slurm(1)
         )
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
-        left = [message for process in living(strategy.run_id) if (message := words(process))]
-    assert not [words for words in left if "resource_tracker" not in " ".join(words)], (
-        "that one is of this process"
-    )
+        assert not others_living(strategy.run_id)
     assert not list(Path("/dev/shm").glob(f"lrl-{strategy.run_id}*"))
-    assert sorted(group.prompt.id for _, group in witness.groups) == list(range(STEPS * GROUPS))
+    check_trained_once(witness, STEPS * GROUPS, max_lag=1)
     assert strategy.choose_transport().backend == "pull"
     assert trainer.callback_metrics["fleet/joined"] == 2
     assert {"worker 0 on far", "worker 1 on far"} <= data.reward_pool.scored_by.keys()

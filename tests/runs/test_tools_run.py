@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lrl
+from benchmarks.runs import quiet_trainer
 from lrl.callbacks import Evaluation, Export, WeightSync
 from lrl.cli.chat import main as chat
 from lrl.environments import Agent, Environment, ToolCall, Tools, external_agents
@@ -25,7 +26,7 @@ from tests.environments.agents import ADD, adds, changes_history
 from tests.environments.elsewhere import agent_elsewhere
 from tests.environments.tool_functions import add
 from tests.lent_server import PARSER, Borrowing, LentServer
-from tests.runs.test_async_run import Witness
+from tests.runs.test_async_run import Witness, recomputed
 from tests.taught_policy import ANSWER, CALL, QUESTION, RESULT, teach
 from tests.tiny_policies import byte_tokenizer
 
@@ -81,17 +82,8 @@ def trained(
 ) -> list[Group]:
     """Trains one step in an environment; returns its groups."""
     witness = Witness()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=strategy,
-        callbacks=[WeightSync(), *callbacks, witness],
-        max_steps=1,
-        max_epochs=-1,
-        logger=False,
-        default_root_dir=folder,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer = quiet_trainer(
+        1, folder, devices=2, strategy=strategy, callbacks=[WeightSync(), *callbacks, witness]
     )
     data = lrl.RolloutDataModule(
         prompts=ROWS,
@@ -128,11 +120,9 @@ def check_calls(policy: Path, groups: list[Group]) -> None:
             assert rollout.token_ids[between] == tokenizer.encode(RESULT)
             assert set(rollout.versions[between]) == {ENVIRONMENT}
             assert rollout.reward == 1.0, "rewards get the last turn"
-            ids = torch.tensor([group.prompt.token_ids + rollout.token_ids])
-            logits = network(ids).logits[0, len(group.prompt.token_ids) - 1 : -1].detach()
-            ours = logits.log_softmax(-1).gather(-1, torch.tensor(rollout.token_ids)[:, None])[:, 0]
-            difference = (ours - torch.tensor(rollout.logprobs)).abs()
-            assert difference[torch.tensor(rollout.mask)].max() < 1e-3
+            ours = recomputed(network, group.prompt.token_ids, rollout, temperature=1.0)
+            pairs = zip(ours, rollout.logprobs, rollout.mask, strict=True)
+            assert max(abs(mine - theirs) for mine, theirs, own in pairs if own) < 1e-3
     assert called >= 4, "the policy has learnt to call"
 
 
@@ -202,11 +192,8 @@ def test_the_program_of_the_page_plays_a_run_and_its_evaluations(
             assert not rollout.failure and len(rollout.turns) == 1
             start = rollout.turns[0].start
             assert group.prompt.token_ids + rollout.token_ids[:start] == prompt
-            ids = torch.tensor([prompt + rollout.token_ids[start:]])
-            logits = network(ids).logits[0, len(prompt) - 1 : -1].detach()
-            sampled = ids[0, len(prompt) :, None]
-            ours = logits.log_softmax(-1).gather(-1, sampled)[:, 0]
-            assert (ours - torch.tensor(rollout.logprobs[start:])).abs().max() < 1e-3
+            ours = recomputed(network, group.prompt.token_ids, rollout, temperature=1.0)
+            assert ours[start:] == pytest.approx(rollout.logprobs[start:], abs=1e-3)
 
 
 def test_tools_of_an_agent_without_a_parser_are_refused_before_a_server_starts(

@@ -316,13 +316,6 @@ CALLS = (
         keywords="iterator group src post_iter_func buffer_size_bytes num_buffers",
     ),
     Call(
-        "benchmarks/weight_receiver.py",
-        f"{TRANSFER}.packed_tensor",
-        "packed_nccl_broadcast_consumer",
-        0,
-        keywords="iterator group src post_unpack_func device buffer_size_bytes num_buffers",
-    ),
-    Call(
         "weights/ipc.py",
         f"{TRANSFER}.factory",
         "WeightTransferTrainerFactory.trainer_init",

@@ -31,6 +31,7 @@ from lrl.training.export import save_policy
 from lrl.training.lora import LoRA, base_alone, is_adapter, whole_adapters
 from lrl.training.model import (
     Dtype,
+    ModelSource,
     checkpoint_weights,
     decoder_of,
     find_model,
@@ -40,7 +41,7 @@ from lrl.training.model import (
     text_as_micro_batch,
     whole_tensors,
 )
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model_files import open_on_ranks
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
@@ -129,45 +130,37 @@ class PolicyModel(L.LightningModule):
         # of random numbers draws on its own device only, and the whole weights of a sharded policy
         # have no room on one GPU.
         with torch.device("cpu"):
-            if self.sharding is None:
-                self._open_whole()
-            else:
-                self._open_in_parts(self.sharding)
+            self._open()
 
     @property
-    def _settings(self) -> tuple[Dtype, str | None, bool]:
-        return self.dtype_name, self.attention, self.gradient_checkpointing
+    def source(self) -> ModelSource:
+        """The first version, and how it is opened."""
+        return ModelSource(
+            self.policy_folder, self.dtype_name, self.attention, self.gradient_checkpointing
+        )
 
-    def _open_whole(self) -> None:
-        device, ranks = self.device_of_use, self.ranks
-        self.network = open_on_all_ranks(self.policy_folder, *self._settings, device, ranks)
-        self.responses_share = shared_by_responses(self.network)
-        self._add_adapters(self.network)
-        self._check_adapters(self.network)
-        if self.critic is not None:
-            self.critic.open(self.network, *self._settings, device, ranks)
-            self.responses_share = self.responses_share.also(self.critic.responses_share)
-
-    def _open_in_parts(self, sharding: Sharding) -> None:
-        device = self.device_of_use
-        self.network, whole = open_in_parts(self.policy_folder, *self._settings, self.ranks)
+    def _open(self) -> None:
+        sharding, in_parts = self.sharding, self.sharding is not None
+        where = self.device_of_use, self.ranks, in_parts
+        self.network, whole = open_on_ranks(self.source, *where)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
             self._add_adapters(whole)
             self._check_adapters(whole)
-        self.responses_share = self.ranks.share(self.responses_share)
-        self._add_adapters(self.network)
+        if in_parts:
+            self.responses_share = self.ranks.share(self.responses_share)
+            self._add_adapters(self.network)
         networks, wholes = [self.network], [whole]
         if self.critic is not None:
-            of_critic = self.critic.open(
-                self.network, *self._settings, device, self.ranks, in_parts=True
-            )
+            of_critic = self.critic.open(self.network, self.source, *where)
             self.responses_share = self.responses_share.also(self.critic.responses_share)
             networks += self.critic.trunks
             wholes += [of_critic] * len(self.critic.trunks)
+        if sharding is None:
+            return
         sharding.divide(self, *networks)
         for network, its_whole in zip(networks, wholes, strict=True):
-            sharding.fill(network, its_whole, device)
+            sharding.fill(network, its_whole, self.device_of_use)
         of_critic = None
         del whole, wholes, its_whole
         trim_heap()  # the C library would keep the memory of the whole model for the rest of the run
@@ -175,8 +168,7 @@ class PolicyModel(L.LightningModule):
     def setup(self, stage: str) -> None:
         """Opens the reference policy for training; a wrong name raises before a server starts."""
         if self.reference is not None and stage == "fit" and self.reference_has_model:
-            settings = self.policy_folder, self.dtype_name, self.attention
-            self.reference.open(*settings, self.device_of_use, self.ranks, self.sharding)
+            self.reference.open(self.source, self.device_of_use, self.ranks, self.sharding)
 
     def _add_adapters(self, network: PreTrainedModel) -> None:
         if self.lora is not None:

@@ -180,14 +180,19 @@ def _policy(
     """Returns the policy's model, its weights with the adapters merged into them, by their names in
     it, and the kind of the adapters."""
     from lrl.training.lora import LoRA, is_adapter
-    from lrl.training.model import open_meta_model, open_network, unique_tensors, whole_tensors
+    from lrl.training.model import (
+        ModelSource,
+        open_meta_model,
+        unique_tensors,
+        whole_tensors,
+    )
 
     found = _named(weights, PREFIX)
     lora = LoRA(**state["lora"]) if "lora" in state else None
     if lora is None:
         network = open_meta_model(base, None)
     else:
-        network = open_network(base, state["dtype"], None, False)
+        network = ModelSource(base, state["dtype"]).open()
         lora.add_to(network)
     expected = {
         name: weight for name, weight in unique_tensors(network) if lora is None or is_adapter(name)

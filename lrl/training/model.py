@@ -2,13 +2,14 @@
 checkpoint names.
 
 Trainer and generator must compute the same log-probs. So dropout and router noise are off, and a
-model whose change of logits `LogitTransform` does not know is refused. `lrl.training.trials`
-tries that responses do not see each other.
+model that changes its logits in a way `LogitTransform` does not know is refused.
+`lrl.training.trials` tests that responses do not see each other.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +40,7 @@ from lrl.types import MicroBatch
 
 Dtype = Literal["float32", "bfloat16"]
 LIBRARIES_OF_A_GPU = ("cuDNN", "cuBLAS", "CUDA error")
-"""An error with such a word comes from an installation that does not fit, never from a model."""
+"""Words in errors of an installation that does not fit, never of a model."""
 MODEL_ERRORS = (TypeError, AttributeError, ValueError, LookupError, RuntimeError)
 """What a model raises that cannot compute what it is given."""
 
@@ -65,7 +66,10 @@ def find_model(model: str) -> str:
                 "format."
             )
         return str(folder) if model.startswith("~") else model
-    make = _maker(model)
+    try:
+        make = import_by_name.function(model)
+    except ValueError as error:
+        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
     try:
         return str(make())
     except ConfigError as error:
@@ -76,73 +80,65 @@ def find_model(model: str) -> str:
         ) from error
 
 
-def early_tokenizer(model: str) -> PreTrainedTokenizerBase | None:
-    """Returns the tokenizer of a model that the function `model` has yet to make, for checks before
-    that: what its attribute `early_tokenizer` returns, and None if it has none.
-
-    Raises ValueError if there is no such function.
-    """
-    give = getattr(_maker(model), "early_tokenizer", None)
-    return None if give is None else give()
-
-
-def _maker(model: str) -> Callable[..., Any]:
-    try:
-        return import_by_name.function(model)
-    except ValueError as error:
-        raise ConfigError(f"model={model!r} is read as module:function: {error}") from None
-
-
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """Opens the tokenizer of a folder or hub name; raises ValueError if there is none."""
     return _from_pretrained(AutoTokenizer, folder)
 
 
-def open_network(
-    folder: str,
-    dtype: Dtype,
-    attention: str | None,
-    gradient_checkpointing: bool,
-    device: torch.device | str = "cpu",
-) -> PreTrainedModel:
-    """Opens the model of a folder or hub name, in training mode, without noise, on `device`.
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's folder or hub name, and the settings with which it is opened."""
 
-    Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
-    hidden state.
-    """
-    settings = {
-        "config": quiet_config(folder),
-        "dtype": getattr(torch, dtype),
-        "attn_implementation": attention,
-    }
-    reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    network, report = _from_pretrained(AutoModelForCausalLM, folder, **settings, **reported)
-    if not Path(folder).exists():  # its files are on this machine only now
-        check_whole(folder, network.config)
-    if unset := sorted(report["missing_keys"]) + sorted(
-        name for name, *_ in report["mismatched_keys"]
-    ):
-        raise ConfigError(
-            f"model={folder!r}: {len(unset)} weights are missing or of another shape than "
-            f"config.json says, the first {unset[0]}. They would be random: give a complete folder."
+    folder: str
+    dtype: Dtype = "float32"
+    attention: str | None = None
+    """Of transformers; None for its default."""
+    gradient_checkpointing: bool = False
+
+    def open(self, device: torch.device | str = "cpu") -> PreTrainedModel:
+        """Opens the model in training mode, without noise, on `device`.
+
+        Raises ValueError if it cannot be opened, or its log-probs cannot be computed from its last
+        hidden state.
+        """
+        network, report = _from_pretrained(
+            AutoModelForCausalLM,
+            self.folder,
+            config=quiet_config(self.folder),
+            dtype=getattr(torch, self.dtype),
+            attn_implementation=self.attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-    _check_logits(_prepared(network, gradient_checkpointing).to(device))
-    return network
+        if not Path(self.folder).exists():  # its files are on this machine only now
+            check_whole(self.folder, network.config)
+        mismatched = sorted(name for name, *_ in report["mismatched_keys"])
+        if unset := sorted(report["missing_keys"]) + mismatched:
+            raise ConfigError(
+                f"model={self.folder!r}: {len(unset)} weights are missing or of another shape than "
+                f"config.json says, the first {unset[0]}. They would be random: give a complete "
+                "folder."
+            )
+        network = self._prepared(network).to(device)
+        _check_logits(network)
+        return network
 
+    def open_empty(self) -> PreTrainedModel:
+        """Makes the network of `open` without memory for its weights; call it when that has checked
+        the folder."""
+        with parameters_without_memory():
+            network = AutoModelForCausalLM.from_config(
+                quiet_config(self.folder),
+                dtype=getattr(torch, self.dtype),
+                attn_implementation=self.attention,
+                trust_remote_code=False,
+            )
+        return self._prepared(network)
 
-def open_empty_network(
-    folder: str, dtype: Dtype, attention: str | None, gradient_checkpointing: bool
-) -> PreTrainedModel:
-    """Makes the network of `open_network` without memory for its weights; call it when that has
-    checked the folder."""
-    with parameters_without_memory():
-        network = AutoModelForCausalLM.from_config(
-            quiet_config(folder),
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention,
-            trust_remote_code=False,
-        )
-    return _prepared(network, gradient_checkpointing)
+    def _prepared(self, network: PreTrainedModel) -> PreTrainedModel:
+        if self.gradient_checkpointing:
+            network.gradient_checkpointing_enable({"use_reentrant": False})
+        return network.train()
 
 
 def open_config(folder: str) -> Any:
@@ -168,12 +164,6 @@ def quiet_config(folder: str) -> Any:
         if isinstance(value, float) and ("drop" in name or "jitter" in name):
             setattr(text_config, name, 0.0)
     return config
-
-
-def _prepared(network: PreTrainedModel, gradient_checkpointing: bool) -> PreTrainedModel:
-    if gradient_checkpointing:
-        network.gradient_checkpointing_enable({"use_reentrant": False})
-    return network.train()
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
@@ -217,10 +207,9 @@ def head_logprobs(
 ) -> Tensor:
     """Returns the log-probs of `label_logprobs` from the last hidden state."""
     head = network.get_output_embeddings()
+    # Mamba's residual stream is float32 whatever the weights are.
     logprobs = token_logprobs(
-        hidden[micro.mask].to(
-            head.weight.dtype
-        ),  # Mamba's residual stream is float32 whatever the weights are
+        hidden[micro.mask].to(head.weight.dtype),
         head.weight,
         micro.labels[micro.mask],
         bias=getattr(head, "bias", None),
@@ -228,9 +217,15 @@ def head_logprobs(
         transform=LogitTransform.from_config(network.config.get_text_config()),
         chunk_tokens=chunk_tokens,
     )
-    return torch.zeros(micro.mask.shape, device=logprobs.device).masked_scatter(
-        micro.mask, logprobs
-    )
+    return at_labels(micro, logprobs)
+
+
+def at_labels(micro: MicroBatch, values: Tensor) -> Tensor:
+    """Returns [R, L, ...] with the values [n, ...] of the labels at their places, and 0
+    elsewhere."""
+    found = values.new_zeros(*micro.mask.shape, *values.shape[1:])
+    found[micro.mask] = values
+    return found
 
 
 class LabelLogprobs(nn.Module):
@@ -323,8 +318,8 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     """For passes that try a model: nothing is compiled, and exceptions of a model that needs other
     arguments become a ValueError that names it.
 
-    A trial has a shape for each of its layouts. Flex attention would compile its kernel for them,
-    one after the other, and have used up torch's limit of recompilations before the first step.
+    Each layout of a trial has a shape of its own. Flex attention would compile its kernel for each,
+    and reach torch's limit of recompilations before the first step.
     """
     try:
         with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
@@ -335,12 +330,17 @@ def trial_pass(network: PreTrainedModel) -> Iterator[None]:
     except MODEL_ERRORS as error:
         if any(library in str(error) for library in LIBRARIES_OF_A_GPU):
             raise
-        attention = network.config._attn_implementation
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} does not give log-probs for "
             f"tokens and their positions alone ({shortened(error)}). Take another model"
-            f"{f', or another attention than {attention!r}' if attention else ''}."
+            f"{other_attention(network)}."
         ) from error
+
+
+def other_attention(network: PreTrainedModel) -> str:
+    """Returns the end of the sentence "Take another model", if the attention may be at fault."""
+    attention = network.config._attn_implementation
+    return f", or another attention than {attention!r}" if attention else ""
 
 
 def _from_pretrained(kind: Any, folder: str, **settings: Any) -> Any:

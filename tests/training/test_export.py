@@ -18,7 +18,7 @@ from lrl.cli.main import main
 from lrl.policy import PolicyModule
 from lrl.system import hub
 from lrl.training.lora import LoRA
-from lrl.training.model import open_network, open_tokenizer
+from lrl.training.model import ModelSource, open_tokenizer
 from tests.tiny_families import save_tiny
 from tests.tiny_policies import byte_tokenizer, tiny_llama
 
@@ -146,12 +146,7 @@ def test_a_config_has_what_a_script_has_changed(tmp_path: Path) -> None:
     found.network.resize_token_embeddings(300)
     found.export(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
-    assert (
-        open_network(str(tmp_path / "out"), "float32", None, False)
-        .get_input_embeddings()
-        .num_embeddings
-        == 300
-    )
+    assert ModelSource(str(tmp_path / "out")).open().get_input_embeddings().num_embeddings == 300
 
 
 def test_a_tokenizer_that_a_script_has_changed_is_saved(tmp_path: Path) -> None:
@@ -172,9 +167,7 @@ def test_a_first_version_that_is_gone_does_not_cost_a_run_its_policy(
     folder.rename(tmp_path / "moved")
     found.export(tmp_path / "out")
     assert "is gone" in caplog.text
-    assert open_network(str(tmp_path / "out"), "float32", None, False) and open_tokenizer(
-        str(tmp_path / "out")
-    )
+    assert ModelSource(str(tmp_path / "out")).open() and open_tokenizer(str(tmp_path / "out"))
 
 
 def test_the_first_version_is_never_written_over(tmp_path: Path) -> None:
@@ -221,9 +214,7 @@ def test_a_part_of_a_larger_model_can_be_opened_again(
     folder = save_tiny(family, tmp_path / "first")
     byte_tokenizer().save_pretrained(folder)
     export(str(folder), tmp_path / "out")
-    first, second = (
-        open_network(str(one), "float32", None, False) for one in (folder, tmp_path / "out")
-    )
+    first, second = (ModelSource(str(one)).open() for one in (folder, tmp_path / "out"))
     assert second.state_dict().keys() == first.state_dict().keys()
     assert all(
         torch.equal(second.state_dict()[name], weight)

@@ -21,7 +21,7 @@ from lrl.advantages import GroupMean
 from lrl.objectives.normalisation import NormaliseBy
 from lrl.rollouts.packing import Packer
 from lrl.training.lora import LoRA
-from lrl.training.model import open_empty_network, open_network
+from lrl.training.model import ModelSource
 from lrl.types import Group, MicroBatch, Prompt, Rollout
 from tests.run_without_generators import trainer as running
 from tests.test_policy import FakeStep, Steps
@@ -133,12 +133,12 @@ def test_a_step_of_bfloat16_weights_counts_exactly_and_has_float32_logprobs(
     assert found.gradient.norm() / exact.gradient.norm() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("opened", [open_network, open_empty_network])
+@pytest.mark.parametrize("opened", [ModelSource.open, ModelSource.open_empty])
 def test_positions_of_bfloat16_weights_are_exact(opened: Any, folder: str) -> None:
     positions = torch.arange(2000)[None]
     hidden = torch.zeros(1, 1, dtype=torch.bfloat16)
-    exact = open_network(folder, "float32", None, False).model.rotary_emb(hidden.float(), positions)
-    found = opened(folder, "bfloat16", None, False).model.rotary_emb(hidden, positions)
+    exact = ModelSource(folder).open().model.rotary_emb(hidden.float(), positions)
+    found = opened(ModelSource(folder, "bfloat16")).model.rotary_emb(hidden, positions)
     assert all(
         torch.equal(ours, theirs.bfloat16()) for ours, theirs in zip(found, exact, strict=True)
     )

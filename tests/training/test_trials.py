@@ -19,7 +19,7 @@ from lrl.policy import PolicyModule
 from lrl.rewards import ExactMatch
 from lrl.training.attention_masks import unknown_layers
 from lrl.training.beside.reference import Reference
-from lrl.training.model import open_network
+from lrl.training.model import ModelSource
 from lrl.training.trials import (
     LENGTHS,
     Shared,
@@ -40,7 +40,7 @@ def open_tiny(
     family: str, folder: Path, scale: float, seed: int = 0, dtype: Any = "float32", **settings: Any
 ) -> PreTrainedModel:
     saved = save_tiny(family, folder, scale, seed, **settings)
-    return open_network(str(saved), dtype, None, gradient_checkpointing=False)
+    return ModelSource(str(saved), dtype).open()
 
 
 def may_share_rows(network: PreTrainedModel) -> bool:
@@ -161,7 +161,7 @@ def draw(*_: Any) -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_trial_leaves_nothing_behind(folder: str, checkpointing: bool) -> None:
-    network = open_network(folder, "float32", None, checkpointing)
+    network = ModelSource(folder, gradient_checkpointing=checkpointing).open()
     before, weights = (
         torch.get_rng_state(),
         {name: tensor.clone() for name, tensor in network.state_dict().items()},
@@ -206,7 +206,7 @@ def test_a_leak_in_the_gradient_alone_is_found(
     """Simulates an attention whose backward pass mixes responses."""
     from lrl.training import trials
 
-    network, honest = open_network(folder, "float32", None, False), trials.label_logprobs
+    network, honest = ModelSource(folder).open(), trials.label_logprobs
 
     def wrong_backward(network: PreTrainedModel, micro: MicroBatch, chunk_tokens: int) -> Tensor:
         logprobs = honest(network, micro, chunk_tokens)
@@ -241,14 +241,14 @@ def test_responses_of_a_model_that_takes_masks_share_their_prompt(
     family: str, dtype: Any, attention: str, tmp_path: Path
 ) -> None:
     saved = str(save_tiny(family, tmp_path, 4.0))
-    network = open_network(saved, dtype, attention, gradient_checkpointing=True)
+    network = ModelSource(saved, dtype, attention, gradient_checkpointing=True).open()
     assert shared_by_responses(network) == Shared(rows=True, prefixes=True)
 
 
 def test_attention_without_masks_gets_copies_of_the_prompt(
     folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+    network = ModelSource(folder).open()
     network.config._attn_implementation = "flash_attention_2"
     assert not may_share_prefixes(network)
     assert "'flash_attention_2' takes no mask" in caplog.text
@@ -265,7 +265,7 @@ def test_attention_without_masks_gets_copies_of_the_prompt(
 def test_a_fault_of_the_gpu_s_libraries_is_not_blamed_on_the_model(
     folder: str, raised: Exception, shown: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = open_network(folder, "float32", None, gradient_checkpointing=False)
+    network = ModelSource(folder).open()
 
     def fails(*args: Any, **named: Any) -> None:
         raise raised

@@ -8,6 +8,8 @@ policy's optimizer, because Lightning counts the steps of every optimizer, and a
 is one step. They are neither sent to generators nor exported with the policy.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,8 +18,8 @@ from lrl.advantages import gae, of_tokens
 from lrl.distributed.ranks import Ranks
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.collate import Numbers
-from lrl.training.model import Dtype, decoder_of, last_hidden
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model import ModelSource, at_labels, decoder_of, last_hidden
+from lrl.training.model_files import open_on_ranks
 from lrl.training.trials import Shared, shared_by_responses
 from lrl.types import Group, MicroBatch
 
@@ -104,27 +106,22 @@ class Critic(nn.Module):
     def open(
         self,
         policy: PreTrainedModel,
-        dtype: Dtype,
-        attention: str | None,
-        gradient_checkpointing: bool,
+        source: ModelSource,
         device: torch.device,
         ranks: Ranks,
         in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Loads the model, if there is one, and makes the head; all ranks call it.
+        """Loads the model, if there is one, as `source` but from its own folder, and makes the head;
+        all ranks call it.
 
-        Returns the decoder with its weights, None without a model. With `in_parts`, where the
-        critic's own has no memory for its weights, ranks other than 0 return None.
+        Returns the decoder with its weights (`open_on_ranks`); None without a model, and on other
+        ranks than 0 with `in_parts`.
         """
         if self.model is None:
             self._add_head(policy)
             return None
-        settings = self.model, dtype, attention, gradient_checkpointing
-        whole: PreTrainedModel | None
-        if in_parts:
-            network, whole = open_in_parts(*settings, ranks)
-        else:
-            network = whole = open_on_all_ranks(*settings, device, ranks)
+        own = replace(source, folder=self.model)
+        network, whole = open_on_ranks(own, device, ranks, in_parts)
         if whole is not None:
             self.responses_share = shared_by_responses(whole)
         self.responses_share = ranks.share(self.responses_share)
@@ -149,20 +146,17 @@ class Critic(nn.Module):
             hidden: [R, L, H], the last hidden state of the policy; unused with a model of its own.
             micro: The micro-batch, R rows of L tokens.
         """
-        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask]).squeeze(-1)
-        return torch.zeros(micro.mask.shape, device=values.device).masked_scatter(
-            micro.mask, values
-        )
+        values = apply_head(self.head, self._hidden(hidden, micro)[micro.mask])
+        return at_labels(micro, values.squeeze(-1))
 
     def _hidden(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns the hidden state under the head: [R, L, H]."""
+        """Returns the hidden state under the head, [R, L, H]; of the gradient, `trunk_gradient`
+        flows back into the policy's."""
         if self.trunk is not None:
             return last_hidden(self.trunk, micro)
         assert hidden is not None
-        return self._limited(hidden) if hidden.requires_grad else hidden
-
-    def _limited(self, hidden: Tensor) -> Tensor:
-        """Returns the hidden state, through which `trunk_gradient` of the gradient flows back."""
+        if not hidden.requires_grad:
+            return hidden
         if not self.trunk_gradient:
             return hidden.detach()
         limited = hidden.view_as(hidden)

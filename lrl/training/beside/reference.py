@@ -5,25 +5,20 @@ with the rollout.
 """
 
 import logging
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from transformers import PreTrainedModel
 
 from lrl.distributed.ranks import Ranks
 from lrl.objectives.base import Tokens, clamp_log_ratio, k3
 from lrl.system.config_errors import at_least, fault, one_of
 from lrl.training.collate import Numbers
-from lrl.training.model import (
-    Dtype,
-    LabelLogprobs,
-    unique_tensors,
-    whole_tensors,
-)
-from lrl.training.model_files import open_in_parts, open_on_all_ranks
+from lrl.training.model import LabelLogprobs, ModelSource, unique_tensors, whole_tensors
+from lrl.training.model_files import open_on_ranks
 from lrl.training.sharding import Sharding, on_cpu, shard_again
 from lrl.training.trials import check_rows
 from lrl.types import Group, MicroBatch
@@ -110,9 +105,7 @@ class Reference:
 
     def open(
         self,
-        policy_folder: str,
-        dtype: Dtype,
-        attention: str | None,
+        policy: ModelSource,
         device: torch.device,
         ranks: Ranks,
         sharding: Sharding | None = None,
@@ -121,12 +114,8 @@ class Reference:
         another. With `sharding` in parts over all ranks; rank 0 reads it."""
         if hasattr(self, "network"):
             return
-        settings = self.model or policy_folder, dtype, attention, False
-        whole: PreTrainedModel | None
-        if sharding is None:
-            self.network = whole = open_on_all_ranks(*settings, device, ranks)
-        else:
-            self.network, whole = open_in_parts(*settings, ranks)
+        own = replace(policy, folder=self.model or policy.folder, gradient_checkpointing=False)
+        self.network, whole = open_on_ranks(own, device, ranks, in_parts=sharding is not None)
         if whole is not None:
             check_rows(whole)
         self._scorer = LabelLogprobs(self.network).requires_grad_(False)

@@ -18,7 +18,7 @@ from lrl.advantages import discounted, rewards_by_action
 from lrl.system.config_errors import fault
 from lrl.training.beside.critic import Critic, apply_head
 from lrl.training.collate import Numbers
-from lrl.training.model import last_hidden
+from lrl.training.model import at_labels, last_hidden
 from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
 M = TypeVar("M", bound=nn.Module)
@@ -114,9 +114,7 @@ class TurnCritic(Critic):
             if self.target_trunk is not None:
                 state = last_hidden(self.target_trunk, micro)
             found = torch.cat([found, _twins(self.target_head, state, micro)], 1)
-        values = found.new_zeros(*micro.mask.shape, found.shape[1])
-        values[micro.mask] = found
-        return values
+        return at_labels(micro, found)
 
     def fill(self, group: Group, found: Numbers) -> None:
         """Sets `turn_values` of every scored rollout of a group that has a token.

@@ -279,7 +279,7 @@ def test_values_and_log_probs_are_the_same_where_the_prompt_is_read_once(
 ) -> None:
     policy = with_critic(folder, model=folder if own else None, trunk_gradient=0.0)
     policy.reference = Reference(0.1)
-    policy.reference.open(policy.policy_folder, "float32", None, policy.device, Ranks())
+    policy.reference.open(policy.source, policy.device, Ranks())
     assert policy.responses_share.prefixes
     for copies, once in zip(groups(), groups(), strict=True):
         policy.prepare(copies, 1.0, 10_000)

@@ -38,10 +38,8 @@ class CheckpointFolder(CheckpointFile):
         older = target.with_name(target.name + REPLACED_SUFFIX)
         whole = dict(checkpoint)
         parts = {"state_dict": whole.pop("state_dict")}
-        parts |= {
-            f"optimizer_{number}": state
-            for number, state in enumerate(whole.pop("optimizer_states", []))
-        }
+        for number, state in enumerate(whole.pop("optimizer_states", [])):
+            parts[f"optimizer_{number}"] = state
         _clear(unfinished)
         try:
             save_parts(parts, unfinished)
@@ -76,7 +74,7 @@ def save_parts(parts: dict[str, Any], folder: Path) -> None:
         with explain_broken_collective():
             dcp.save(parts, checkpoint_id=folder)
     except CheckpointException as error:
-        # No Exception by its class, and it is not of a class with what caused it.
+        # It is neither an Exception nor of the class of its cause.
         causes = [cause for cause, _ in error.failures.values()]
         raise next((cause for cause in causes if os_error(cause)), causes[0]) from error
 
@@ -103,10 +101,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _index(folder: Path) -> dict[str, TensorStorageMetadata]:
     entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    tensors = {
-        name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if name.startswith(WEIGHTS) and isinstance(entry, TensorStorageMetadata)
     }
-    return {name: entry for name, entry in tensors.items() if name.startswith(WEIGHTS)}
 
 
 def _remove(path: Path) -> None:

@@ -1,11 +1,11 @@
 """Atomic checkpoints; one that cannot be written does not end the run.
 
-Lightning moves a checkpoint from the system's temporary folder, which across file systems is a copy:
-a run killed during it leaves half a checkpoint in place of the last good one. Here the bytes go into
-a file next to the checkpoint, which is then renamed.
+Lightning moves a checkpoint from the system's temporary folder, which across file systems is a
+copy: a run killed during it leaves half a checkpoint in place of the last good one. Here the bytes
+go into a file next to the checkpoint, which is then renamed.
 
-A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint that
-the new one was to replace; that one is kept until a newer one is written.
+A failed write is a warning. Lightning does not learn of it and would remove the older checkpoint
+that the new one was to replace; that one is kept until a newer one is written.
 
 Checkpoints are read by `torch.load` with `weights_only=True`, which refuses a whole file for one
 object that is neither plain nor a tensor. So such objects are left out, and the log names them.

@@ -28,8 +28,7 @@ REPLACED_SUFFIX = ".older"
 
 
 class CheckpointFolder(CheckpointFile):
-    """`CheckpointFile` for parts: all ranks save together, and write is refused on all if one of
-    them cannot."""
+    """`CheckpointFile` for parts: all ranks save together; if one cannot, all are refused."""
 
     def _write(self, checkpoint: dict[str, Any], path: Any, storage_options: Any) -> None:
         target = Path(path)
@@ -55,8 +54,7 @@ class CheckpointFolder(CheckpointFile):
 
 
 def _clear(unfinished: Path) -> None:
-    """Removes what a run that was killed has left, before any rank makes the folder anew; raises
-    rank 0's error on all ranks."""
+    """Removes a killed run's rest before any rank writes; raises rank 0's error on all ranks."""
     found: list[OSError | None] = [None]
     if dist.get_rank() == 0:
         try:

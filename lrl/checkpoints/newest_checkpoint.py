@@ -102,8 +102,7 @@ def _folders(trainer: L.Trainer) -> list[Path]:
 
 
 def steps_done(path: Path) -> int:
-    """Returns the steps done in a checkpoint, from its name or else its content; -1 if it cannot be
-    read."""
+    """Returns the steps done, from a checkpoint's name or else its content; -1 if unreadable."""
     if in_name := re.search(r"step=(\d+)", path.name):
         return int(in_name[1])
     steps = _read(path, "global_step")

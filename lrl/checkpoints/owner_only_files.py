@@ -1,5 +1,6 @@
 """Small JSON files between processes of one user: written atomically, and trusted only if this user
-owns file and folder, and their modes exclude all others. The check uses the open file, not its name.
+owns file and folder, and their modes exclude all others. The check uses the open file, not its
+name.
 """
 
 import json
@@ -21,8 +22,7 @@ class OwnerOnlyFolder:
         self.path = path
 
     def make(self) -> None:
-        """Makes the folder, or empties an existing one; raises OSError if it cannot belong to this
-        user only."""
+        """Makes or empties the folder; raises OSError if it cannot be this user's alone."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = self.path.lstat()
         if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
@@ -36,8 +36,7 @@ class OwnerOnlyFolder:
             file.unlink(missing_ok=True)
 
     def read(self, name: str, kind: type[T]) -> T:
-        """Returns a `kind` made from the fields in a file; raises FileNotFoundError or
-        UntrustedFile."""
+        """Returns a `kind` made of a file's fields; raises FileNotFoundError or UntrustedFile."""
         self.check()
         path = self.path / name
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:

@@ -1,5 +1,5 @@
-"""The folder of a run's files, the lock that keeps other live runs out of it, and the metrics that are
-in it already.
+"""The folder of a run's files, the lock that keeps other live runs out of it, and the metrics that
+are in it already.
 
 Two runs in one folder would overwrite each other's checkpoints and logs, and mix their metrics.
 """
@@ -112,8 +112,7 @@ class RunFolderLock:
         self._lock(folder)
 
     def acquire(self, folder: Path) -> None:
-        """Makes and locks `folder` and releases the previous one; raises ConfigError if another
-        live run has it."""
+        """Makes and locks `folder` and releases the last; ConfigError if a live run has it."""
         self.release()
         self._made = _make(folder)
         self._lock(folder)
@@ -171,7 +170,7 @@ def _next_folder(trainer: L.Trainer, numbered: list[Any]) -> Path:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Makes a folder; returns it and the parents made for it, innermost first; empty if it exists."""
+    """Makes a folder; returns it and the parents made for it; empty if it exists."""
     absent = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.mkdir(parents=True)

@@ -60,10 +60,8 @@ def find_model(model: str) -> str:
         # Names on the hub are `name` or `owner/name`.
         must_be_folder = model.startswith((".", "/", "~")) or model.count("/") > 1
         if must_be_folder and not folder.exists():
-            looked = "" if folder.is_absolute() else f" (looked for {folder.resolve()})"
             raise ConfigError(
-                f"model={model!r}: there is no such folder{looked}. Give one in Hugging Face "
-                "format."
+                f"model={model!r}: there is no such folder (looked for {folder.resolve()})."
             )
         return str(folder) if model.startswith("~") else model
     try:
@@ -75,9 +73,7 @@ def find_model(model: str) -> str:
     except ConfigError as error:
         raise ConfigError(f"model={model!r}: {error}") from error
     except Exception as error:
-        raise ConfigError(
-            f"model={model!r} raised {type(error).__name__}: {error}. Mend the function."
-        ) from error
+        raise ConfigError(f"model={model!r} raised {type(error).__name__}: {error}.") from error
 
 
 def open_tokenizer(folder: str) -> PreTrainedTokenizerBase:
@@ -124,8 +120,7 @@ class ModelSource:
         return network
 
     def open_empty(self) -> PreTrainedModel:
-        """Makes the network of `open` without memory for its weights; call it when that has checked
-        the folder."""
+        """Makes the network of `open`, which has checked the folder, without memory for weights."""
         with parameters_without_memory():
             network = AutoModelForCausalLM.from_config(
                 quiet_config(self.folder),
@@ -142,16 +137,14 @@ class ModelSource:
 
 
 def open_config(folder: str) -> Any:
-    """Opens a model's config; raises ValueError if it cannot be opened, or its weights are
-    quantised."""
+    """Opens a model's config; raises ValueError if it cannot, or the weights are quantised."""
     config = read_config(folder)
     check_whole(folder, config)
     return config
 
 
 def read_config(folder: str) -> Any:
-    """Reads a model's config, also of one that lrl could not train; raises ValueError if it
-    cannot."""
+    """Reads a model's config, also of one that lrl cannot train; raises ValueError if it cannot."""
     return _from_pretrained(AutoConfig, folder)
 
 
@@ -167,8 +160,7 @@ def quiet_config(folder: str) -> Any:
 
 
 def open_meta_model(folder: str, attention: str | None) -> PreTrainedModel:
-    """Opens a model on the meta device, without weights: shapes only. Raises ValueError if it
-    cannot be built."""
+    """Opens a model on the meta device: shapes only. Raises ValueError if it cannot."""
     config = open_config(folder)
     with torch.device("meta"), _opening(AutoModelForCausalLM, folder, attention):
         return AutoModelForCausalLM.from_config(
@@ -221,11 +213,10 @@ def head_logprobs(
 
 
 def at_labels(micro: MicroBatch, values: Tensor) -> Tensor:
-    """Returns [R, L, ...] with the values [n, ...] of the labels at their places, and 0
-    elsewhere."""
-    found = values.new_zeros(*micro.mask.shape, *values.shape[1:])
-    found[micro.mask] = values
-    return found
+    """Returns [R, L] or [R, L, N]: the values [n] or [n, N] at their labels, and 0 elsewhere."""
+    # An assignment to the places of the mask would have the host wait for a GPU.
+    mask = micro.mask if values.ndim == 1 else micro.mask[..., None]
+    return values.new_zeros(*micro.mask.shape, *values.shape[1:]).masked_scatter(mask, values)
 
 
 class LabelLogprobs(nn.Module):
@@ -280,24 +271,21 @@ def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of `whole_tensors` with their names in a Hugging Face checkpoint, a layer
-    at a time."""
-    # transformers keeps some weights (the experts of a mixture) in another layout than checkpoints
-    # do, and only whole layers convert back.
+    """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
+    # transformers keeps some weights, such as experts, in another layout, and only whole layers
+    # convert back.
     for _, layer in groupby(whole_tensors(network), key=lambda item: _layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 
 def _layer_of(name: str) -> str:
-    """Returns `model.layers.3` for all weights of layer 3, and the name itself outside of
-    layers."""
+    """Returns `model.layers.3` for all weights of layer 3; outside of layers the name itself."""
     head, dot, tail = name.partition(".layers.")
     return head + dot + tail.partition(".")[0] if dot else name
 
 
 def _check_logits(network: PreTrainedModel) -> None:
-    """Compares log-probs from the last hidden state with the model's own, to find unknown changes
-    of the logits."""
+    """Compares lrl's log-probs with the model's own, to find unknown changes of the logits."""
     ids = torch.arange(1, 9) % network.get_input_embeddings().num_embeddings
     micro = text_as_micro_batch(ids.tolist(), network.device)
     with torch.no_grad(), trial_pass(network):
@@ -357,8 +345,7 @@ def shortened(error: Exception) -> str:
 
 @contextmanager
 def _opening(kind: Any, folder: str, attention: str | None) -> Iterator[None]:
-    """Turns exceptions of transformers for a bad folder into a ValueError that names the
-    setting."""
+    """Turns transformers' exceptions for a bad folder into a ValueError."""
     try:
         yield
     except (OSError, ValueError, ImportError, StrictDataclassError, SafetensorError) as error:

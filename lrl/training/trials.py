@@ -11,15 +11,15 @@ maximum is the difference at a token that the model considers all but impossible
 is relative, so it shows a leak even if small weights make all log-probs alike. A leak smaller than
 rounding is not found.
 
-Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond them.
-So the trial runs on a model of the same class and weights in which they are shorter than the
+Windows, chunks and top-k sizes reach thousands of tokens, and a model reads differently beyond
+them. So the trial runs on a model of the same class and weights in which they are shorter than the
 sequences (`narrowed`).
 
-**Adapters.** A network with adapters must compute W + scale * B A. Some models read a weight without
-calling its layer (Mamba's step size): the adapter then does nothing in the trainer, but everything
-in the generators, which merge it. Others pack several layers into one weight in their files. So
-every W must be the same in a checkpoint as in memory, and the gradient of B must be scale * dW A^T
-(2106.09685, equation 3, at B = 0).
+**Adapters.** A network with adapters must compute W + scale * B A. Some models read a weight
+without calling its layer (Mamba's step size): the adapter then does nothing in the trainer, but
+everything in the generators, which merge it. Others pack several layers into one weight in their
+files. So every W must be the same in a checkpoint as in memory, and the gradient of B must be scale
+* dW A^T (2106.09685, equation 3, at B = 0).
 """
 
 import copy
@@ -66,11 +66,10 @@ NARROW = 4
 REACH = re.compile("window|chunk|topk|block_size|local_attention|budget")
 """Names of settings that say how far a token reads, or how many it reads."""
 HIGH_QUANTILE = 0.9
-"""The quantile of the differences that counts besides their mean. A leak reaches most tokens of a
-response."""
+"""The quantile of the differences that counts, too. A leak reaches most tokens of a response."""
 ADAPTER_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-"""Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the format
-of W."""
+"""Largest difference of the two gradients of B, relative to the larger one (L2 norms), by the
+format of W."""
 
 
 class Gap(NamedTuple):
@@ -99,8 +98,7 @@ class Gap(NamedTuple):
 
 
 MAX_GAP_FLOAT32 = Gap(mean=5e-4, high=1e-3, gradient=1e-2)
-"""Limit for rounding between different shapes in float32; measured on a CPU: 1e-6 nats and 3e-6 of
-the gradient."""
+"""Limit for rounding in float32; measured on a CPU: 1e-6 nats and 3e-6 of the gradient."""
 MIN_GAP_16_BITS = Gap(mean=1e-3, high=2e-3, gradient=2e-2)
 """The same in 16 bits, for a model that hardly rounds."""
 ALWAYS_ALLOWED_GAP = Gap(mean=1e-4, high=1e-4, gradient=1e-4)
@@ -125,8 +123,7 @@ class Shared(NamedTuple):
 
 
 def check_rows(network: PreTrainedModel) -> None:
-    """Raises ConfigError unless padded responses in rows of their own are computed as if each were
-    alone."""
+    """Raises ConfigError unless padded responses are computed as if each were alone."""
     network = narrowed(network)
     _Trial(network, _sequences(network)).check_padded()
 
@@ -227,8 +224,7 @@ class _Trial:
         self._truth = self._alone()
 
     def gap(self, rows: list[list[PrefixTree]], masks: bool = False) -> Gap:
-        """Returns how far these rows, with lrl's own masks or without, differ from each sample
-        alone."""
+        """Returns how far these rows, with lrl's masks or without, are from each sample alone."""
         return _gap(self._run(rows, masks), self._truth)
 
     def padded(self) -> Gap:
@@ -243,8 +239,8 @@ class _Trial:
         network = self._network
         raise ConfigError(
             f"model={network.name_or_path!r}: {type(network).__name__} gives a response that is "
-            f"padded, or in a batch with others, other log-probs than alone ({found}). It cannot be "
-            f"trained: take another model{other_attention(network)}."
+            f"padded, or in a batch with others, other log-probs than alone ({found}). It cannot "
+            f"be trained: take another model{other_attention(network)}."
         )
 
     def _rounding(self) -> Gap:
@@ -260,8 +256,7 @@ class _Trial:
         return _Result(torch.cat([one.logprobs for one in each]), gradients.sum(0))
 
     def _run(self, rows: list[list[PrefixTree]], masks: bool = False) -> _Result:
-        """Returns log-probs and the gradient of their weighted sum; leaves gradients and random
-        state as they were."""
+        """Returns log-probs and their weighted sum's gradient; keeps gradients and random state."""
         micro = fill_rows(rows, temperature=1.0, masks=masks).to(self._network.device)
         with trial_pass(self._network), _same_random_state(self._network), torch.enable_grad():
             found = label_logprobs(self._network, micro, chunk_tokens=sum(LENGTHS))
@@ -412,8 +407,7 @@ def _learns(layer: Any, expected: Tensor | None) -> bool:
 
 
 def _refuse(network: PreTrainedModel, layers: Layers, bad: list[str], why: str) -> NoReturn:
-    """Raises a ConfigError that names the layers, and the endings of the layers that may keep their
-    adapters."""
+    """Raises ConfigError with the bad layers, and the ends of names that may stay."""
     ends, bad_ends = ({name.rpartition(".")[2] for name in names} for names in (layers, bad))
     right = ", ".join(sorted(ends - bad_ends))
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""

@@ -1,11 +1,10 @@
-"""The critic: a value head that predicts the return from every token, if `model.critic` is set.
-
-The head is on the policy's last hidden state, or on that of a model of its own.
+"""The critic: a value head that predicts the return from every token, if `model.critic` is set, on
+the last hidden state of the policy or of a model of its own.
 
 `lrl.advantages.GAE` makes advantages of its values. They are computed once per rollout, when its
 group reaches its step, and stay with the rollout. The critic's weights are a parameter group of the
-policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the policy
-is one step. They are neither sent to generators nor exported with the policy.
+policy's optimizer, because Lightning counts the steps of every optimizer, and a version of the
+policy is one step. They are neither sent to generators nor exported with the policy.
 """
 
 from dataclasses import replace
@@ -72,9 +71,9 @@ class Critic(nn.Module):
         trunk_gradient: float = 0.0,
     ) -> None:
         super().__init__()
-        at_least(0, "model.critic", lr=lr, value_only_steps=value_only_steps)
-        at_least(0, "model.critic", trunk_gradient=trunk_gradient)
-        above(0, "model.critic", max_grad_norm=max_grad_norm, clip=clip)
+        own = "model.critic"
+        at_least(0, own, lr=lr, value_only_steps=value_only_steps, trunk_gradient=trunk_gradient)
+        above(0, own, max_grad_norm=max_grad_norm, clip=clip)
         if not 0 <= lam <= 1:
             fault(f"model.critic.lam is {lam}; it must be in [0, 1].")
         if trunk_gradient and model is not None:
@@ -111,8 +110,8 @@ class Critic(nn.Module):
         ranks: Ranks,
         in_parts: bool = False,
     ) -> PreTrainedModel | None:
-        """Loads the model, if there is one, as `source` but from its own folder, and makes the head;
-        all ranks call it.
+        """Loads the model, if there is one, as `source` but from its own folder, and makes the
+        head; all ranks call it.
 
         Returns the decoder with its weights (`open_on_ranks`); None without a model, and on other
         ranks than 0 with `in_parts`.
@@ -211,22 +210,13 @@ def apply_head(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class ValueSums:
-    """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of one
-    step, gathered micro-batch by micro-batch."""
-
-    NAMES = (
-        "tokens",
-        "loss",
-        "values",
-        "value",
-        "return",
-        "return_squared",
-        "error",
-        "error_squared",
-    )
+    """Sums of values, returns and errors over the trained tokens (of `lrl.TurnCritic`: turns) of
+    one step, gathered micro-batch by micro-batch."""
 
     def __init__(self) -> None:
-        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64)
+        self.sums = torch.zeros(8, dtype=torch.float64)
+        """Tokens, weighted losses, and of the values that are learnt: their number, values,
+        returns, squared returns, errors, squared errors."""
 
     @property
     def tokens(self) -> float:
@@ -238,17 +228,10 @@ class ValueSums:
         """Adds one micro-batch: n values and their returns, float32 [n] each; the sum of its
         weighted losses, float32 []; and its trained tokens."""
         errors = returns - values
-        each = (
-            torch.ones_like(values),
-            values,
-            returns,
-            returns.square(),
-            errors,
-            errors.square(),
-        )
+        ones = torch.ones_like(values)
+        each = torch.stack([ones, values, returns, returns.square(), errors, errors.square()])
         whole = torch.stack([loss.new_tensor(tokens), loss]).double()
-        sums = torch.cat([whole, torch.stack(each).double().sum(1)])
-        self.sums = self.sums.to(values.device) + sums
+        self.sums = self.sums.to(values.device) + torch.cat([whole, each.double().sum(1)])
 
     def result(self, divisor: int) -> dict[str, float]:
         """Returns the step's metrics; empty if it had no value.
@@ -257,17 +240,12 @@ class ValueSums:
         `return_mean`: in units of reward. `explained_variance`: 1 - Var(R - V) / Var(R); 1 for
         perfect values, 0 for a constant; left out where all returns are the same.
         """
-        sums = dict(zip(self.NAMES, self.sums.tolist(), strict=True))
-        if not (n := sums["values"]):
+        _, loss, n, *sums = self.sums.tolist()
+        if not n:
             return {}
-        variance = sums["return_squared"] / n - (sums["return"] / n) ** 2
-        unexplained = sums["error_squared"] / n - (sums["error"] / n) ** 2
-        metrics = {
-            "loss": sums["loss"] / divisor,
-            "value_mean": sums["value"] / n,
-            "return_mean": sums["return"] / n,
-        }
-        # Below it is rounding.
-        if variance > 1e-9:
-            metrics["explained_variance"] = 1 - unexplained / variance
+        value, return_, return_squared, error, error_squared = (one / n for one in sums)
+        variance = return_squared - return_**2
+        metrics = {"loss": loss / divisor, "value_mean": value, "return_mean": return_}
+        if variance > 1e-9:  # below it is rounding
+            metrics["explained_variance"] = 1 - (error_squared - error**2) / variance
         return metrics

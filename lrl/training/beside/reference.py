@@ -95,8 +95,7 @@ class Reference:
         return () if self.penalty_in != "reward" else (self.coefficient, self.estimator, self.model)
 
     def check_beside_adapters(self) -> None:
-        """Checks the settings of a run that trains adapters (`model.lora`), which a reference has
-        not."""
+        """Checks the settings of a run that trains adapters, which a reference has not."""
         if self.refresh_every_n_steps is not None:
             fault(
                 f"model.reference.refresh_every_n_steps is {self.refresh_every_n_steps}, and "
@@ -151,9 +150,7 @@ class Reference:
         """Returns the KL's part of the loss of each token: float32 [n]."""
         if not self.coefficient or self.penalty_in != "loss":
             return torch.zeros_like(tokens.logprobs)
-        assert tokens.reference_logprobs is not None, (
-            "every group passes `fill` before it is packed"
-        )
+        assert tokens.reference_logprobs is not None, "every group passes `fill` first"
         return self.coefficient * self._kl(tokens.logprobs, tokens.reference_logprobs)
 
     def end_step(self, steps_done: int, network: torch.nn.Module) -> None:
@@ -172,15 +169,11 @@ class Reference:
         """
         if not self.version:
             return {}
-        return {
-            "weights": on_cpu(whole_tensors(self.network)),
-            "version": self.version,
-            "model": self.model,
-        }
+        weights = on_cpu(whole_tensors(self.network))
+        return {"weights": weights, "version": self.version, "model": self.model}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores weights and version of a checkpoint, unless `model` now names another
-        reference."""
+        """Restores a checkpoint's weights and version, unless `model` names another reference."""
         if not state:
             return
         if (before := state.get("model")) != self.model or self.url is not None:

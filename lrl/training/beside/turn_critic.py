@@ -1,5 +1,5 @@
-"""The critic of turns: twin values of a turn's state and of the turn itself, learnt from one turn to
-the next (ArCHer, 2402.19446).
+"""The critic of turns: twin values of a turn's state and of the turn itself, learnt from one turn
+to the next (ArCHer, 2402.19446).
 
 It is a `Critic` with other outputs and another loss; how it is opened, sharded, trained, saved and
 exported is the same. A slow copy of its weights, the target, says what each value learns. So a
@@ -23,8 +23,8 @@ from lrl.types import Group, MicroBatch, Rollout, TurnValues
 
 M = TypeVar("M", bound=nn.Module)
 FIRST_SPREAD = 0.1
-"""Standard deviation of the first values, over states of unit size. Twins that began at 0 would stay
-equal, because they learn from equal targets."""
+"""Standard deviation of the first values, over states of unit size. Twins that began at 0 would
+stay equal, because they learn from equal targets."""
 
 
 class TurnCritic(Critic):
@@ -45,8 +45,8 @@ class TurnCritic(Critic):
         lr: As of `lrl.Critic`.
         gamma: Discount of a turn, in [0, 1].
         tau: Share of the new weights in the target after each step, above 0 and at most 1.
-        value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to get
-            one turn further back.
+        value_only_steps: As of `lrl.Critic`; many, because a reward takes about 1 / `tau` steps to
+            get one turn further back.
         max_grad_norm: As of `lrl.Critic`.
         trunk_gradient: As of `lrl.Critic`.
 
@@ -68,13 +68,7 @@ class TurnCritic(Critic):
         max_grad_norm: float | None = 1.0,
         trunk_gradient: float = 0.0,
     ) -> None:
-        super().__init__(
-            model,
-            lr,
-            value_only_steps=value_only_steps,
-            max_grad_norm=max_grad_norm,
-            trunk_gradient=trunk_gradient,
-        )
+        super().__init__(model, lr, 1.0, value_only_steps, max_grad_norm, None, trunk_gradient)
         if not 0 <= gamma <= 1:
             fault(f"model.critic.gamma is {gamma}; it must be in [0, 1].")
         if not 0 < tau <= 1:
@@ -103,8 +97,8 @@ class TurnCritic(Critic):
         self.target_trunk = None if self.trunk is None else _frozen(self.trunk)
 
     def forward(self, hidden: Tensor | None, micro: MicroBatch) -> Tensor:
-        """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient also
-        those four of the target: float32 [R, L, 4 or 8], 0 outside the mask.
+        """Returns for each label V1 and V2 before it, and Q1 and Q2 behind it; without gradient
+        also those four of the target: float32 [R, L, 4 or 8], 0 outside the mask.
 
         The arguments are those of `Critic.forward`.
         """

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from lrl.weights.staged_file import checksum as checksum_of
 from safetensors.torch import load_file
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -30,7 +31,6 @@ from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TokenMiddleware
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights import communicator
-from lrl.weights.staged_file import checksum as checksum_of
 
 COPY = "/copy"
 """The route that copies bytes over a plain connection."""

@@ -47,6 +47,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from lrl.weights.staged_file import SHARED_MEMORY
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -65,10 +66,9 @@ from lrl.system.event_loop import LoopThread
 from lrl.weights.nccl import Nccl
 from lrl.weights.pull import Pull
 from lrl.weights.shared_memory import SharedMemory
-from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
-from lrl.weights.wire import Weights
 from tests.weights.nccl_over_gloo import install
 
 DEADLINE_S = 600.0

@@ -4,6 +4,8 @@ With several ranks no single one may have all weights, so every read of them is 
 (`lrl.distributed.collective`).
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -23,6 +25,7 @@ from lrl.errors import ConfigError
 from lrl.objectives.base import Objective
 from lrl.rollouts import prompt_form
 from lrl.rollouts.response_text import ends_of_text, stop_tokens
+from lrl.system.endpoint import Endpoint
 from lrl.system.malloc_trim import trim_heap
 from lrl.training.beside.critic import Critic
 from lrl.training.beside.reference import Reference
@@ -42,6 +45,7 @@ from lrl.training.model import (
     whole_tensors,
 )
 from lrl.training.model_files import open_on_ranks
+from lrl.training.pieces import adapter_pieces, checkpoint_pieces
 from lrl.training.rounding import Rounded, rounded_weights, rounding_errors
 from lrl.training.schedule import Schedule
 from lrl.training.sharding import Sharding, on_cpu, shard_again
@@ -49,6 +53,7 @@ from lrl.training.tree_cost import attention_tokens_of
 from lrl.training.trials import Shared, check_adapters, shared_by_responses
 from lrl.types import MicroBatch
 from lrl.weights.adapters import named
+from lrl.weights.staging import Served, Staged, StageOrder, Staging
 
 if TYPE_CHECKING:
     from lrl.training.beside.teacher import Teacher
@@ -252,7 +257,7 @@ class PolicyModel(L.LightningModule):
         return of_its_own and not self.reference_is_base
 
     @property
-    def asked_teacher(self) -> "Teacher | None":
+    def asked_teacher(self) -> Teacher | None:
         """The teacher that is on a server; None without one."""
         if self.reference is None or self.reference.url is None:
             return None
@@ -342,10 +347,20 @@ class PolicyModel(L.LightningModule):
         if self.reference is not None and self.trainer.state.fn == "fit":
             self.reference.load_state_dict(checkpoint.get("reference", {}))
 
+    @cached_property
+    def sent_weights(self) -> SentWeights:
+        """What a sync sends; on rank 0."""
+        return SentWeights(self)
+
+    @cached_property
+    def staging(self) -> Staging:
+        """This rank's part of what is sent."""
+        return Staging()
+
     @collective
-    def sent_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields what a sync sends: the adapters (`lrl.weights.adapters`), or without them whole
-        weights with their names in a Hugging Face checkpoint.
+    def whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the adapters (`lrl.weights.adapters`), or without them all weights with their
+        names in a Hugging Face checkpoint, whole on rank 0.
 
         A head tied to the embedding is left out: vLLM ties it itself.
         """
@@ -353,6 +368,19 @@ class PolicyModel(L.LightningModule):
         if self.lora is None:
             return checkpoint_weights(self.network)
         return named(whole_adapters(self.network))
+
+    @collective
+    def stage_weights(self, order: StageOrder) -> Staged:
+        """Stages the tensors of `whole_weights`, a part on every rank (`Staging.stage`)."""
+        shard_again(self)
+        pieces = checkpoint_pieces if self.lora is None else adapter_pieces
+        return self.staging.stage(lambda: pieces(self.network, self.ranks), order, self.ranks)
+
+    @collective
+    def serve_weights(self, endpoint: Endpoint, token: str) -> list[Served]:
+        """Serves what all ranks stage (`Staging.serve`)."""
+        here = self._trainer is None or self.trainer.node_rank == 0
+        return self.staging.serve(endpoint, token, self.ranks, here)
 
     @collective
     def export(self, folder: Path) -> None:
@@ -378,6 +406,19 @@ class PolicyModel(L.LightningModule):
                 lora=self.lora,
                 adapters=adapters,
             )
+
+
+class SentWeights:
+    """The weights of a policy as its syncs know them (`lrl.weights.wire.Weights`)."""
+
+    def __init__(self, policy: PolicyModel) -> None:
+        self._policy = policy
+        self.stage = policy.stage_weights
+        self.serve = policy.serve_weights
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """See `PolicyModel.whole_weights`."""
+        return self._policy.whole_weights()
 
 
 def _absolute(model: str) -> str:

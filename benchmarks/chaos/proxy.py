@@ -17,11 +17,11 @@ from typing import Any, Literal
 import aiohttp
 import torch
 from aiohttp import web
+from lrl.weights.staged_file import checksum
 from safetensors.torch import load_file, save_file
 
 from lrl.generators.client import GENERATE
 from lrl.system.event_loop import LoopThread
-from lrl.weights.staged_file import checksum
 
 HOST = "127.0.0.1"
 DEADLINE_S = 10.0

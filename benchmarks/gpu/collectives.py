@@ -35,7 +35,7 @@ from benchmarks.random_policy import SHAPES, llama, made_up_rows, make_policy
 from lrl.checkpoints.checkpoint_folder import read_weights, save_parts
 from lrl.distributed.ranks import Ranks
 from lrl.training.optimizers import norm_of
-from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on_rank_0
+from lrl.training.sharding import Sharding, on_cpu, shard_again, whole_on
 
 DEADLINE = timedelta(seconds=60)
 """Of every collective."""
@@ -128,7 +128,7 @@ class Program(Lines):
         saved = read_weights(self.parts)
         shutil.rmtree(self.parts)
         self.keep(save_s=seconds)
-        whole = on_cpu((name, whole_on_rank_0(one)) for name, one in weights.items())
+        whole = on_cpu((name, whole_on(one)) for name, one in weights.items())
         self.confirm(saved=all(torch.equal(saved[name], one) for name, one in whole.items()))
 
     def channel(self) -> None:

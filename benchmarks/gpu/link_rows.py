@@ -174,7 +174,7 @@ def shard(part: Part) -> None:
 
     from benchmarks.gpu import step_of_ranks
     from benchmarks.random_policy import llama, made_up_rows, make_policy
-    from lrl.training.sharding import Sharding, whole_on_rank_0
+    from lrl.training.sharding import Sharding, whole_on
 
     kind, config = part.device.type, llama(part.policy)
     folder = part.folder / f"policy-{part.policy}"
@@ -204,6 +204,6 @@ def shard(part: Part) -> None:
     seconds = part.repeated(lambda: step_of_ranks.passes(policy, own, tokens), 1)
     part.keep(passes_s=seconds)
     weights = [one.detach() for one in policy.parameters()]
-    seconds = part.repeated(lambda: [whole_on_rank_0(one) for one in weights], 1)
+    seconds = part.repeated(lambda: [whole_on(one) for one in weights], 1)
     part.keep(read_gb_s=count / seconds / 1e9)
     ranks.gather("done")

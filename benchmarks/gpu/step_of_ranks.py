@@ -17,7 +17,7 @@ from lrl.distributed.ranks import Ranks
 from lrl.rollouts.packing import Packer
 from lrl.training.collate import blank
 from lrl.training.optimizers import scale_and_clip
-from lrl.training.sharding import Sharding, on_cpu, whole_on_rank_0
+from lrl.training.sharding import Sharding, on_cpu, whole_on
 from lrl.types import Group, MicroBatch, Prompt
 
 MAX_NORM = 1.0
@@ -107,4 +107,4 @@ def passes(policy: Policy, micros: Sequence[MicroBatch], tokens: int) -> tuple[f
 
 def gradient_of(policy: Policy) -> dict[str, Tensor]:
     named = ((name, one.grad) for name, one in policy.named_parameters() if one.grad is not None)
-    return on_cpu((name, whole_on_rank_0(one).clone()) for name, one in named)
+    return on_cpu((name, whole_on(one).clone()) for name, one in named)

@@ -17,7 +17,7 @@ from lrl.checkpoints.run_folder import run_folder
 from lrl.errors import ConfigError
 from lrl.preflight.model import Shape
 from lrl.system.byte_counts import GIB, in_gib
-from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.version_file import SHARED_MEMORY
 
 if TYPE_CHECKING:
     import lightning as L

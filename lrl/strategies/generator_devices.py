@@ -206,12 +206,13 @@ class GeneratorDevices(GracefulShutdown):
         """Returns the transport on these devices; raises ConfigError if they, or the servers'
         settings, do not allow `weight_transfer`."""
         on_cuda = self.root_device.type == "cuda"
-        ranks = (len(self.parallel_devices or ()) or 1) * getattr(self, "num_nodes", 1)
+        nodes = getattr(self, "num_nodes", 1)
         machine = Machine(
             on_cuda,
             shares_device=on_cuda and self.shares_device,
             host=self.server_settings.host,
-            ranks=ranks,
+            ranks=(len(self.parallel_devices or ()) or 1) * nodes,
+            nodes=nodes,
             adapters=getattr(self.lightning_module, "lora", None) is not None,
         )
         chosen = choose_transport(self.weight_transfer, machine)

@@ -23,7 +23,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from lrl.errors import ConfigError
 from lrl.system.config_errors import above, at_least, fault
 from lrl.training.merging import merge
-from lrl.training.sharding import whole_on_rank_0
+from lrl.training.sharding import whole_on
 
 NAME = "default"
 BASE = ".base_layer."
@@ -143,7 +143,8 @@ def merged(layer: Any, name: str, weight: Tensor) -> Tensor:
     """
     if not isinstance(layer, LoraLayer):
         return weight
-    down, up = _factors(layer)
+    factors = _factors(layer)
+    down, up = whole_on(factors[0]), factors[2] * whole_on(factors[1])
     return weight if weight.is_meta else merge(name, weight, down=down, up=up, dtype=weight.dtype)
 
 
@@ -153,6 +154,13 @@ def whole_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tens
 
     They are whole on rank 0; a collective of all ranks if they are sharded.
     """
+    for name, down, up, scale in held_adapters(network):
+        yield name, whole_on(down), scale * whole_on(up)
+
+
+def held_adapters(network: PreTrainedModel) -> Iterator[tuple[str, Tensor, Tensor, float]]:
+    """Yields, for each layer with adapters, the name of W in a checkpoint, A [rank, in] and B [out,
+    rank] as this rank has them, and the scale of B."""
     for name, layer in adapted_layers(network):
         (saved_as,) = revert_weight_conversion(
             network, {f"{name}.weight": layer.get_base_layer().weight}
@@ -167,12 +175,11 @@ def adapted_layers(network: nn.Module) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor]:
+def _factors(layer: LoraLayer) -> tuple[Tensor, Tensor, float]:
     down, up = (
-        whole_on_rank_0(cast(nn.Linear, factor[NAME]).weight.detach())
-        for factor in (layer.lora_A, layer.lora_B)
+        cast(nn.Linear, factor[NAME]).weight.detach() for factor in (layer.lora_A, layer.lora_B)
     )
-    return down, layer.scaling[NAME] * up
+    return down, up, layer.scaling[NAME]
 
 
 @contextmanager

@@ -14,6 +14,9 @@ import zlib
 import torch
 from torch import Tensor
 
+DOWN, UP = ".lora_A", ".lora_B"
+"""The ends of names on the wire, after the name of W in a Hugging Face checkpoint."""
+
 
 def merge(name: str, weight: Tensor, down: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns W + B A in `dtype` on the device of A; see `lrl.weights.adapters`."""

@@ -34,7 +34,7 @@ from lrl.training.attention_masks import masks_of
 from lrl.training.collate import fill_rows
 from lrl.training.logprobs import LogitTransform, token_logprobs
 from lrl.training.prefix_tree import PrefixTree, text_sequence
-from lrl.training.sharding import parameters_without_memory, whole_on_rank_0
+from lrl.training.sharding import parameters_without_memory, whole_on
 from lrl.training.weight_files import check_whole
 from lrl.types import MicroBatch
 
@@ -258,14 +258,14 @@ def unique_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def whole_tensors(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of `unique_tensors`, whole on rank 0
-    (`lrl.training.sharding.whole_on_rank_0`).
+    (`lrl.training.sharding.whole_on`).
 
     Adapters are merged into their weights, which have the names that they have without.
     """
     layers = dict(network.named_modules())
     for name, tensor in unique_tensors(network):
         if not lora.is_adapter(name):
-            plain, whole = lora.plain(name), whole_on_rank_0(tensor)
+            plain, whole = lora.plain(name), whole_on(tensor)
             owner, _, kind = plain.rpartition(".")
             yield plain, lora.merged(layers[owner], plain, whole) if kind == "weight" else whole
 
@@ -274,11 +274,11 @@ def checkpoint_weights(network: PreTrainedModel) -> Iterator[tuple[str, Tensor]]
     """Yields `whole_tensors` by their names in a Hugging Face checkpoint, a layer at a time."""
     # transformers keeps some weights, such as experts, in another layout, and only whole layers
     # convert back.
-    for _, layer in groupby(whole_tensors(network), key=lambda item: _layer_of(item[0])):
+    for _, layer in groupby(whole_tensors(network), key=lambda item: layer_of(item[0])):
         yield from revert_weight_conversion(network, dict(layer)).items()
 
 
-def _layer_of(name: str) -> str:
+def layer_of(name: str) -> str:
     """Returns `model.layers.3` for all weights of layer 3; outside of layers the name itself."""
     head, dot, tail = name.partition(".layers.")
     return head + dot + tail.partition(".")[0] if dot else name

@@ -180,40 +180,40 @@ def shard_again(root: nn.Module) -> None:
         root.reshard()
 
 
-def whole_on_rank_0(weight: Tensor) -> Tensor:
-    """Returns a weight whole on rank 0, and on the others a tensor of its shape without memory; a
-    collective of all ranks if it is sharded.
+def whole_on(weight: Tensor, root: int = 0) -> Tensor:
+    """Returns a weight whole on rank `root`, on the others a tensor of its shape without memory;
+    a collective of all ranks if it is sharded.
 
     The other ranks send their part. A collective of torch would give every rank the whole tensor:
     for a policy of 234 MB it took twice the memory on rank 0, and five times as long.
     """
     if not isinstance(weight, DTensor):
         return weight
+    own = dist.get_rank()
     # By tensor parallelism, too.
     if sum(not placement.is_replicate() for placement in weight.placements) > 1:
         whole = weight.full_tensor()
-        return whole if dist.get_rank() == 0 else torch.empty_like(whole, device="meta")
+        return whole if own == root else torch.empty_like(whole, device="meta")
     group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
     part = weight.to_local()
     ranks = dist.get_process_group_ranks(group)
-    if dist.get_rank() == 0:
+    if own == root:
         whole = torch.empty(weight.shape, dtype=part.dtype, device=part.device)
-        own_part, *others = whole.chunk(len(ranks))  # as FSDP2 divides: along the first dimension
-        own_part.copy_(part)
+        # As FSDP2 divides: along the first dimension. A short weight has fewer chunks than there
+        # are ranks.
+        chunks = dict(zip(ranks, whole.chunk(len(ranks)), strict=False))
+        if own in chunks:
+            chunks.pop(own).copy_(part)
         with explain_rank_loss("Another rank"):
-            # A short weight has fewer chunks than there are ranks.
-            for work in [
-                dist.irecv(other, rank, group)
-                for rank, other in zip(ranks[1:], others, strict=False)
-            ]:
+            for work in [dist.irecv(chunk, rank, group) for rank, chunk in chunks.items()]:
                 cast(dist.Work, work).wait()
         return whole
-    if part.numel() and 0 in ranks:  # of several replicas, only that of rank 0 sends
-        with explain_rank_loss("Rank 0"):
-            dist.send(part.contiguous(), 0, group)
+    if part.numel() and root in ranks:  # of several replicas, only that of the root sends
+        with explain_rank_loss(f"Rank {root}"):
+            dist.send(part.contiguous(), root, group)
     return torch.empty(weight.shape, dtype=part.dtype, device="meta")
 
 
 def on_cpu(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Returns tensors of `whole_on_rank_0` on the CPU by name; nothing on the other ranks."""
+    """Returns tensors of `whole_on` on the CPU by name; nothing on the other ranks."""
     return {name: weight.cpu() for name, weight in named if not weight.is_meta}

@@ -1,45 +1,54 @@
-"""Fetches a generator's files of weights, in vLLM's API server.
+"""Fetches a generator's versions of the weights, in vLLM's API server.
+
+Each block of a version comes from one of two places. One machine among those that fetch, another
+one for each block, takes it from the trainer's rank that holds it; all others take it from that
+machine. So a rank sends each block once however many machines there are, and no link carries more
+than its share. Whoever fails is passed over: then the block comes from the trainer.
 
 The files lie in shared memory, from which the workers load them. There is one at rest, the version
-that the generator holds: the next delta needs it, and other generators may fetch it from here. A
-file gets its name when its checksum is right, so a damaged one is never loaded. All is in the
-names, because vLLM may run several API servers side by side.
+that the generator holds, which the next differences need. A file gets its name when all its blocks
+are right, so a damaged one is never loaded. All is in the names, because vLLM may run several API
+servers side by side:
+
+    VERSION                 a whole version
+    VERSION.draft           one on its way
+    VERSION.have            a byte for each of its blocks, 1 where it is there
+    VERSION.N.delta         the difference of block N, for other generators
 """
 
-import http.client
+import json
 import logging
 import os
 import re
 import threading
 import time
-from contextlib import closing
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from xxhash import xxh3_64
+from xxhash import xxh3_64_intdigest
 
-from lrl.errors import BadTransfer, DamagedDelta, FetchFailed
-from lrl.system.auth import bearer
-from lrl.system.endpoint import Location, connect
-from lrl.weights.delta import apply_delta
-from lrl.weights.fetch_order import FILES, FetchOrder, FetchReport, RemoteFile
-from lrl.weights.staged_file import open_new, require_room
+from lrl.errors import BadTransfer, FetchFailed
+from lrl.system.endpoint import Location
+from lrl.vllm_plugin.block_client import FAILURES, STALL_S, BlockClient
+from lrl.weights.delta import with_delta
+from lrl.weights.fetch_order import FetchOrder, FetchReport
+from lrl.weights.version_file import Block, Header, open_new, read_header, require_room
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 5
-"""At one file: once at each source, and the rest at the last. All go on where the one before broke
-off."""
-BACKOFF_S = 0.5
-"""Seconds before a second attempt at the same source; each further one waits so much longer."""
-STALL_S = 10.0
-"""Seconds without a byte that end an attempt."""
-READ_BYTES = 2**20
-"""Bytes that one read takes at most, so that the deadline is looked at often."""
+THREADS = 8
+"""Blocks that are on their way at once."""
+FROM_TRAINER = 1
+"""As many of them come from the trainer, where other machines fetch too: one block after another is
+soon whole, and the others can have it."""
+LOOK_S = 0.02
+"""Seconds between two looks for a block that another machine does not have yet."""
 
 
 class FetchedFiles:
-    """The files of one generator.
+    """The versions of one generator.
 
     Args:
         folder: Where they lie, and nothing else; closed to other users.
@@ -51,14 +60,39 @@ class FetchedFiles:
         self._token = token
         self._one_at_a_time = threading.Lock()
         self._newest: FetchOrder | None = None
+        self._served: tuple[str, Header] = ("", Header(b""))
 
-    def find(self, name: str) -> Path | None:
-        """Returns the path of a whole file or delta that is here; None if it is not."""
-        path = self._folder / name
-        return path if re.fullmatch(r"[\w-]+", name) and path.exists() else None
+    def block(self, version: str, part: str, what: str) -> bytes | None:
+        """Returns a block for another generator, or its difference (`lrl.weights.part_server`);
+        None if it is not here yet.
+
+        Raises:
+            FileNotFoundError: It will not be here.
+        """
+        if not re.fullmatch(r"[\w-]+/\d+/d?\d+", f"{version}/{part}/{what}"):
+            raise FileNotFoundError(version)
+        path = self._folder / version
+        draft, have = path.with_suffix(".draft"), path.with_suffix(".have")
+        whole = path.exists()
+        if not whole and not have.exists():
+            return None  # the order may be on its way
+        header = self._header_of(version, path if whole else draft)
+        block = header.parts[int(part)][int(what.removeprefix("d"))]
+        if not whole and have.read_bytes()[block.number] != 1:
+            return None
+        if what.startswith("d"):
+            return _small(path, block).read_bytes()
+        with (path if whole else draft).open("rb") as file:
+            return block.read(file.fileno())
+
+    def _header_of(self, version: str, path: Path) -> Header:
+        name, header = self._served
+        if name != version:
+            self._served = (version, header := read_header(path))
+        return header
 
     def fetch(self, order: FetchOrder) -> FetchReport:
-        """Makes the file of `order.whole` be here: by the delta where its base is here, else whole.
+        """Makes the file of a version be here.
 
         An order that is still being carried out gives way to a new one.
 
@@ -66,150 +100,170 @@ class FetchedFiles:
             FetchFailed: It did not arrive, or not in time.
             OSError: There is no room for it.
         """
-        end = time.monotonic() + order.deadline_s
         self._newest = order
-        received = [0] * len(order.sources)
         with self._one_at_a_time:
-            if (path := self.find(order.whole.name)) is not None:
-                return FetchReport(str(path), "held", received)
-            base = self.find(order.base)
-            self._keep_only(order.base)
-            if order.delta is not None and base is not None:
-                delta = self._download(order, order.delta, end, received)
-                if self._rebuild(base, delta, order.whole):
-                    self._keep_only(order.whole.name, order.delta.name)
-                    return FetchReport(str(self._folder / order.whole.name), "delta", received)
-            self._keep_only()
-            path = self._download(order, order.whole, end, received)
-            return FetchReport(str(path), "whole", received)
-
-    def _download(
-        self, order: FetchOrder, file: RemoteFile, end: float, received: list[int]
-    ) -> Path:
-        """Fetches one file from the first source that has it; adds the fetched bytes to
-        `received`."""
-        require_room(self._folder, file.size)
-        draft, path = self._draft(file.name), self._folder / file.name
-        attempts = [*range(len(order.sources)), *[len(order.sources) - 1] * ATTEMPTS][:ATTEMPTS]
-        failures: list[str] = []
-        with open_new(draft) as out:
-            download = Download(file, out)
-            for number, source in enumerate(attempts):
-                if number and source == attempts[number - 1]:
-                    time.sleep(min(BACKOFF_S * number, max(0.0, end - time.monotonic())))
-                before = download.total
-                try:
-                    self._receive(download, order, order.sources[source], end)
-                    out.flush()
-                    draft.rename(path)
-                    return path
-                except (OSError, http.client.HTTPException, BadTransfer) as error:
-                    where = order.sources[source].url
-                    failures.append(
-                        f"{where} after {download.size} of {file.size} bytes: "
-                        f"{error or type(error).__name__}"
-                    )
-                    if time.monotonic() > end or self._newest is not order:
-                        break
-                finally:
-                    received[source] += download.total - before
-        draft.unlink()
-        raise FetchFailed(f"{file.name} could not be fetched. " + "; ".join(failures))
-
-    def _receive(
-        self, download: "Download", order: FetchOrder, source: Location, end: float
-    ) -> None:
-        headers = {"Authorization": bearer(self._token), **download.headers()}
-        timeout_s = max(0.1, min(STALL_S, end - time.monotonic()))
-        with closing(connect(source.url, source.context(), timeout_s)) as connection:
-            connection.request("GET", FILES + download.file.name, headers=headers)
-            response = connection.getresponse()
-            download.begin(response)
-            while chunk := response.read1(READ_BYTES):
-                download.take(chunk)
-                if time.monotonic() > end:
-                    raise BadTransfer(f"the deadline of {order.deadline_s:.0f} s has passed")
-                if self._newest is not order:
-                    raise BadTransfer("the trainer has sent another order")
-            download.end()
-
-    def _rebuild(self, base: Path, delta: Path, whole: RemoteFile) -> bool:
-        """Makes the whole file from its base; returns False if the result differs from the
-        trainer's file."""
-        require_room(self._folder, whole.size)
-        draft = self._draft(whole.name)
-        try:
-            with open_new(draft) as out:
-                found = apply_delta(base, delta, out)
-        except DamagedDelta as error:
-            log.warning("The whole weights are fetched: %s", error)
-            return False
-        if found != whole.checksum:
-            log.warning(
-                "The whole weights are fetched: %s makes the checksum %d of %s.", delta, found, base
+            path = self._folder / order.version
+            for held in (str(path), order.beside):
+                if os.access(held, os.R_OK) and read_header(held).checksum == order.checksum:
+                    return FetchReport(held, "held")
+            client = BlockClient(order, self._token, lambda: self._newest is not order)
+            fetch = Fetch(order, path, client)
+            self._keep_only(order.version, fetch.base)
+            fetch.run()
+            if fetch.base:
+                (self._folder / fetch.base).unlink()
+            return FetchReport(
+                str(path),
+                "delta" if fetch.base else "whole",
+                from_trainer=fetch.received["trainer"],
+                from_peers=fetch.received["peers"],
             )
-            return False
-        draft.rename(self._folder / whole.name)
-        return True
 
-    def _keep_only(self, *names: str) -> None:
-        """Removes all other files of this generator, drafts included."""
+    def _keep_only(self, *versions: str) -> None:
+        """Removes the files of all other versions."""
         for path in self._folder.iterdir():
-            if path.name not in names:
+            if path.name.partition(".")[0] not in versions:
                 path.unlink(missing_ok=True)
 
-    def _draft(self, name: str) -> Path:
-        return self._folder / f"{name}.{os.getpid()}.draft"
+
+class Fetch:
+    """One version on its way, over all attempts: blocks that are there already stay.
+
+    Args:
+        order: What to fetch.
+        path: The file to make.
+        sources: Asks for the blocks.
+
+    Raises:
+        FetchFailed: The trainer does not say what the version is.
+    """
+
+    def __init__(self, order: FetchOrder, path: Path, sources: BlockClient) -> None:
+        self.path = path
+        self.received = Counter[str]()
+        """Bytes from `trainer` and `peers`."""
+        self._order = order
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._lost = set[int]()  # machines that are not asked any more
+        self._heard_at = [time.monotonic()] * len(order.peers)
+        self.header = Header(sources.of_rank(0, lambda at: sources.get(at, "0/header")))
+        if self.header.checksum != order.checksum:
+            raise FetchFailed(f"{order.version} has another header than the trainer has staged.")
+        self._bases = [self._base_of(rank) for rank in range(len(order.ranks))]
+
+    @property
+    def base(self) -> str:
+        """The version that is here and whose differences are fetched; empty without."""
+        return max(self._bases)
+
+    def _base_of(self, rank: int) -> str:
+        sources = self._sources
+        # They may still be in the making.
+        found = sources.of_rank(rank, lambda at: sources.get(at, f"{rank}/delta", waits=True))
+        base: str = json.loads(found)["base"]
+        return base if base and (self.path.parent / base).exists() else ""
+
+    def run(self) -> None:
+        """Fetches all blocks that are not there.
+
+        Raises:
+            FetchFailed: One did not come.
+            OSError: There is no room.
+        """
+        draft, have = self.path.with_suffix(".draft"), self.path.with_suffix(".have")
+        blocks = [block for part in self.header.parts for block in part]
+        if not have.exists():
+            require_room(self.path.parent, self.header.size)
+            draft.unlink(missing_ok=True)
+            with open_new(draft) as new:
+                new.write(self.header.text)
+                new.truncate(self.header.size)
+            with open_new(have) as marks:
+                marks.write(bytes(len(blocks)))
+        there = have.read_bytes()
+        missing = [block for block in blocks if not there[block.number]]
+        base = self.path.parent / self.base if self.base else draft
+        with draft.open("r+b") as file, have.open("r+b") as marks, base.open("rb") as older:
+            self._fill(missing, file.fileno(), marks.fileno(), older.fileno())
+        draft.rename(self.path)
+        have.unlink()
+
+    def _fill(self, missing: list[Block], file: int, marks: int, older: int) -> None:
+        machines, number = max(1, len(self._order.peers)), self._order.number
+        own = deque(block for block in missing if block.number % machines == number)
+
+        def turn(block: Block) -> tuple[int, int]:
+            # As the others get them, and of those at once the next machine's first: no two machines
+            # begin at one.
+            return block.number // machines, (block.number - number) % machines
+
+        theirs = (block for block in missing if block.number % machines != number)
+        others = deque(sorted(theirs, key=turn))
+
+        def work(queues: list[deque[Block]]) -> None:
+            while queue := next(filter(None, queues), None):
+                with suppress(IndexError):  # another thread took the last one
+                    block = queue.popleft()
+                    self._sources.raise_if_over()
+                    if (content := self._fetched(block, older)) is None:
+                        queue.append(block)
+                        time.sleep(LOOK_S)
+                        continue
+                    block.write(file, content)
+                    os.pwrite(marks, b"\1", block.number)
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            first = FROM_TRAINER if others else THREADS
+            queues = [[own, others]] * first + [[others]] * (THREADS - first)
+            try:
+                for one in [pool.submit(work, each) for each in queues]:
+                    one.result()
+            finally:
+                own.clear()
+                others.clear()
+
+    def _fetched(self, block: Block, older: int) -> bytes | None:
+        """Returns a block; None if the machine that takes it from the trainer has it not yet."""
+        peers, number = self._order.peers, self._order.number
+        owner = block.number % max(1, len(peers))
+        if owner == number or owner in self._lost:
+            return self._sources.of_rank(block.part, lambda at: self._checked(at, block, older))
+        try:
+            content = self._checked(peers[owner], block, older)
+        except FAILURES as error:
+            self._pass_over(owner, error)
+            return None
+        if content is not None:
+            self._heard_at[owner] = time.monotonic()
+        elif time.monotonic() - self._heard_at[owner] > STALL_S:
+            self._pass_over(owner, "it has nothing new")
+        return content
+
+    def _pass_over(self, owner: int, why: object) -> None:
+        log.warning("%s is passed over: %s", self._order.peers[owner].url, why)
+        self._lost.add(owner)
+
+    def _checked(self, at: Location, block: Block, older: int) -> bytes | None:
+        """Returns a block from a rank or another machine, None if that has it not yet; raises
+        BadTransfer for a damaged one."""
+        small = bool(self._bases[block.part])
+        content = self._sources.get(at, f"{block.part}/{'d' * small}{block.index}")
+        if content is None:
+            return None
+        with self._lock:
+            self.received["trainer" if at in self._order.ranks else "peers"] += len(content)
+        whole = with_delta(block.read(older), content) if small else content
+        if xxh3_64_intdigest(whole) != self.header.sums[block.part][block.index]:
+            self._bases[block.part] = ""  # the version before may be what is damaged
+            raise BadTransfer(f"block {block.index} of rank {block.part}'s part is damaged")
+        if small:
+            draft = self.path.with_suffix(f".{block.number}.small")
+            draft.write_bytes(content)
+            draft.rename(_small(self.path, block))
+        return whole
 
 
-class Download:
-    """A file on its way: what has arrived of it, over all attempts."""
-
-    def __init__(self, file: RemoteFile, out: BinaryIO) -> None:
-        self.file = file
-        self.size = 0
-        """Bytes that are there."""
-        self.total = 0
-        """Received bytes, the discarded ones included."""
-        self._out = out
-        self._checksum = xxh3_64()
-
-    def headers(self) -> dict[str, str]:
-        """Returns the headers that ask for the rest."""
-        return {"Range": f"bytes={self.size}-"} if self.size else {}
-
-    def begin(self, response: http.client.HTTPResponse) -> None:
-        """Takes the head of a response; raises BadTransfer if it does not announce the rest of the
-        file."""
-        if response.status not in (http.client.OK, http.client.PARTIAL_CONTENT):
-            raise BadTransfer(
-                f"it answered {response.status}: {response.read(200).decode(errors='replace')}"
-            )
-        if response.status == http.client.OK:  # the whole file, even if only the rest was asked for
-            self._start_again()
-        if response.length != self.file.size - self.size:
-            raise BadTransfer(
-                f"it announces {response.length} bytes, and {self.file.size - self.size} are "
-                "missing"
-            )
-
-    def take(self, chunk: bytes) -> None:
-        """Appends arrived bytes."""
-        self._out.write(chunk)
-        self._checksum.update(chunk)
-        self.size += len(chunk)
-        self.total += len(chunk)
-
-    def end(self) -> None:
-        """Raises BadTransfer unless the file is whole and undamaged; a damaged one starts again."""
-        if self.size < self.file.size:
-            raise BadTransfer("the connection ended")
-        if (found := self._checksum.intdigest()) != self.file.checksum:
-            self._start_again()
-            raise BadTransfer(f"it has the checksum {found}, and {self.file.checksum} was staged")
-
-    def _start_again(self) -> None:
-        self._out.seek(0)
-        self._out.truncate()
-        self.size = 0
-        self._checksum.reset()
+def _small(path: Path, block: Block) -> Path:
+    """Returns where the difference of a block lies, for other generators."""
+    return path.with_suffix(f".{block.number}.delta")

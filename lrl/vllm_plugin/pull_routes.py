@@ -1,8 +1,8 @@
 """The routes of a generator that fetches its weights; an ASGI middleware of vLLM's API server,
 guarded by the run's token.
 
-    POST /lrl/fetch            fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
-    GET  /lrl/weights/<name>   serves a file of the version that this generator holds to other generators
+    POST /lrl/fetch               fetches a version into this machine's shared memory (`FetchOrder`, `FetchReport`)
+    GET  /lrl/parts/VERSION/...   serves the blocks of a version that are here to other generators
 
 A fetch runs on a thread besides the server's event loop; the generator writes meanwhile.
 """
@@ -17,24 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from lrl.errors import FetchFailed
 from lrl.generators.server import FILES_VARIABLE
 from lrl.system.auth import TOKEN_VARIABLE
 from lrl.vllm_plugin.fetched_files import FetchedFiles
-from lrl.weights.fetch_order import FETCH, FILES, FetchOrder
+from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 log = logging.getLogger(__name__)
-
-
-class LargeFile(FileResponse):
-    """A file in larger pieces: each is a turn of the event loop."""
-
-    chunk_size = 2**20
 
 
 class PullRoutes:
@@ -49,8 +43,8 @@ class PullRoutes:
         call = (scope["method"], scope["path"]) if scope["type"] == "http" else ("", "")
         if call == ("POST", FETCH):
             response = await self._fetch(await Request(scope, receive).json())
-        elif call[0] == "GET" and call[1].startswith(FILES):
-            response = self._file(call[1].removeprefix(FILES))
+        elif call[0] == "GET" and call[1].startswith(PARTS):
+            response = await asyncio.to_thread(self._block, call[1].removeprefix(PARTS))
         else:
             return await self.app(scope, receive, send)
         await response(scope, receive, send)
@@ -63,8 +57,10 @@ class PullRoutes:
         except (FetchFailed, OSError) as error:
             return JSONResponse({"error": str(error)}, 502)
 
-    def _file(self, name: str) -> Response:
-        path = self.files.find(name)
-        return (
-            JSONResponse({"error": f"{name} is not here"}, 404) if path is None else LargeFile(path)
-        )
+    def _block(self, what: str) -> Response:
+        try:
+            version, part, block = what.split("/")
+            found = self.files.block(version, part, block)
+        except (FileNotFoundError, ValueError, IndexError):
+            return JSONResponse({"error": f"{what} is not here"}, 404)
+        return Response(status_code=409) if found is None else Response(found)

@@ -37,7 +37,7 @@ from vllm.model_executor.model_loader.reload import (
 
 from lrl.system.malloc_trim import trim_heap
 from lrl.weights.adapters import are_adapters, merged
-from lrl.weights.staged_file import checksum
+from lrl.weights.version_file import check_file
 
 
 @dataclass
@@ -52,7 +52,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     Args:
         file: A safetensors file of full tensors under their Hugging Face names, or of
             `lrl.weights.adapters`.
-        checksum: What `lrl.weights.staged_file.checksum` gives for it.
+        checksum: Of its header (`lrl.weights.version_file.Header`).
     """
 
     file: str
@@ -84,10 +84,7 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """See `update_weights`; raises ValueError for a damaged file, before any weight is
         replaced."""
-        if (found := checksum(update_info.file)) != update_info.checksum:
-            raise ValueError(
-                f"{update_info.file} has the checksum {found}, and {update_info.checksum} was sent."
-            )
+        check_file(update_info.file, update_info.checksum)
         tensors = load_file(update_info.file, device=str(self.device))
         self.model.load_weights(self._merged(tensors) if are_adapters(tensors) else tensors.items())
 

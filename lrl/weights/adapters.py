@@ -11,10 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from lrl.training.merging import merge
-
-DOWN, UP = ".lora_A", ".lora_B"
-"""The ends of names on the wire, after the name of W in a Hugging Face checkpoint."""
+from lrl.training.merging import DOWN, UP, merge
 
 
 def named(adapters: Iterable[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, Tensor]]:

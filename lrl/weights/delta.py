@@ -1,106 +1,71 @@
-"""The difference of two versions of one file of weights: which of its words of 16 bits differ, and
+"""The difference of two versions of one block of weights: which of its words of 16 bits differ, and
 by which bits.
 
 A small step leaves most bfloat16 weights as they are. Where few words differ, their places and
 differences are far less to compress than the XOR of all words, which is mostly zeros. In float32
-almost every weight changes, in its lower word.
-
-A delta is a row of zlib streams, one for each `PIECE` of the files, each after its length: several
-threads make them. Zlib's strategy for runs (Z_RLE) at level 1 is fast where little repeats.
+almost every weight changes, in its lower word. Zlib's strategy for runs (Z_RLE) at level 1 is fast
+where little repeats.
 """
 
 import os
-import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64
 
 from lrl.errors import DamagedDelta
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 
-PIECE = 2**24
-"""Bytes of the files in one stream."""
 ROW = 2**16
 """Words of a row: the place of a word in its row has 16 bits."""
-LENGTH = struct.Struct(">Q")
 MAX_DELTA_SHARE = 0.5
-"""Largest share of the file that a delta is worth: above it, making it takes longer than a gigabit
+"""Largest share of a part that its delta is worth: above it, making it takes longer than a gigabit
 link saves."""
-PIECES_BEFORE_GIVING_UP = 2
-"""Pieces after which a delta that is above `MAX_DELTA_SHARE` is given up."""
+BLOCKS_BEFORE_GIVING_UP = 4
+"""Blocks after which a delta that is above `MAX_DELTA_SHARE` is given up."""
 
 
-def write_delta(
-    old: Path, new: Path, file: Path, interrupted: Callable[[], None] = lambda: None
-) -> bool:
-    """Writes the delta from `old` to `new`; returns False, with a part of it written, if that is
-    not worth it.
+def delta_of(
+    pairs: Iterable[Callable[[], tuple[bytes, bytes]]], ended: Callable[[], bool] = lambda: False
+) -> list[bytes] | None:
+    """Returns the difference of each block; None if they are not worth it.
 
     Args:
-        old: The older file.
-        new: The newer one.
-        file: Where the delta is written; the caller removes it.
-        interrupted: Called for each piece; raises to end the work.
-
-    Raises:
-        OSError: There is no room for it.
+        pairs: Read a block of the older version and of the newer one; equally long.
+        ended: Whether nobody needs it any more; asked at each block.
     """
-    before, after = _view(old), _view(new)
-    if len(before) != len(after):
-        return False
-    starts = range(0, len(after), PIECE)
     threads = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
+    found: list[bytes] = []
+    whole = small = 0
+
+    def difference(read: Callable[[], tuple[bytes, bytes]]) -> tuple[int, bytes]:
+        before, after = (np.frombuffer(one, np.uint8) for one in read())
+        return len(after), compressed(before, after)
+
     pool = ThreadPoolExecutor(threads, thread_name_prefix="lrl-delta")
     try:
-        pieces = pool.map(
-            lambda start: compressed(_piece(before, start), _piece(after, start)), starts
-        )
-        with file.open("wb") as out:
-            for number, piece in enumerate(pieces, 1):
-                interrupted()
-                out.write(LENGTH.pack(len(piece)) + piece)
-                if number < min(PIECES_BEFORE_GIVING_UP, len(starts)):
-                    continue
-                if out.tell() > MAX_DELTA_SHARE * min(len(after), number * PIECE):
-                    return False
+        for size, block in pool.map(difference, pairs):
+            found.append(block)
+            whole += size
+            small += len(block)
+            too_large = len(found) >= BLOCKS_BEFORE_GIVING_UP and small > MAX_DELTA_SHARE * whole
+            if too_large or ended():
+                return None
     finally:
         pool.shutdown(cancel_futures=True)
-    return True
+    return found if small <= MAX_DELTA_SHARE * whole else None
 
 
-def apply_delta(old: Path, delta: Path, out: BinaryIO) -> int:
-    """Writes the result of `delta` applied to `old` into `out`; returns its checksum
-    (`staged_file.checksum`).
-
-    Raises:
-        DamagedDelta: It does not fit the file, or is no delta.
-        OSError: There is no room for the file.
-    """
-    before = _view(old)
-    value = xxh3_64()
-    done = 0
-    for small in _streams(delta):
-        piece = _piece(before, done)
-        if not len(piece):
-            raise DamagedDelta(f"{delta} is longer than {old}.")
-        try:
-            made = restored(piece, small)
-        except (zlib.error, ValueError, IndexError) as error:
-            raise DamagedDelta(f"{delta} is damaged: {error}.") from error
-        value.update(made.data)
-        out.write(made.data)
-        done += len(made)
-    if done != len(before):
-        raise DamagedDelta(f"{delta} ends after {done} of {len(before)} bytes.")
-    return value.intdigest()
+def with_delta(before: bytes, small: bytes) -> bytes:
+    """Returns the newer block from the older one and their difference; raises DamagedDelta."""
+    try:
+        return restored(np.frombuffer(before, np.uint8), small).tobytes()
+    except (zlib.error, ValueError, IndexError) as error:
+        raise DamagedDelta(f"a difference is damaged: {error}.") from error
 
 
 def compressed(before: Bytes, after: Bytes) -> bytes:
@@ -149,23 +114,3 @@ def _planes(words: Words) -> Bytes:
 
 def _words(piece: Bytes) -> Words:
     return (piece if len(piece) % 2 == 0 else np.append(piece, np.uint8(0))).view("<u2")
-
-
-def _piece(file: Bytes, start: int) -> Bytes:
-    return file[start : start + PIECE]
-
-
-def _streams(delta: Path) -> Iterator[bytes]:
-    data, place = _view(delta).data, 0
-    try:
-        while place < len(data):
-            (length,) = LENGTH.unpack(data[place : place + LENGTH.size])
-            place += LENGTH.size + length
-            yield bytes(data[place - length : place])
-    except struct.error as error:
-        raise DamagedDelta(f"{delta} is damaged: {error}.") from error
-
-
-def _view(path: Path) -> Bytes:
-    """Maps a file; pages that nobody reads cost no memory."""
-    return np.asarray(np.memmap(path, np.uint8, "r"))

@@ -7,45 +7,36 @@ from lrl.system.endpoint import Location
 
 FETCH = "/lrl/fetch"
 """The route of a generator that takes a `FetchOrder`."""
-FILES = "/lrl/weights/"
-"""The route under which the trainer and the generators serve a `RemoteFile` by its name."""
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file that others fetch."""
-
-    name: str
-    """Unique in the run: no other content has it."""
-    size: int
-    """Bytes."""
-    checksum: int
-    """Of `lrl.weights.staged_file.checksum`."""
+PARTS = "/lrl/parts/"
+"""The route under which the trainer's ranks and the generators serve the blocks of a version
+(`lrl.weights.part_server`)."""
 
 
 @dataclass(frozen=True)
 class FetchOrder:
-    """One version of the weights, and the way to it."""
+    """One version of the weights, and the ways to it."""
 
-    whole: RemoteFile
-    sources: list[Location]
-    """Where its files are, in the order in which to ask; the last one is the trainer."""
+    version: str
+    """Unique in the run: no other content has the name."""
+    checksum: int
+    """Of its header."""
+    ranks: list[Location]
+    """The trainer's ranks, each with its part."""
+    peers: list[Location]
+    """All machines that fetch the version now, this one too; none for one that fetches alone."""
+    number: int
+    """Of this one among them."""
     deadline_s: float
     """Seconds for all of it."""
-    delta: RemoteFile | None = None
-    """What makes `whole` of `base` (`lrl.weights.delta`)."""
-    base: str = ""
-    """Name of the file that the delta needs."""
+    beside: str = ""
+    """Path of the version's file of another generator on this machine."""
 
     @staticmethod
     def from_json(found: dict[str, Any]) -> "FetchOrder":
         """Returns the order that `asdict` has made a mapping of; raises TypeError or KeyError for
         anything else."""
-        delta = RemoteFile(**found["delta"]) if found["delta"] else None
-        sources = [Location(**source) for source in found["sources"]]
-        return FetchOrder(
-            **found | {"whole": RemoteFile(**found["whole"]), "delta": delta, "sources": sources}
-        )
+        places = {name: [Location(**place) for place in found[name]] for name in ("ranks", "peers")}
+        return FetchOrder(**found | places)
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,10 @@ class FetchReport:
     """The outcome of a fetch."""
 
     file: str
-    """Path of the whole file on its machine."""
+    """Path of the version's file on its machine."""
     how: Literal["held", "delta", "whole"]
-    """`held`: it had the file already."""
-    received: list[int]
-    """Bytes from each of the order's sources."""
+    """`held`: it was there already."""
+    from_trainer: int = 0
+    """Bytes."""
+    from_peers: int = 0
+    """Bytes."""

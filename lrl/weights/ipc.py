@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.staging import Weights
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.wire import Weights, Wire
+from lrl.weights.wire import Wire
 
 BUFFER_BYTES = 2**28
 """Bytes of the buffer, if the largest tensor has no more."""

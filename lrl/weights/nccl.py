@@ -29,8 +29,9 @@ from lrl.system.event_loop import start_daemon_call
 from lrl.weights import communicator
 from lrl.weights.both_ends import wait_for_both_ends
 from lrl.weights.group_calls import GeneratorGroupCalls
+from lrl.weights.staging import Weights
 from lrl.weights.transport import Machine, Transport
-from lrl.weights.wire import Weights, Wire
+from lrl.weights.wire import Wire
 
 if TYPE_CHECKING:
     from lrl.generators.settings import ServerSettings

@@ -1,21 +1,21 @@
 """Weights through a file in shared memory: for any single machine, with or without GPUs.
 
-The trainer writes one safetensors file while the generators still write responses; in the pause
-they only map and load it. A checksum makes a worker refuse a damaged file. Each version has a
-folder of its own, under a name that nobody can guess and closed to other users, who could otherwise
-put a link or a file of theirs in its place. The fallback is the temporary folder. The name of the
-folder begins with the run's id, by which the supervisor finds those of a killed run.
+Every rank of the trainer writes its part of one safetensors file while the generators still write
+responses; in the pause they only map and load it. Checksums make a worker refuse a damaged file.
+Each version has a folder of its own, under a name that nobody can guess and closed to other users,
+who could otherwise put a link or a file of theirs in its place. The fallback is the temporary
+folder. The name of the folder begins with the run's id, by which the supervisor finds those of a
+killed run.
 """
 
 import shutil
 import tempfile
 from pathlib import Path
 
-from lrl.weights import staged_file
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.staged_file import stage_file
-from lrl.weights.transport import Transport
-from lrl.weights.wire import TensorSpec, Weights, cast_for_transfer, tensor_specs
+from lrl.weights.staging import StageOrder, Weights
+from lrl.weights.transport import Machine, Transport
+from lrl.weights.version_file import SHARED_MEMORY, open_new
 
 
 class SharedMemory(Transport):
@@ -24,6 +24,13 @@ class SharedMemory(Transport):
     backend = "shared_memory"
     copies = True
     attempts = 3
+
+    @classmethod
+    def refusal(cls, machine: Machine) -> str:
+        """Every rank writes into the file."""
+        if machine.nodes == 1:
+            return ""
+        return f"and the trainer's {machine.nodes} machines have no memory in common"
 
     @classmethod
     def join_refusal(cls, same_machine: bool, host: str) -> str:
@@ -43,27 +50,29 @@ class SharedMemory(Transport):
 
     def __init__(self) -> None:
         self._name = ""
-        self._tensors: list[TensorSpec] = []
         self._file: Path | None = None
         self._checksum = 0
 
     def connect(self, calls: GeneratorGroupCalls, weights: Weights, name: str) -> None:
-        self._name = f"lrl-{name}-"
+        self._name = name
         calls.init_weight_transfer_engine({})
 
     def stage(self, weights: Weights, use_fallback: bool) -> None:
-        """Writes the weights next to the older file, then removes that one."""
-        self._tensors = self._tensors or tensor_specs(weights, narrow=None)
-        place = tempfile.gettempdir() if use_fallback else staged_file.SHARED_MEMORY
-        file = Path(tempfile.mkdtemp(prefix=self._name, dir=place), "weights.safetensors")
+        """Has the ranks write the weights next to the older file, then removes that one."""
+        place = tempfile.gettempdir() if use_fallback else SHARED_MEMORY
+        folder = Path(tempfile.mkdtemp(prefix=f"lrl-{self._name}-", dir=place))
+        file = folder / "weights.safetensors"
         try:
-            found = stage_file(self._tensors, cast_for_transfer(weights, narrow=None), file)
+            open_new(file).close()
+            staged = weights.stage(StageOrder(self._name, folder.name, None, str(file)))
+            with file.open("r+b") as head:
+                head.write(staged.header.text)
         except BaseException:
-            shutil.rmtree(file.parent)
+            shutil.rmtree(folder)
             raise
         self.close()
         self._file = file
-        self._checksum = found
+        self._checksum = staged.header.checksum
 
     def send(self, calls: GeneratorGroupCalls) -> None:
         calls.start_weight_update()

@@ -28,8 +28,8 @@ from lrl.generators.generator import CONTROL_DEADLINE_S, Generator, KeysAndValue
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.system.event_loop import LoopThread
 from lrl.weights.group_calls import MARGIN_S, Failures, GeneratorGroupCalls
+from lrl.weights.staging import Weights
 from lrl.weights.transport import Transport
-from lrl.weights.wire import Weights
 
 log = logging.getLogger(__name__)
 

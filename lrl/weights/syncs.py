@@ -20,9 +20,9 @@ from lrl.generators.generator import KeysAndValues
 from lrl.generators.pool import GeneratorPool, Probe
 from lrl.system.stopwatch import Stopwatch
 from lrl.weights.group_calls import Failures
+from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
 from lrl.weights.transport import Transport
-from lrl.weights.wire import Weights
 
 LOOK_S = 0.2
 """Seconds between the looks of a trainer without any generator."""

@@ -16,7 +16,7 @@ from lrl.system.endpoint import LOOPBACK
 if TYPE_CHECKING:  # not torch, too, which `lrl leave` need not wait for
     from lrl.generators.settings import ServerSettings
     from lrl.weights.group_calls import Failures, GeneratorGroupCalls
-    from lrl.weights.wire import Weights
+    from lrl.weights.staging import Weights
 
 
 class Machine(NamedTuple):
@@ -30,6 +30,8 @@ class Machine(NamedTuple):
     """Where the generators listen; if others reach it, generators may join from there."""
     ranks: int = 1
     """Processes that train."""
+    nodes: int = 1
+    """Machines that they are on."""
     adapters: bool = False
     """Adapters travel, and not the weights (`model.lora`)."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Weights = Callable[[], Iterator[tuple[str, Tensor]]]
+WholeWeights = Callable[[], Iterator[tuple[str, Tensor]]]
 """Yields the policy's weights afresh at every call: Hugging Face names, full tensors."""
 
 
@@ -29,6 +29,11 @@ class TensorSpec(NamedTuple):
     def nbytes(self) -> int:
         """Its bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, which is a number of the first dimension; a scalar is one."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
 
 def transfer_dtype(
@@ -50,7 +55,7 @@ def transfer_dtype(
     return narrow if narrow.itemsize < dtype.itemsize else dtype
 
 
-def tensor_specs(weights: Weights, narrow: torch.dtype | None) -> list[TensorSpec]:
+def tensor_specs(weights: WholeWeights, narrow: torch.dtype | None) -> list[TensorSpec]:
     """Returns the specs of `cast_for_transfer`'s tensors, in the order of a wire; reads all weights
     once."""
     found = [
@@ -70,7 +75,9 @@ def unaligned(found: Sequence[TensorSpec]) -> list[TensorSpec]:
     )
 
 
-def cast_for_transfer(weights: Weights, narrow: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+def cast_for_transfer(
+    weights: WholeWeights, narrow: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights as they are now, in the format in which they travel and the policy's
     order."""
     for name, tensor in weights():
@@ -85,7 +92,7 @@ class Wire:
         narrow: The generators' number format.
     """
 
-    def __init__(self, weights: Weights, narrow: torch.dtype) -> None:
+    def __init__(self, weights: WholeWeights, narrow: torch.dtype) -> None:
         self._weights = weights
         self._narrow = narrow
         self.tensors = tensor_specs(weights, narrow)

@@ -28,6 +28,7 @@ from lrl.training.lora import LoRA, whole_adapters
 from lrl.training.model import checkpoint_weights
 from lrl.weights.adapters import named
 from lrl.weights.shared_memory import SharedMemory
+from tests.weights.whole_weights import WholeWeights
 
 TINY = {
     "vocab_size": 259,
@@ -131,8 +132,9 @@ def update(engine: Any, version: Version, name: str) -> None:
     """Does a sync, from the stage to the finish, by the worker calls of a server."""
     transport, calls = SharedMemory(), Calls(engine)
     try:
-        transport.connect(calls, version.weights.items, name)  # type: ignore[arg-type]
-        transport.stage(version.weights.items, False)  # type: ignore[arg-type]
+        weights = WholeWeights(lambda: iter(version.weights.items()))
+        transport.connect(calls, weights, name)  # type: ignore[arg-type]
+        transport.stage(weights, False)
         transport.send(calls)  # type: ignore[arg-type]
     finally:
         transport.close()

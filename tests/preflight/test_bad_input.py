@@ -30,7 +30,7 @@ from lrl.generators.server import Server
 from lrl.rewards import RewardPool
 from lrl.system.byte_counts import in_gib
 from lrl.system.config_errors import fault
-from lrl.weights.staged_file import SHARED_MEMORY
+from lrl.weights.version_file import SHARED_MEMORY
 from tests.preflight.bad_input import CASES, HEALTHY
 from tests.preflight.broken_inputs import make
 

@@ -31,7 +31,7 @@ STEPS_PER_EPOCH = 3
 PLACES: dict[str, tuple[str, str]] = {
     "load": ("lrl.training.sharding", "Sharding.fill"),
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
-    "sync": ("lrl.training.model", "whole_on_rank_0"),
+    "sync": ("lrl.training.model", "whole_on"),
     "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
     "export": ("lrl.policy_model", "on_cpu"),
 }

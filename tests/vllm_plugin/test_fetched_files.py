@@ -1,49 +1,44 @@
-"""A generator that fetches its weights, from sources that break, stall, lie and die.
+"""A generator that fetches its weights, from ranks and other generators that break, stall, lie and
+die.
 
-Covers lrl/weights/fetch_order.py.
+Covers lrl/vllm_plugin/block_client.py, lrl/weights/fetch_order.py, part_server.py.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from xxhash import xxh3_64_intdigest
+import torch
+from safetensors.torch import load_file
 
+from lrl.distributed.ranks import Ranks
 from lrl.errors import FetchFailed
 from lrl.system.endpoint import Endpoint, Location, first_certificate
-from lrl.vllm_plugin import fetched_files
+from lrl.vllm_plugin import block_client, fetched_files
 from lrl.vllm_plugin.fetched_files import FetchedFiles
-from lrl.weights.delta import write_delta
-from lrl.weights.fetch_order import FILES, FetchOrder, RemoteFile
-from lrl.weights.pull import FileServer
+from lrl.weights.fetch_order import PARTS, FetchOrder
+from lrl.weights.staging import StageOrder, Staging
 from tests.certificates import self_signed, signed_by
 from tests.http_call import call
-from tests.weights.scripted_source import Fault, scripted
+from tests.weights.scripted_source import Fault, ScriptedSource, scripted
+from tests.weights.test_staging import Weights, pieces
+from tests.weights.threaded_ranks import on_ranks
 
 TOKEN = "secret"
 DEADLINE_S = 300.0
 NOBODY = Location("http://127.0.0.1:9")
-"""A source that has died: nothing listens at the port."""
-V1 = os.urandom(2**20)
-V2 = V1[:5000] + os.urandom(100) + V1[5100:]
-
-
-def remote(name: str, content: bytes) -> RemoteFile:
-    return RemoteFile(name, len(content), xxh3_64_intdigest(content))
-
-
-def order(content: bytes, *sources: Location, deadline_s: float = DEADLINE_S) -> FetchOrder:
-    return FetchOrder(remote("w", content), list(sources), deadline_s)
+"""A machine that has died: nothing listens at the port."""
 
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FetchedFiles:
-    monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(block_client, "BACKOFF_S", 0.001)
     (tmp_path / "shm").mkdir()
     return FetchedFiles(tmp_path / "shm", TOKEN)
 
@@ -53,223 +48,329 @@ def names(files: FetchedFiles) -> set[str]:
 
 
 class Trainer:
-    """The files and the server of rank 0."""
+    """Ranks that stage and serve their parts."""
 
-    def __init__(self, folder: Path, endpoint: Endpoint) -> None:
-        self.folder = folder
-        self.endpoint = endpoint
-        self.server = FileServer(endpoint, TOKEN)
-        self.orders = 0
+    def __init__(self, ranks: int = 1, endpoint: Endpoint = Endpoint()) -> None:  # noqa: B008 - frozen
+        self.ranks = ranks
+        self.stagings = [Staging() for _ in range(ranks)]
+        self.version = 0
+        torch.manual_seed(0)
+        self.weights: Weights = {
+            "matrix": torch.randn(300, 256).bfloat16(),
+            "vector": torch.randn(65),
+        }
+        served = on_ranks(
+            ranks, lambda each: self.stagings[each.rank].serve(endpoint, TOKEN, each, here=True)
+        )[0]
+        self.locations = [endpoint.location(port) for port in served if isinstance(port, int)]
 
-    @property
-    def location(self) -> Location:
-        return self.endpoint.location(self.server.port)
+    def step(self) -> None:
+        self.weights["matrix"][3] += 1
 
-    def stage(self, name: str, content: bytes, base: str = "") -> FetchOrder:
-        """Serves a version, with the delta to `base` if it is named."""
-        (self.folder / name).write_bytes(content)
-        served = {name: self.folder / name}
-        difference = None
-        if base:
-            path = self.folder / f"{name}-delta"
-            assert write_delta(self.folder / base, self.folder / name, path)
-            difference = remote(path.name, path.read_bytes())
-            served[path.name] = path
-        self.server.files = served
-        return FetchOrder(remote(name, content), [self.location], DEADLINE_S, difference, base)
+    def stage(self) -> FetchOrder:
+        """Stages the weights as they are, and returns the order to fetch them."""
+        self.version += 1
+        order = StageOrder("pool", f"v{self.version}", None)
+
+        def stage(each: Ranks) -> int:
+            staging = self.stagings[each.rank]
+            return staging.stage(lambda: pieces(self.weights, each), order, each).header.checksum
+
+        checksum = on_ranks(self.ranks, stage)[0]
+        return FetchOrder(order.version, checksum, self.locations, [], 0, DEADLINE_S)
+
+    def is_in(self, file: str) -> bool:
+        found = load_file(file)
+        return all(torch.equal(found[name], weight) for name, weight in self.weights.items())
+
+    def close(self) -> None:
+        for staging in self.stagings:
+            staging.close()
+
+
+@pytest.fixture(params=[1, 3])
+def trainer(request: pytest.FixtureRequest) -> Iterator[Trainer]:
+    made = Trainer(request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    (tmp_path / "trainer").mkdir()
-    made = Trainer(tmp_path / "trainer", Endpoint())
+def one_rank() -> Iterator[Trainer]:
+    made = Trainer()
     yield made
-    made.server.close()
+    made.close()
 
 
-def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_delta(
+def source(trainer: Trainer, *faults: Fault) -> AbstractContextManager[ScriptedSource]:
+    """Runs a source that has what all ranks have staged."""
+    version = f"v{trainer.version}"
+    parts = {rank: staging.parts[version] for rank, staging in enumerate(trainer.stagings)}
+    return scripted(parts, *faults)
+
+
+def test_a_newcomer_fetches_the_whole_and_one_that_holds_the_version_before_the_differences(
     trainer: Trainer, files: FetchedFiles
 ) -> None:
-    first = files.fetch(trainer.stage("v1", V1))
-    assert (first.how, first.received) == ("whole", [len(V1)]) and Path(
-        first.file
-    ).read_bytes() == V1
-    second = files.fetch(trainer.stage("v2", V2, base="v1"))
-    assert second.how == "delta" and second.received[0] < len(V2) / 10
-    assert Path(second.file).read_bytes() == V2 and names(files) == {"v2", "v2-delta"}
+    first = files.fetch(trainer.stage())
+    assert first.how == "whole" and first.from_trainer == 300 * 256 * 2 + 65 * 4
+    assert trainer.is_in(first.file)
+    trainer.step()
+    second = files.fetch(trainer.stage())
+    assert second.how == "delta" and second.from_trainer < first.from_trainer / 10
+    assert trainer.is_in(second.file) and "v1" not in names(files)
 
 
 def test_one_that_missed_a_version_fetches_the_whole_and_keeps_no_other(
     trainer: Trainer, files: FetchedFiles
 ) -> None:
-    files.fetch(trainer.stage("v1", V1))
-    trainer.stage("v2", V2)
-    third = files.fetch(trainer.stage("v3", V1[::-1][:100] + V2[100:], base="v2"))
-    assert third.how == "whole" and names(files) == {"v3"}
+    files.fetch(trainer.stage())
+    for _ in range(2):
+        trainer.step()
+        third = trainer.stage()
+    assert files.fetch(third).how == "whole" and names(files) == {"v3"}
 
 
-def test_what_is_held_is_not_fetched_again(trainer: Trainer, files: FetchedFiles) -> None:
-    asked = trainer.stage("v1", V1)
+def test_what_is_held_or_beside_is_not_fetched_again(
+    trainer: Trainer, files: FetchedFiles, tmp_path: Path
+) -> None:
+    asked = trainer.stage()
     path = files.fetch(asked).file
-    trainer.server.close()
+    trainer.close()
     again = files.fetch(asked)
-    assert (again.how, again.received, again.file) == ("held", [0], path)
+    assert (again.how, again.from_trainer, again.file) == ("held", 0, path)
+    (tmp_path / "other").mkdir()
+    other = FetchedFiles(tmp_path / "other", TOKEN)
+    assert other.fetch(replace(asked, beside=path)).file == path
+    with pytest.raises(FetchFailed):
+        other.fetch(replace(asked, beside=f"{path}-gone"))
+
+
+def test_a_version_of_the_same_name_and_other_content_is_fetched(
+    one_rank: Trainer, files: FetchedFiles
+) -> None:
+    files.fetch(one_rank.stage())
+    another = Trainer()
+    another.step()
+    try:
+        assert another.is_in(files.fetch(another.stage()).file)
+    finally:
+        another.close()
 
 
 def test_a_base_that_was_damaged_is_noticed_and_the_whole_is_fetched(
     trainer: Trainer, files: FetchedFiles
 ) -> None:
-    Path(files.fetch(trainer.stage("v1", V1)).file).write_bytes(V1[:-1] + bytes([V1[-1] ^ 1]))
-    second = files.fetch(trainer.stage("v2", V2, base="v1"))
-    assert second.how == "whole" and Path(second.file).read_bytes() == V2
+    base = Path(files.fetch(trainer.stage()).file)
+    content = bytearray(base.read_bytes())
+    content[-1000] ^= 1
+    base.write_bytes(content)
+    trainer.step()
+    assert trainer.is_in(files.fetch(trainer.stage()).file)
 
 
-def test_a_broken_transfer_is_resumed_where_it_broke(files: FetchedFiles) -> None:
-    with scripted(V1, "cut", "cut") as source:
-        report = files.fetch(order(V1, source.location))
-        assert source.starts == [0, len(V1) // 2, len(V1) * 3 // 4]
-    assert report.received == [len(V1)] and Path(report.file).read_bytes() == V1
-
-
-def test_a_transfer_that_broke_at_one_source_goes_on_at_the_next(files: FetchedFiles) -> None:
-    with scripted(V1, "cut") as peer, scripted(V1) as trainer:
-        report = files.fetch(order(V1, peer.location, trainer.location))
-        assert (peer.starts, trainer.starts) == ([0], [len(V1) // 2])
-    assert report.received == [len(V1) // 2, len(V1) // 2] and Path(report.file).read_bytes() == V1
-
-
-def test_a_source_that_sends_all_again_is_taken_from_the_start(files: FetchedFiles) -> None:
-    with scripted(V1, "cut", "whole instead of the rest") as source:
-        assert Path(files.fetch(order(V1, source.location)).file).read_bytes() == V1
-
-
-@pytest.mark.parametrize("fault", ["damage", "short"])
-def test_a_damaged_file_is_fetched_again_and_never_gets_its_name(
-    fault: Fault, files: FetchedFiles
+def test_a_broken_transfer_is_resumed_with_the_blocks_that_are_missing(
+    one_rank: Trainer, files: FetchedFiles
 ) -> None:
-    with scripted(V1, fault) as source:
-        assert Path(files.fetch(order(V1, source.location)).file).read_bytes() == V1
-        assert source.starts == [0, 0]
-    files._keep_only()
-    with scripted(V1, *[fault] * fetched_files.ATTEMPTS) as source:
-        with pytest.raises(
-            FetchFailed, match="checksum" if fault == "damage" else "bytes, and .* are missing"
-        ):
-            files.fetch(order(V1, source.location))
-        assert len(source.starts) == fetched_files.ATTEMPTS
-    assert names(files) == set()
+    asked = one_rank.stage()
+    blocks = len(one_rank.stagings[0].parts["v1"].blocks)
+    faults: list[Fault] = ["none"] * 20
+    with (
+        source(one_rank, *faults, *["cut"] * 1000) as broken,
+        pytest.raises(FetchFailed, match="from rank 0 at"),
+    ):
+        files.fetch(replace(asked, ranks=[broken.location]))
+    assert names(files) == {"v1.draft", "v1.have"}
+    with source(one_rank) as whole:
+        assert one_rank.is_in(files.fetch(replace(asked, ranks=[whole.location])).file)
+        assert len(whole.asked) == blocks - 20
 
 
-def test_a_source_that_died_costs_only_the_way_to_the_next(files: FetchedFiles) -> None:
-    with scripted(V1) as trainer:
-        report = files.fetch(order(V1, NOBODY, trainer.location))
-    assert report.received == [0, len(V1)]
+@pytest.mark.parametrize("fault", ["damage", "short", "cut", "gone"])
+def test_a_block_that_does_not_come_whole_is_fetched_again(
+    fault: Fault, one_rank: Trainer, files: FetchedFiles
+) -> None:
+    asked = one_rank.stage()
+    with source(one_rank, fault, fault) as faulty:
+        report = files.fetch(replace(asked, ranks=[faulty.location]))
+    assert one_rank.is_in(report.file)
 
 
-def test_a_source_that_stalls_is_left_for_the_next(
-    files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+def test_a_block_that_is_always_damaged_never_gets_the_file_its_name(
+    one_rank: Trainer, files: FetchedFiles
+) -> None:
+    asked = one_rank.stage()
+    with (
+        source(one_rank, *["damage"] * 1000) as liar,
+        pytest.raises(FetchFailed, match="rank 0 at .* block .* is damaged"),
+    ):
+        files.fetch(replace(asked, ranks=[liar.location]))
+    assert "v1" not in names(files)
+
+
+def peers_of(order: FetchOrder, *peers: Location) -> FetchOrder:
+    """Returns the order of the last of several machines, of which these are the others."""
+    return replace(order, peers=[*peers, NOBODY], number=len(peers))
+
+
+def test_a_block_of_another_machine_comes_from_there(
+    one_rank: Trainer, files: FetchedFiles
+) -> None:
+    asked = one_rank.stage()
+    with source(one_rank) as peer:
+        report = files.fetch(peers_of(asked, peer.location))
+        assert (
+            len(peer.asked)
+            == len(set(peer.asked))
+            == len(one_rank.stagings[0].parts["v1"].blocks) // 2
+        )
+    assert one_rank.is_in(report.file)
+    assert abs(report.from_peers - report.from_trainer) < 2 * 2**12
+
+
+@pytest.mark.parametrize("fault", ["damage", "cut", "gone", "stall"])
+def test_a_machine_that_fails_once_is_asked_no_more(
+    fault: Fault, one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
-    with scripted(V1, "stall") as peer, scripted(V1) as trainer:
-        report = files.fetch(order(V1, peer.location, trainer.location))
-        assert trainer.starts == [len(V1) // 2] and Path(report.file).read_bytes() == V1
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
+    asked = one_rank.stage()
+    with source(one_rank, *[fault] * 1000) as peer:
+        report = files.fetch(peers_of(asked, peer.location))
+        assert len(peer.asked) <= fetched_files.THREADS
+    assert one_rank.is_in(report.file)
+
+
+def test_a_machine_that_has_nothing_new_for_long_is_passed_over(
+    one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
+    asked = one_rank.stage()
+    with source(one_rank, *["not yet"] * 10_000) as peer:
+        report = files.fetch(peers_of(asked, peer.location))
+    assert one_rank.is_in(report.file) and report.from_peers == 0
+
+
+def test_a_machine_that_is_dead_costs_only_the_way_to_the_trainer(
+    trainer: Trainer, files: FetchedFiles
+) -> None:
+    report = files.fetch(peers_of(trainer.stage(), NOBODY, NOBODY))
+    assert trainer.is_in(report.file) and report.from_peers == 0
 
 
 def test_a_stalled_transfer_ends_at_its_deadline_with_each_reason(
-    files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+    one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 300.0)
-    begun = time.monotonic()
-    with scripted(V1, *["stall"] * 9) as source, pytest.raises(FetchFailed) as failed:
-        files.fetch(order(V1, source.location, deadline_s=1.0))
+    monkeypatch.setattr(block_client, "STALL_S", 300.0)
+    asked, begun = one_rank.stage(), time.monotonic()
+    with (
+        source(one_rank, *["stall"] * 1000) as silent,
+        pytest.raises(FetchFailed, match="timed out; the deadline of 1 s has passed"),
+    ):
+        files.fetch(replace(asked, ranks=[silent.location], deadline_s=1.0))
     assert time.monotonic() - begun < 200  # and not after `STALL_S`
-    assert f"{source.url} after" in str(failed.value) and f"of {len(V1)} bytes: timed out" in str(
-        failed.value
-    )
-    assert names(files) == set()
 
 
 def test_a_new_order_ends_the_one_before(
-    files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+    one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetched_files, "STALL_S", 0.3)
-    failures: list[BaseException] = []
+    monkeypatch.setattr(block_client, "STALL_S", 0.3)
+    failures: list[str] = []
 
-    def fetch(content: bytes, location: Location) -> None:
+    def fetch(asked: FetchOrder) -> None:
         try:
-            files.fetch(order(content, location))
+            files.fetch(asked)
         except FetchFailed as error:
-            failures.append(error)
+            failures.append(str(error))
 
-    with scripted(V1, *["stall"] * 9) as stalled, scripted(V2) as trainer:
-        older = threading.Thread(target=fetch, args=(V1, stalled.location))
+    first = one_rank.stage()
+    with source(one_rank, *["stall"] * 1000) as stalled:
+        older = threading.Thread(target=fetch, args=[replace(first, ranks=[stalled.location])])
         older.start()
-        while not stalled.starts:
+        while not stalled.asked:
             time.sleep(0.005)
-        assert Path(files.fetch(order(V2, trainer.location)).file).read_bytes() == V2
+        one_rank.step()
+        assert one_rank.is_in(files.fetch(one_rank.stage()).file)
         older.join(DEADLINE_S)
-        assert len(failures) == 1 and len(stalled.starts) == 1
+    assert len(failures) == 1 and "another order" in failures[0]
 
 
-def test_without_room_nothing_is_asked_for(files: FetchedFiles) -> None:
-    with scripted(V1) as source:
-        huge = FetchOrder(RemoteFile("w", 2**60, 0), [source.location], DEADLINE_S)
-        with pytest.raises(OSError, match="GiB free and the weights take"):
-            files.fetch(huge)
-        assert source.starts == []
+def test_without_room_nothing_is_written(
+    one_rank: Trainer, files: FetchedFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, needed: int) -> None:
+        raise OSError("0.0 GiB free")
+
+    monkeypatch.setattr(fetched_files, "require_room", full)
+    with pytest.raises(OSError, match="GiB free"):
+        files.fetch(one_rank.stage())
+    assert names(files) == set()
 
 
-@pytest.mark.parametrize("name", ["../secret", "..%2Fsecret", "", "v1.draft", "v2"])
-def test_only_what_is_staged_is_served(name: str, trainer: Trainer, files: FetchedFiles) -> None:
-    trainer.stage("v1", V1)
-    (trainer.folder.parent / "secret").write_text("secret")
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    assert call(trainer.location.url, "GET", FILES + name, headers)[0] == 404
-    assert files.find(name) is None
-    (files._folder / "w.7.draft").touch()
-    assert files.find("w.7.draft") is None  # nor what is not whole
+def test_blocks_are_served_as_soon_as_they_are_here(one_rank: Trainer, files: FetchedFiles) -> None:
+    asked = one_rank.stage()
+    assert files.block("v1", "0", "3") is None, "it may come"
+    with source(one_rank, *["none"] * 20, *["cut"] * 1000) as broken, pytest.raises(FetchFailed):
+        files.fetch(replace(asked, ranks=[broken.location]))
+    part = one_rank.stagings[0].parts["v1"]
+    there = {number: files.block("v1", "0", str(number)) for number in range(len(part.blocks))}
+    assert 20 <= sum(block is not None for block in there.values()) < len(there)
+    assert all(block in (None, part.read(number)) for number, block in there.items())
+
+
+@pytest.mark.parametrize("what", ["../secret", "..", "x", "d0", "0/../../secret", "v1.draft"])
+def test_only_blocks_are_served(what: str, one_rank: Trainer, files: FetchedFiles) -> None:
+    files.fetch(one_rank.stage())
+    with pytest.raises(FileNotFoundError):
+        files.block("v1", "0", what)
 
 
 @pytest.mark.parametrize(
     "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN}]
 )
-def test_without_the_token_the_trainer_serves_nothing(
-    header: dict[str, str], trainer: Trainer
-) -> None:
-    trainer.stage("v1", V1)
-    status, body = call(trainer.location.url, "GET", FILES + "v1", header)
-    assert status == 401 and TOKEN.encode() not in body and len(body) < 200
+def test_without_the_token_a_rank_serves_nothing(header: dict[str, str], trainer: Trainer) -> None:
+    trainer.stage()
+    for rank, location in enumerate(trainer.locations):
+        for what in ("header", "delta", "0"):
+            status, body = call(location.url, "GET", f"{PARTS}v1/{rank}/{what}", header)
+            assert status == 401 and TOKEN.encode() not in body and len(body) < 200
+
+
+def test_a_rank_serves_no_version_that_is_over(trainer: Trainer) -> None:
+    trainer.stage()
+    trainer.step()
+    trainer.stage()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    url = trainer.locations[0].url
+    assert call(url, "GET", f"{PARTS}v2/0/0", headers)[0] == 200
+    assert call(url, "GET", f"{PARTS}v1/0/0", headers)[0] == 404
 
 
 def test_a_generator_of_another_run_gets_nothing(trainer: Trainer, files: FetchedFiles) -> None:
     files._token = "another token"
     with pytest.raises(FetchFailed, match="answered 401"):
-        files.fetch(trainer.stage("v1", V1))
+        files.fetch(trainer.stage())
 
 
 def test_with_tls_only_the_named_certificate_is_trusted(
     files: FetchedFiles, tmp_path: Path
 ) -> None:
     own, other = self_signed(tmp_path, "own"), self_signed(tmp_path, "other")
-    trainer = Trainer(tmp_path, Endpoint(tls_cert=own[0], tls_key=own[1]))
+    trainer = Trainer(2, Endpoint(tls_cert=own[0], tls_key=own[1]))
     try:
-        asked = trainer.stage("v1", V1)
-        assert (
-            asked.sources[0].url.startswith("https://")
-            and "PRIVATE" not in asked.sources[0].certificate
-        )
+        asked = trainer.stage()
+        url = asked.ranks[0].url
+        assert url.startswith("https://") and "PRIVATE" not in asked.ranks[0].certificate
         for cert in (other[0], signed_by(tmp_path, own, "child")[0]):
-            wrong = Location(asked.sources[0].url, "certificate", first_certificate(cert))
+            wrong = Location(url, "certificate", first_certificate(cert))
             with pytest.raises(FetchFailed, match="certificate"):
-                files.fetch(FetchOrder(asked.whole, [wrong], DEADLINE_S))
+                files.fetch(replace(asked, ranks=[wrong, wrong]))
+        plain = Location(url.replace("https", "http"))
         with pytest.raises(FetchFailed):
-            files.fetch(
-                FetchOrder(
-                    asked.whole,
-                    [Location(trainer.location.url.replace("https", "http"))],
-                    DEADLINE_S,
-                )
-            )
-        assert Path(files.fetch(asked).file).read_bytes() == V1
+            files.fetch(replace(asked, ranks=[plain, plain]))
+        assert trainer.is_in(files.fetch(asked).file)
     finally:
-        trainer.server.close()
+        trainer.close()

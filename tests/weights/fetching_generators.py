@@ -27,7 +27,7 @@ from lrl.system.auth import TOKEN_VARIABLE, TokenMiddleware
 from lrl.system.endpoint import Endpoint
 from lrl.vllm_plugin.pull_routes import PullRoutes
 from lrl.weights.fetch_order import FETCH
-from lrl.weights.staged_file import checksum
+from lrl.weights.version_file import check_file
 
 TOKEN = "secret"
 
@@ -57,8 +57,7 @@ class ModelOfVllm:
             self.paused = path == "/pause"
         if path == "/update_weights":
             info = body["update_info"]
-            if checksum(info["file"]) != info["checksum"]:
-                return JSONResponse({"error": "damaged"}, 500)
+            check_file(info["file"], info["checksum"])
             self.weights = load_file(info["file"])
         if path == "/finish_weight_update":
             self.version = body["weight_version"]

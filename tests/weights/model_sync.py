@@ -14,7 +14,7 @@ from lrl.errors import GeneratorError, GeneratorTimeout
 from lrl.generators.generator import Generator
 from lrl.weights import Transport
 from lrl.weights.group_calls import GeneratorGroupCalls
-from lrl.weights.wire import Weights
+from lrl.weights.staging import Weights
 
 INIT, PAUSE, UPDATE = (
     "/init_weight_transfer_engine",

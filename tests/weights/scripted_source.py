@@ -1,7 +1,8 @@
-"""A source of files that breaks, stalls or lies as it is told."""
+"""A rank that serves its part, and breaks, stalls or lies as it is told."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,50 +11,63 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
 from lrl.system.endpoint import Location
+from lrl.weights.fetch_order import PARTS
+from lrl.weights.part_server import Part
 
-Fault = Literal["none", "cut", "stall", "damage", "short", "whole instead of the rest"]
+Fault = Literal["none", "cut", "stall", "damage", "short", "gone", "not yet"]
 
 
 @dataclass
 class ScriptedSource:
-    """One file, and the fault of each request in their order; those after the last have none."""
+    """One version's parts, and the fault of each request for a block in their order; those after
+    the last have none."""
 
-    content: bytes
+    parts: dict[int, Part]
+    """By rank."""
     faults: list[Fault] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    """The first byte that each request asked for."""
-    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    """What was asked for: a rank, and a block or its difference."""
+    location: Location = field(default_factory=Location)
     ends: threading.Event = field(default_factory=threading.Event)
 
-    @property
-    def location(self) -> Location:
-        return Location(self.url)
-
     def respond(self, handler: BaseHTTPRequestHandler) -> None:
-        asked = handler.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
-        fault = self.faults[len(self.starts)] if len(self.starts) < len(self.faults) else "none"
-        self.starts.append(start)
-        if fault == "whole instead of the rest":
-            start = 0
-        body = self.content[start:]
+        rank, what = handler.path.removeprefix(PARTS).split("/")[1:]
+        fault: Fault = "none"
+        if what not in ("header", "delta"):
+            self.asked.append(f"{rank}/{what}")
+            fault = self.faults.pop(0) if self.faults else "none"
+        body = self.body(int(rank), what)
         if fault == "damage":
             body = bytes([body[0] ^ 1]) + body[1:]
-        handler.send_response(206 if start else 200)
-        handler.send_header("Content-Length", str(len(body) - (fault == "short")))
+        handler.send_response({"gone": 404, "not yet": 409}.get(fault, 200))
+        handler.send_header("Content-Length", str(len(body)))
         handler.end_headers()
-        half = len(body) // 2 if fault in ("cut", "stall") else len(body) - (fault == "short")
-        handler.wfile.write(body[:half])
+        sent = {"cut": len(body) // 2, "stall": len(body) // 2, "short": len(body) - 1}
+        handler.wfile.write(body[: sent.get(fault, len(body))])
         handler.wfile.flush()
         if fault == "stall":
             self.ends.wait(300)
         handler.close_connection = True
 
+    def body(self, rank: int, what: str) -> bytes:
+        """Returns what a rank answers."""
+        part = self.parts[rank]
+        if what == "header":
+            return part.header.text
+        if what == "delta":
+            delta = part.delta.result()
+            return json.dumps({"base": "" if delta is None else part.base}).encode()
+        if what.startswith("d"):
+            delta = part.delta.result()
+            assert delta is not None
+            return delta[int(what[1:])]
+        return part.read(int(what))
+
 
 @contextmanager
-def scripted(content: bytes, *faults: Fault) -> Iterator[ScriptedSource]:
+def scripted(parts: dict[int, Part], *faults: Fault) -> Iterator[ScriptedSource]:
     """Runs one on loopback."""
-    source = ScriptedSource(content, list(faults))
+    source = ScriptedSource(parts, list(faults))
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -68,7 +82,7 @@ def scripted(content: bytes, *faults: Fault) -> Iterator[ScriptedSource]:
         target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     )
     thread.start()
-    source.url = f"http://127.0.0.1:{server.server_port}"
+    source.location = Location(f"http://127.0.0.1:{server.server_port}")
     try:
         yield source
     finally:

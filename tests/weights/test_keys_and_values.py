@@ -26,6 +26,7 @@ from lrl.types import Prompt, Rollout, Sampling
 from lrl.weights.shared_memory import SharedMemory
 from lrl.weights.sync import PoolSync
 from tests.lent_server import LentServer
+from tests.weights.whole_weights import WholeWeights
 
 PROMPTS = [Prompt(id=number, token_ids=[5 + number] * 40, text="") for number in range(3)]
 SAMPLING = Sampling(n=4, max_tokens=96)
@@ -58,7 +59,9 @@ class OneGenerator:
         )
 
     def sync(self, model: Any, version: int) -> None:
-        assert self.syncs.sync_now(model.named_parameters, version, lambda: accept) == {}
+        assert (
+            self.syncs.sync_now(WholeWeights(model.named_parameters), version, lambda: accept) == {}
+        )
         assert self.syncs.wait() == {}
 
     def ask(self, prompt: Prompt, rollouts: list[Rollout]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +18,16 @@ from lrl.generators.generator import Generator
 from lrl.generators.pool import GeneratorPool
 from lrl.generators.settings import ServerSettings
 from lrl.system.event_loop import LoopThread
-from lrl.vllm_plugin import fetched_files
-from lrl.weights import upload_slots
-from lrl.weights.fetch_order import FETCH, FILES
+from lrl.vllm_plugin import block_client, fetched_files
+from lrl.weights import pull
+from lrl.weights.fetch_order import FETCH, PARTS, FetchOrder
 from lrl.weights.group_calls import Failures, GeneratorGroupCalls
 from lrl.weights.pull import Pull
 from lrl.weights.sync import PoolSync
 from tests.certificates import self_signed
 from tests.http_call import call
 from tests.weights.fetching_generators import FetchingGenerator, fetching_generators
+from tests.weights.whole_weights import WholeWeights
 
 SETTINGS = ServerSettings(dtype="bfloat16")
 
@@ -64,6 +66,7 @@ class Scene:
     def __init__(self, generators: list[FetchingGenerator], deadline_s: float = 300.0) -> None:
         self.loop = LoopThread()
         self.policy = Policy()
+        self.weights = WholeWeights(self.policy.weights)
         self.version = 0
         self.generators = generators
         self.pool = GeneratorPool(generators)
@@ -77,7 +80,7 @@ class Scene:
         self.policy.step()
         self.version += 1
         self.pool.generators = list(generators or self.generators)
-        failed = self.sync.sync_now(self.policy.weights, self.version, lambda: accept)
+        failed = self.sync.sync_now(self.weights, self.version, lambda: accept)
         return failed | self.sync.wait()
 
     def hold(self, *generators: FetchingGenerator) -> bool:
@@ -96,13 +99,14 @@ class Scene:
         for generator in self.generators:
             self.loop.wait(generator.client.close(), 5.0, "closing")
         self.sync.close()
+        self.weights.staging.close()
         self.loop.close()
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a generator that failed try again at once."""
-    monkeypatch.setattr(fetched_files, "BACKOFF_S", 0.001)
+    monkeypatch.setattr(block_client, "BACKOFF_S", 0.001)
 
 
 def staged() -> set[str]:
@@ -129,6 +133,13 @@ def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
         made.close()
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the transport take each generator as one of a machine of its own."""
+    monkeypatch.setattr(pull, "is_here", lambda generator: False)
+    monkeypatch.setattr(pull, "machine_of", lambda generator: generator.name)
+
+
 def how(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     """How each generator got the last version that it fetched."""
     found = {}
@@ -139,14 +150,13 @@ def how(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     return found
 
 
-def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_file_and_a_delta(
+def test_every_generator_gets_exactly_the_policy_and_the_trainer_keeps_one_version(
     scene: Scene,
 ) -> None:
     for _ in range(3):
         assert scene.move() == {} and scene.hold(*scene.generators)
-    assert len(staged()) == 2 and len([name for name in staged() if "delta" in name]) == 1
-    assert all(len(generator.files) == 2 for generator in scene.generators)
-    scene.sync.close()
+    assert staged() == {f"/memfd:run-0-{scene.version} (deleted)"}
+    scene.weights.staging.close()
     assert staged() == set()
 
 
@@ -176,7 +186,7 @@ def test_no_weight_travels_wider_than_the_policys(
 
 
 def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     first, newcomer = scene.generators
@@ -186,6 +196,7 @@ def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
     assert how(caplog) == {"generator 0": "delta", "generator 1": "whole"} and scene.hold(
         first, newcomer
     )
+    # The newcomer serves no differences, so the other one takes them all from the trainer.
     assert size < scene.transport.fetched_bytes - before < 1.2 * size
     before = scene.transport.fetched_bytes
     scene.move()
@@ -196,7 +207,7 @@ def test_a_newcomer_gets_the_whole_while_the_others_get_the_delta(
 
 
 def test_one_that_missed_a_version_gets_the_whole(
-    scene: Scene, caplog: pytest.LogCaptureFixture
+    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     first, behind = scene.generators
@@ -208,7 +219,9 @@ def test_one_that_missed_a_version_gets_the_whole(
     )
 
 
-def test_a_large_step_is_sent_whole(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_large_step_is_sent_whole(
+    scene: Scene, elsewhere: None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="lrl")
     scene.move()
     scene.policy.matrix.data += torch.randn_like(scene.policy.matrix)
@@ -216,23 +229,29 @@ def test_a_large_step_is_sent_whole(scene: Scene, caplog: pytest.LogCaptureFixtu
     assert set(how(caplog).values()) == {"whole"} and scene.hold(*scene.generators)
 
 
-def test_a_damaged_file_is_refused_before_any_weight_is_replaced_or_paused(scene: Scene) -> None:
+def test_a_damaged_version_is_refused_before_any_weight_is_replaced_or_paused(
+    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scene.move()
     healthy, behind = scene.generators
-    find = behind.routes.files._download
-
-    def damaged(order: Any, file: Any, *rest: Any) -> Any:
-        return find(order, type(file)(file.name, file.size, file.checksum ^ 1), *rest)
-
-    behind.routes.files._download = damaged  # type: ignore[method-assign]
     before, calls = behind.vllm.weights, len(behind.vllm.posted)
+    fetch = behind.routes.files.fetch
+
+    def damaged(order: FetchOrder) -> Any:
+        return fetch(replace(order, checksum=order.checksum ^ 1))
+
+    monkeypatch.setattr(behind.routes.files, "fetch", damaged)
     failed = scene.move()
-    assert list(failed) == [behind] and "checksum" in failed[behind] and FETCH in failed[behind]
+    assert (
+        list(failed) == [behind] and "another header" in failed[behind] and FETCH in failed[behind]
+    )
     assert behind.vllm.weights is before and "/update_weights" not in behind.vllm.posted[calls:]
     assert scene.hold(healthy)
 
 
-def test_a_generator_that_did_not_fetch_stands_still_and_is_retried(scene: Scene) -> None:
+def test_a_generator_that_did_not_fetch_stands_still_and_is_retried(
+    scene: Scene, elsewhere: None
+) -> None:
     scene.move()
     healthy, behind = scene.generators
     behind.routes.files.fetch = fails_once(behind.routes.files.fetch)  # type: ignore[method-assign]
@@ -278,62 +297,66 @@ def test_a_generator_that_does_not_answer_costs_only_itself(
         scene.close()
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the tree take all generators as those of other machines."""
-    monkeypatch.setattr(upload_slots, "is_here", lambda generator: False)
-
-
 @pytest.mark.parametrize("scene", [8], indirect=True)
-def test_generators_that_have_the_version_serve_it_so_that_rank_0_sends_less(
+def test_each_block_leaves_the_trainer_once_however_many_machines_fetch(
     scene: Scene, elsewhere: None
 ) -> None:
-    assert scene.move() == {} and scene.hold(*scene.generators)
-    assert 0 < scene.transport.sent_bytes < scene.transport.fetched_bytes
+    for _ in range(2):
+        sent, fetched = scene.transport.sent_bytes, scene.transport.fetched_bytes
+        assert scene.move() == {} and scene.hold(*scene.generators)
+        sent, fetched = scene.transport.sent_bytes - sent, scene.transport.fetched_bytes - fetched
+        assert fetched == 8 * sent > 0
 
 
-def test_a_peer_that_died_costs_only_the_way_to_the_trainer(scene: Scene) -> None:
+def test_generators_of_one_machine_load_one_file(scene: Scene) -> None:
     first, second = scene.generators
-    scene.move([first])
-    order = orders_of(scene, first, second)
-    first.die()
-    report = scene.loop.wait(second.client.post(FETCH, order, deadline_s=60.0), 60.0, "a fetch")
-    assert report["received"][0] == 0 and report["received"][1] > 0
+    assert scene.move() == {} and scene.hold(first, second)
+    assert len(first.files) == 1 and second.files == set()
+    size = scene.transport.fetched_bytes
+    first.vllm.frozen.set()
+    assert list(scene.move([second])) == [] and scene.hold(second)
+    assert scene.transport.fetched_bytes == 2 * size, "without the other one it fetches by itself"
 
 
-def test_a_peer_serves_what_it_holds(scene: Scene) -> None:
-    first, second = scene.generators
-    scene.move([first])
-    order = orders_of(scene, first, second)
-    report = scene.loop.wait(second.client.post(FETCH, order, deadline_s=60.0), 60.0, "a fetch")
-    assert report["received"][0] > 0 and report["received"][1] == 0
+@pytest.mark.parametrize("scene", [3], indirect=True)
+def test_a_machine_that_is_lost_costs_only_the_way_to_the_trainer(
+    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pull, "attempts", 1)
+    scene.move()
+    lost, *others = scene.generators
+    lost.die()
+    sent = scene.transport.sent_bytes
+    assert list(scene.move()) == [lost] and scene.hold(*others)
+    assert scene.transport.sent_bytes > sent
 
 
-def orders_of(scene: Scene, parent: FetchingGenerator, child: FetchingGenerator) -> dict[str, Any]:
-    """The order by which `child` fetches the newest version from `parent`, else from the
-    trainer."""
-    staged = scene.transport._staged.remote
-    sources = [vars(parent.server.location), vars(scene.transport._location(child))]
-    return {
-        "whole": vars(staged),
-        "delta": None,
-        "base": "",
-        "sources": sources,
-        "deadline_s": 60.0,
-    }
+@pytest.mark.parametrize("scene", [3], indirect=True)
+def test_a_machine_that_is_frozen_is_passed_over(
+    scene: Scene, elsewhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pull, "attempts", 1)
+    monkeypatch.setattr(fetched_files, "STALL_S", 0.2)
+    monkeypatch.setattr(block_client, "STALL_S", 0.2)
+    monkeypatch.setattr(scene.sync._calls, "deadline_s", 10.0)
+    frozen, *others = scene.generators
+    frozen.vllm.frozen.set()
+    failed = scene.move()
+    assert list(failed) == [frozen] and scene.hold(*others)
 
 
 def test_neither_route_of_a_generator_answers_without_the_token(scene: Scene) -> None:
     scene.move()
-    (held,) = scene.generators[0].files
     url = scene.generators[0].server.url
+    block = f"{PARTS}run-0-1/0/0"
     for header in ({}, {"Authorization": "Bearer wrong"}):
-        assert call(url, "GET", FILES + held, header)[0] == 401
+        assert call(url, "GET", block, header)[0] == 401
         assert call(url, "POST", FETCH, header, b"{}")[0] == 401
     allowed = {"Authorization": "Bearer secret"}
-    assert call(url, "GET", FILES + held, allowed)[0] == 200
-    for name in ("nothing", "../trainer", "%2e%2e%2ftrainer"):
-        assert call(url, "GET", FILES + name, allowed)[0] == 404
+    assert call(url, "GET", block, allowed)[0] == 200
+    for name in ("0", "../trainer/0/0", "%2e%2e%2ftrainer/0/0", "run-0-1/0/x", "run-0-1/9/0"):
+        assert call(url, "GET", PARTS + name, allowed)[0] == 404
+    assert call(url, "GET", f"{PARTS}run-0-2/0/0", allowed)[0] == 409, "it may still come"
 
 
 def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
@@ -346,7 +369,7 @@ def test_with_tls_the_trainer_and_its_generators_speak_nothing_else(
         for _ in range(2):
             assert scene.move() == {} and scene.hold(*generators)
         locations = [
-            scene.transport._location(generators[0]),
+            scene.transport._location(scene.transport._served[0], generators[0]),
             *(one.server.location for one in generators),
         ]
         assert all(one.url.startswith("https://") and one.certificate for one in locations)
@@ -358,26 +381,14 @@ def test_another_attempt_at_a_version_keeps_its_delta(scene: Scene) -> None:
     scene.move()
     scene.move()
     before = staged()
-    scene.transport.stage(scene.policy.weights, False)
+    scene.transport.stage(scene.weights, False)
     assert staged() == before
-
-
-def test_without_room_for_a_delta_all_fetch_the_whole(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*words: object) -> bool:
-        raise OSError("No space left on device")
-
-    caplog.set_level(logging.INFO, logger="lrl")
-    scene.move()
-    monkeypatch.setattr("lrl.weights.pull.write_delta", full)
-    assert scene.move() == {} and scene.hold(*scene.generators)
-    assert set(how(caplog).values()) == {"whole"} and "No space left" in caplog.text
 
 
 def test_the_room_counts_the_files_of_the_generators_that_are_here() -> None:
     assert Pull.stored_bytes(1000, 1, 0) == 0
-    assert Pull.stored_bytes(1000, 1, 2) == 5000, "two versions and a delta for each"
+    assert Pull.stored_bytes(1000, 1, 2) == 2500, "two versions and the differences, for all here"
+    assert Pull.stored_bytes(1000, 2, 2) == 5000, "an evaluation has a version of its own"
 
 
 def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
@@ -393,9 +404,7 @@ def test_while_they_fetch_generators_take_requests(scene: Scene) -> None:
     scene.transport.distribute = watched
     scene.policy.step()
     scene.version += 1
-    assert scene.sync.sync_in_background(
-        scene.policy.weights, scene.version, lambda: accept, lambda: None
-    )
+    assert scene.sync.sync_in_background(scene.weights, scene.version, lambda: accept, lambda: None)
     assert scene.sync.wait() == {} and serving == [True] and scene.hold(*scene.generators)
 
 

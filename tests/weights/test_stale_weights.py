@@ -18,10 +18,11 @@ from lrl.generators.pool import GeneratorPool
 from lrl.system.event_loop import LoopThread
 from lrl.weights.probe import Probes
 from lrl.weights.shared_memory import SharedMemory
+from lrl.weights.staging import Weights
 from lrl.weights.sync import PoolSync
-from lrl.weights.wire import Weights
 from tests.lent_server import LentServer, start_server
 from tests.weights.policy_in_memory import PolicyInMemory
+from tests.weights.whole_weights import WholeWeights
 
 TOKENS = [5 + (7 * place) % 250 for place in range(64)]
 SMALL_STEP = 1e-6
@@ -61,7 +62,7 @@ class Scene:
     def sync(self) -> None:
         """Raises GeneratorError if it is not proved."""
         probe = self.probes.make(self.policy.prompt_logprobs, "float32", TOKENS, self.version)
-        weights = self.policy.network.named_parameters
+        weights = WholeWeights(self.policy.network.named_parameters)
         assert self.syncs.sync_now(weights, self.version, lambda: probe) == {}
         self.version += 1
         for why in self.syncs.wait().values():
@@ -97,7 +98,7 @@ def test_weights_that_did_not_arrive_are_seen_after_two_small_steps(scene: Scene
         scene.policy.step(10 * SMALL_STEP)
         scene.sync()
     stale = copy.deepcopy(scene.policy.network)
-    scene.transport.sends = stale.named_parameters
+    scene.transport.sends = WholeWeights(stale.named_parameters)
     with pytest.raises(GeneratorError, match="are those of the weights before"):
         for _ in range(2):
             scene.policy.step(10 * SMALL_STEP)
@@ -109,7 +110,7 @@ def test_weights_a_hundred_steps_old_are_seen(scene: Scene) -> None:
     stale = copy.deepcopy(scene.policy.network)
     scene.policy.step(1e-3)  # a hundred steps of 1e-5 in one direction
     scene.sync()
-    scene.transport.sends = stale.named_parameters
+    scene.transport.sends = WholeWeights(stale.named_parameters)
     scene.policy.step(SMALL_STEP)
     with pytest.raises(GeneratorError, match="nats a token, and .* is allowed"):
         scene.sync()

@@ -1,0 +1,264 @@
+"""A version staged by the trainer's ranks: each writes its part, and none gathers the whole.
+
+    every rank: its rows -> its part, with a checksum of each block
+    rank 0: the checksums of all -> the header of the file, which says what the version is
+
+On one machine the ranks write into one file, which the generators map. Else each keeps its part in
+its own memory, under no name, and serves it with its difference to the version before
+(`lrl.weights.part_server`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import psutil
+import torch
+from torch import Tensor
+from xxhash import xxh3_64_intdigest
+
+from lrl.distributed.ranks import Ranks
+from lrl.system.byte_counts import in_gib
+from lrl.system.endpoint import Endpoint, Location, own_address_towards
+from lrl.weights.version_file import Block, Header, Rows, require_room
+from lrl.weights.wire import TensorSpec, transfer_dtype, unaligned
+
+if TYPE_CHECKING:
+    from lrl.training.pieces import Piece
+    from lrl.weights.part_server import Part, PartServer
+
+Pieces = Callable[[], Iterator["Piece"]]
+Served = Location | int
+"""Where a rank serves its parts; a port of rank 0's machine, whose address differs with the
+generator."""
+
+
+@dataclass(frozen=True)
+class StageOrder:
+    """What rank 0 has all ranks stage."""
+
+    pool: str
+    """Of the generators; the versions of each have files of their own."""
+    version: str
+    """A name that no other version has."""
+    narrow: torch.dtype | None
+    """The generators' number format (`lrl.weights.wire.transfer_dtype`)."""
+    file: str = ""
+    """A new file, empty and of rank 0; without one each rank keeps its part in its memory."""
+
+
+class Layout(NamedTuple):
+    """Where the rows of a rank are; alike in all versions of a pool."""
+
+    header: Header
+    """Without checksums."""
+    places: dict[str, tuple[int, int]]
+    """Of this rank's rows by name: their place in the file, and in the part."""
+
+
+class Staged(NamedTuple):
+    """A version that is staged."""
+
+    name: str
+    header: Header
+
+
+class Weights(Protocol):
+    """The policy's weights, on rank 0. Every call is a collective of all ranks."""
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields them as they are now: Hugging Face names, full tensors."""
+
+    def stage(self, order: StageOrder) -> Staged:
+        """Has every rank stage its part (`lrl.weights.staging.Staging.stage`)."""
+
+    def serve(self, endpoint: Endpoint, token: str) -> list[Served]:
+        """Has every rank serve what it stages (`lrl.weights.staging.Staging.serve`)."""
+
+
+class Staging:
+    """What one rank has staged, for each pool of generators."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Part] = {}
+        """What this rank serves, by the name of the version."""
+        self._layouts: dict[str, Layout] = {}
+        self._staged: dict[str, Staged] = {}
+        self._server: PartServer | None = None
+
+    def stage(self, pieces: Pieces, order: StageOrder, ranks: Ranks) -> Staged:
+        """Stages a version on all ranks, which call this together.
+
+        A version that is staged already (another attempt at it) stays as it is.
+
+        Returns:
+            The version.
+
+        Raises:
+            OSError: A rank has no room for its part; on rank 0.
+        """
+        layout = self._layouts.get(order.pool)
+        if layout is None:
+            layout = self._layouts[order.pool] = make_layout(pieces, order, ranks)
+        descriptor, sums = -1, list[int]()
+        fault = ""
+        rows = pieces()
+        try:
+            descriptor = _open(order, layout, ranks.rank)
+            sums = _write(rows, layout, order, rank=ranks.rank, descriptor=descriptor)
+        except OSError as error:
+            fault = f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
+        finally:
+            deque(rows, maxlen=0)  # reading them may be a collective
+        found = ranks.gather((fault, sums))
+        faults = "; ".join(fault for fault, _ in found if fault)
+        header = None
+        if found and not faults:
+            header = layout.header.with_sums([of_one for _, of_one in found])
+        header = ranks.share(header)
+        before = self._staged.get(order.pool)
+        again = before is not None and before.header == header
+        if header is None or again or order.file:
+            _close(descriptor)
+        else:
+            from lrl.weights.part_server import Part  # here: not with a file
+
+            part = Part(header, ranks.rank, descriptor)
+            if before is None:
+                part.compare(None)
+            else:
+                part.compare(self.parts.pop(before.name), before.name)
+            self.parts[order.version] = part
+        if header is None:
+            if ranks.rank == 0:
+                raise OSError(faults)
+        elif not again or order.file:
+            self._staged[order.pool] = Staged(order.version, header)
+        return self._staged.get(order.pool, Staged("", layout.header))
+
+    def serve(self, endpoint: Endpoint, token: str, ranks: Ranks, here: bool) -> list[Served]:
+        """Begins to serve the parts of all ranks, which call this together; returns where, by rank,
+        on rank 0.
+
+        Args:
+            endpoint: Where rank 0 listens.
+            token: The run's.
+            ranks: All of them.
+            here: Whether this rank is on rank 0's machine.
+        """
+        if self._server is None:
+            if not here:
+                endpoint = replace(endpoint, host=own_address(endpoint))
+            from lrl.weights.part_server import PartServer
+
+            self._server = PartServer(endpoint, token, self.parts)
+        port = self._server.port
+        return ranks.gather(port if here else self._server.location(endpoint.host))
+
+    def close(self) -> None:
+        """Frees all parts; idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for part in self.parts.values():
+            part.close()
+        self.parts.clear()
+        self._staged.clear()
+
+
+def make_layout(pieces: Pieces, order: StageOrder, ranks: Ranks) -> Layout:
+    """Returns the layout of a pool's versions; all ranks call it."""
+    own = [Rows(_spec(piece, order.narrow), piece.start, len(piece.rows)) for piece in pieces()]
+    tensors = [rows.tensor for rows in own]
+    odd = unaligned(tensors)
+    tensors = [one for one in tensors if one not in odd] + odd
+    found = ranks.gather(own)
+    header = ranks.share(Header.of(tensors, found) if found else None)
+    assert header is not None, "rank 0 has made it"
+    ends = accumulate(one.nbytes for one in tensors)
+    starts = {one.name: end - one.nbytes for one, end in zip(tensors, ends, strict=True)}
+    places, position = {}, 0
+    for rows in sorted(own, key=lambda rows: starts[rows.tensor.name]):
+        begin = starts[rows.tensor.name] + rows.start * rows.tensor.row_bytes
+        places[rows.tensor.name] = (len(header.text) + begin, position)
+        position += rows.nbytes
+    return Layout(header, places)
+
+
+def _spec(piece: Piece, narrow: torch.dtype | None) -> TensorSpec:
+    dtype = transfer_dtype(piece.rows.dtype, piece.shape, narrow)
+    return TensorSpec(piece.name, dtype, piece.shape)
+
+
+def _open(order: StageOrder, layout: Layout, rank: int) -> int:
+    if order.file:
+        if rank == 0:
+            require_room(Path(order.file).parent, layout.header.size)
+            os.truncate(order.file, layout.header.size)
+        return os.open(order.file, os.O_RDWR | os.O_NOFOLLOW)
+    needed = sum(block.nbytes for block in layout.header.parts[rank])
+    free = psutil.virtual_memory().available
+    if needed > free:
+        takes, has = in_gib(needed, free)
+        raise OSError(f"the weights take {takes} GiB of memory, and {has} GiB are free.")
+    return os.memfd_create(order.version)
+
+
+def _write(
+    pieces: Iterator[Piece], layout: Layout, order: StageOrder, rank: int, descriptor: int
+) -> list[int]:
+    """Writes a rank's part; returns the checksum of each block."""
+    left = set(layout.places)
+    for piece in pieces:
+        left.remove(piece.name)
+        dtype = _spec(piece, order.narrow).dtype
+        in_file, in_part = layout.places[piece.name]
+        write_at(
+            descriptor, _bytes(piece.rows.detach().to(dtype)), in_file if order.file else in_part
+        )
+    if left:
+        raise RuntimeError(
+            f"The policy has no {min(left)} any more, which it had at the first sync."
+        )
+    blocks = layout.header.parts[rank]
+
+    def checksum(block: Block) -> int:
+        if order.file:
+            return xxh3_64_intdigest(block.read(descriptor))
+        size = blocks[0].nbytes
+        return xxh3_64_intdigest(os.pread(descriptor, block.nbytes, block.index * size))
+
+    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(checksum, blocks))
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def own_address(endpoint: Endpoint) -> str:
+    """Returns the address of this machine in the network of rank 0's, which listens at
+    `endpoint`."""
+    host = os.environ["MASTER_ADDR"] if endpoint.is_everywhere else endpoint.host
+    return own_address_towards(endpoint.url(1, host))
+
+
+def write_at(descriptor: int, content: memoryview | bytes, place: int) -> None:
+    """Writes all bytes; one call of the kernel takes less than 2 GiB."""
+    left = memoryview(content)
+    while left:
+        done = os.pwrite(descriptor, left, place)
+        place += done
+        left = left[done:]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data

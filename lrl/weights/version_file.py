@@ -1,0 +1,266 @@
+"""The file of a version: safetensors, whose header also has the trainer ranks' parts and a checksum
+of each block.
+
+A part is what one rank holds: ranges of the file, in its order. Parts are moved and checked in
+blocks, so a rank writes, a generator fetches and a worker checks them without the rest of the file.
+All versions of a run have headers of one length: every byte stays at its place.
+"""
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from xxhash import xxh3_64_intdigest
+
+from lrl.system.byte_counts import in_gib
+from lrl.weights.wire import TensorSpec
+
+SHARED_MEMORY = Path("/dev/shm")
+FORMATS = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+"""The names of number formats in a safetensors header."""
+LARGEST_BLOCK = 2**24
+SMALLEST_BLOCK = 2**12
+BLOCKS_OF_A_PART = 64
+"""As many as a part has at least, where they are not smaller than `SMALLEST_BLOCK`: generators
+exchange them while they fetch the rest."""
+SUM_DIGITS = 16
+
+Ranges = Sequence[tuple[int, int]]
+"""Starts and ends, in bytes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tensor that a rank sends."""
+
+    tensor: TensorSpec
+    """The whole tensor."""
+    start: int
+    """Number of the first row."""
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Their bytes."""
+        return self.count * self.tensor.row_bytes
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a part."""
+
+    number: int
+    """Among all blocks of the version."""
+    part: int
+    index: int
+    """Among the blocks of its part."""
+    ranges: list[tuple[int, int]]
+    """Its bytes in the file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return sum(end - start for start, end in self.ranges)
+
+    def read(self, descriptor: int) -> bytes:
+        """Returns its bytes from the file of a version."""
+        found = [os.pread(descriptor, end - start, start) for start, end in self.ranges]
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def write(self, descriptor: int, content: bytes | memoryview) -> None:
+        """Writes its bytes into the file of a version."""
+        view, done = memoryview(content), 0
+        for start, end in self.ranges:
+            os.pwrite(descriptor, view[done : done + end - start], start)
+            done += end - start
+
+
+@dataclass(frozen=True)
+class Header:
+    """The beginning of a version's file.
+
+    Args:
+        text: Its bytes: the length of a table, and the table.
+    """
+
+    text: bytes
+
+    @cached_property
+    def _table(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.text[8:])
+        return found
+
+    @cached_property
+    def checksum(self) -> int:
+        """Of the header, and through its checksums of the whole version."""
+        return xxh3_64_intdigest(self.text)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        tensors = (one for name, one in self._table.items() if name != "__metadata__")
+        return len(self.text) + max((one["data_offsets"][1] for one in tensors), default=0)
+
+    @cached_property
+    def parts(self) -> list[list[Block]]:
+        """The blocks of each rank's part."""
+        layout = json.loads(self._table["__metadata__"]["layout"])
+        numbers = count()
+        return [
+            _blocks(part, ranges, layout["block"], offset=len(self.text), numbers=numbers)
+            for part, ranges in enumerate(layout["parts"])
+        ]
+
+    @cached_property
+    def sums(self) -> list[list[int]]:
+        """The checksum of each block, XXH3 of 64 bits, part by part."""
+        text = self._table["__metadata__"]["sums"]
+        found = iter(
+            [int(text[at : at + SUM_DIGITS], 16) for at in range(0, len(text), SUM_DIGITS)]
+        )
+        return [[next(found) for _ in blocks] for blocks in self.parts]
+
+    def with_sums(self, sums: Sequence[Sequence[int]]) -> "Header":
+        """Returns the header of a version with these blocks."""
+        text = "".join(f"{one:0{SUM_DIGITS}x}" for part in sums for one in part)
+        table = self._table
+        return Header(_encoded({**table, "__metadata__": {**table["__metadata__"], "sums": text}}))
+
+    @staticmethod
+    def of(tensors: Sequence[TensorSpec], parts: Sequence[Sequence[Rows]]) -> "Header":
+        """Returns the header of a version whose blocks are not known yet.
+
+        Args:
+            tensors: In the order of the file.
+            parts: What each rank sends.
+        """
+        ends = list(accumulate(one.nbytes for one in tensors))
+        place = {one.name: end - one.nbytes for one, end in zip(tensors, ends, strict=True)}
+        table: dict[str, Any] = {
+            one.name: {
+                "dtype": FORMATS[one.dtype],
+                "shape": one.shape,
+                "data_offsets": (place[one.name], place[one.name] + one.nbytes),
+            }
+            for one in tensors
+        }
+        ranges = [ranges_of(rows, place) for rows in parts]
+        sizes = [sum(end - start for start, end in of_one) for of_one in ranges]
+        block = -(-max(sizes, default=0) // BLOCKS_OF_A_PART)
+        block = max(SMALLEST_BLOCK, min(LARGEST_BLOCK, block))
+        layout = json.dumps({"block": block, "parts": ranges})
+        blocks = sum(-(-size // block) for size in sizes)
+        table["__metadata__"] = {"layout": layout, "sums": "0" * SUM_DIGITS * blocks}
+        return Header(_encoded(table))
+
+
+def ranges_of(rows: Sequence[Rows], place: dict[str, int]) -> list[tuple[int, int]]:
+    """Returns the ranges of rows in a file whose tensors begin at `place`; neighbours are one."""
+    found: list[tuple[int, int]] = []
+    for one in sorted(rows, key=lambda one: place[one.tensor.name]):
+        start = place[one.tensor.name] + one.tensor.row_bytes * one.start
+        end = start + one.tensor.row_bytes * one.count
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+        elif end > start:
+            found.append((start, end))
+    return found
+
+
+def _encoded(table: dict[str, Any]) -> bytes:
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors after it are aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(
+    part: int, ranges: Ranges, size: int, offset: int, numbers: Iterator[int]
+) -> list[Block]:
+    found: list[Block] = []
+    room = 0
+    for start, end in ranges:
+        while start < end:
+            if not room:
+                found.append(Block(next(numbers), part, len(found), []))
+                room = size
+            taken = min(room, end - start)
+            found[-1].ranges.append((start + offset, start + taken + offset))
+            start += taken
+            room -= taken
+    return found
+
+
+def read_header(path: Path | str) -> Header:
+    """Returns the header of a version's file; raises ValueError if that is too short for it."""
+    with open(path, "rb") as file:
+        length = file.read(8)
+        size = int.from_bytes(length, "little")
+        if size > os.fstat(file.fileno()).st_size:
+            raise ValueError(f"{path} is damaged: it does not begin as a version's file does.")
+        return Header(length + file.read(size))
+
+
+def check_file(path: Path | str, checksum: int) -> None:
+    """Raises ValueError unless a file is the whole version whose header has this checksum."""
+    header = read_header(path)
+    if header.checksum != checksum:
+        raise ValueError(f"{path} has the checksum {header.checksum}, and {checksum} was sent.")
+
+    def damaged(view: memoryview, block: Block, wanted: int) -> bool:
+        whole = len(block.ranges) == 1
+        content = (
+            view[slice(*block.ranges[0])]
+            if whole
+            else b"".join(view[start:end] for start, end in block.ranges)
+        )
+        return xxh3_64_intdigest(content) != wanted
+
+    threads = min(8, len(os.sched_getaffinity(0)))
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        if len(view) != header.size:
+            raise ValueError(f"{path} has {len(view)} bytes, and {header.size} were sent.")
+        pairs = list(_with_sums(header))
+        found = list(pool.map(lambda pair: damaged(view, *pair), pairs))
+    if any(found):
+        block = pairs[found.index(True)][0]
+        raise ValueError(f"{path} is damaged: block {block.index} of rank {block.part}'s part.")
+
+
+def _with_sums(header: Header) -> Iterator[tuple[Block, int]]:
+    for blocks, sums in zip(header.parts, header.sums, strict=True):
+        yield from zip(blocks, sums, strict=True)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """Makes a file that only this user reads, and opens it; raises FileExistsError for one that is
+    there, also for a link."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b")
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """Raises OSError if `folder` has not `needed` bytes free."""
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    if needed > free:
+        takes, has = in_gib(needed, free)
+        raise OSError(
+            f"{folder} has {has} GiB free and the weights take {takes} GiB (twice that while a new "
+            "version replaces the old one). Enlarge it (`mount -o remount,size=...` for /dev/shm)."
+        )

@@ -1,0 +1,62 @@
+"""One rank of several that stage the weights of policies, divided in one way, without a trainer.
+
+Rank 0 writes the weights as it gathers them, and each rank's bytes of the staged version.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import lrl
+from lrl.distributed.collective import follow
+from lrl.distributed.ranks import Ranks
+from lrl.training.sharding import Sharding
+from lrl.weights.staging import StageOrder
+from tests.strategies.forked_ranks import meet
+from tests.strategies.sharded_step import LORA, UNDIVIDED, fill_new_weights
+
+
+class Divided(lrl.PolicyModule):
+    """A policy without a trainer; whole on every rank without sizes."""
+
+    ranks: Any = None
+    sharding: Any = None
+
+    def __init__(self, model: str, ranks: Ranks, sizes: dict[str, int]) -> None:
+        super().__init__(model, lora=LORA if model.endswith("lora") else None)
+        self.ranks = ranks
+        if sizes:
+            mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+            self.sharding = Sharding(mesh)
+        self.configure_model()
+        fill_new_weights(self)
+
+
+def main(models: Path, folder: Path, sizes: dict[str, int]) -> None:
+    """Stages each policy of a folder; `sizes` are those of the dimensions of the mesh."""
+    them = meet(folder)
+    for model in sorted(models.iterdir()):
+        if "tensor" in sizes and model.name in UNDIVIDED:
+            continue
+        policy = Divided(str(model), them, sizes)
+        if them.rank == 0:
+            weights = {name: weight.clone() for name, weight in policy.sent_weights()}
+            torch.save(weights, folder / f"{model.name}.pt")
+            file = folder / f"{model.name}.safetensors"
+            file.touch()
+            staged = policy.sent_weights.stage(StageOrder("file", "file", None, str(file)))
+            with file.open("r+b") as head:
+                head.write(staged.header.text)
+            policy.sent_weights.stage(StageOrder("parts", "parts", torch.bfloat16))
+        follow(policy)
+        part = policy.staging.parts["parts"]
+        blocks = [part.read(block.index) for block in part.blocks]
+        torch.save((part.header.text, blocks), folder / f"{model.name}-{them.rank}.pt")
+        policy.staging.close()
+    dist.barrier()
+    dist.destroy_process_group()

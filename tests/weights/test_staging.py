@@ -1,0 +1,181 @@
+"""A version that is staged in parts is, bit for bit, the file of all its weights.
+
+Covers lrl/weights/version_file.py, lrl/weights/staging.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lrl.distributed.ranks import Ranks
+from lrl.training.pieces import Piece, piece_of
+from lrl.weights.staging import StageOrder, Staging
+from lrl.weights.version_file import Header, check_file, read_header
+from tests.weights.threaded_ranks import on_ranks
+
+Weights = dict[str, Tensor]
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
+shapes = st.lists(st.integers(0, 9), max_size=3)
+models = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6)
+
+
+def weights_of(model: list[tuple[list[int], torch.dtype]], seed: int = 0) -> Weights:
+    torch.manual_seed(seed)
+    return {
+        f"tensor.{number}": torch.randint(0, 100, shape).to(dtype)
+        for number, (shape, dtype) in enumerate(model)
+    }
+
+
+def pieces(weights: Weights, ranks: Ranks) -> Iterator[Piece]:
+    return (piece_of(name, weight, ranks) for name, weight in weights.items())
+
+
+def staged(weights: Weights, file: Path, ranks: int = 1) -> Header:
+    """Stages into a new file by as many ranks, and returns the header, which is in it."""
+    file.touch()
+    order = StageOrder("pool", "version", None, str(file))
+
+    def stage(each: Ranks) -> Header:
+        return Staging().stage(lambda: pieces(weights, each), order, each).header
+
+    header = on_ranks(ranks, stage)[0]
+    with file.open("r+b") as head:
+        head.write(header.text)
+    return header
+
+
+def assembled(stagings: list[Staging], version: str, file: Path) -> None:
+    """Puts the parts of all ranks into a file, as a generator does."""
+    header = stagings[0].parts[version].header
+    with file.open("w+b") as out:
+        out.write(header.text)
+        out.truncate(header.size)
+        for blocks, staging in zip(header.parts, stagings, strict=True):
+            for block in blocks:
+                block.write(out.fileno(), staging.parts[version].read(block.index))
+
+
+@given(model=models, ranks=st.integers(1, 4))
+def test_whatever_the_ranks_the_file_has_every_weight_and_passes_its_check(
+    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("staged") / "weights"
+    weights = weights_of(model)
+    header = staged(weights, file, ranks)
+    check_file(file, header.checksum)
+    found = load_file(file)
+    assert found.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(found[name], weight) and found[name].dtype is weight.dtype
+
+
+@given(model=models, ranks=st.integers(1, 4))
+def test_the_parts_of_all_ranks_make_the_file_that_one_rank_would_stage(
+    model: list[tuple[list[int], torch.dtype]], ranks: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("staged")
+    weights = weights_of(model)
+    one = staged(weights, folder / "one")
+    stagings = [Staging() for _ in range(ranks)]
+    order = StageOrder("pool", "version", None)
+
+    def stage(each: Ranks) -> object:
+        return stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
+
+    on_ranks(ranks, stage)
+    assembled(stagings, "version", folder / "all")
+    whole, parts = load_file(folder / "one"), load_file(folder / "all")
+    assert all(torch.equal(whole[name], parts[name]) for name in weights)
+    check_file(folder / "all", stagings[0].parts["version"].header.checksum)
+    if ranks == 1:
+        assert (folder / "one").read_bytes() == (folder / "all").read_bytes()
+    assert one.size - len(one.text) == (folder / "all").stat().st_size - len(
+        read_header(folder / "all").text
+    )
+    for staging in stagings:
+        staging.close()
+
+
+def test_every_version_has_its_bytes_at_the_same_places(tmp_path: Path) -> None:
+    model = [([300, 40], torch.float32), ([7], torch.bfloat16)]
+    headers = [staged(weights_of(model, seed), tmp_path / str(seed), 3) for seed in range(2)]
+    assert len(headers[0].text) == len(headers[1].text) and headers[0] != headers[1]
+    assert headers[0].parts == headers[1].parts
+
+
+def test_ranks_have_equal_parts(tmp_path: Path) -> None:
+    header = staged(weights_of([([64, 64], torch.float32)] * 3), tmp_path / "weights", 4)
+    sizes = [sum(block.nbytes for block in part) for part in header.parts]
+    assert sizes == [3 * 64 * 64 * 4 // 4] * 4
+
+
+@pytest.mark.parametrize("place", [20, -1, 5000])
+def test_one_flipped_bit_is_seen_wherever_it_is(place: int, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    header = staged(weights_of([([300, 40], torch.float32)]), file, 2)
+    content = bytearray(file.read_bytes())
+    content[place] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="damaged|checksum"):
+        check_file(file, header.checksum)
+
+
+@pytest.mark.parametrize("content", [b"", b"12345678", os.urandom(100), b"\2" + b"\0" * 7 + b"{}"])
+def test_what_is_no_file_of_a_version_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="does not begin as a version's file does|checksum"):
+        check_file(file, 0)
+
+
+def test_a_rank_without_room_fails_the_stage_on_rank_0_alone_and_the_next_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights, stagings = weights_of([([300, 40], torch.float32)]), [Staging() for _ in range(2)]
+    full = [True]
+
+    def create(name: str) -> int:
+        if full:
+            raise OSError("Cannot allocate memory")
+        return memfd(name)
+
+    memfd = os.memfd_create
+    monkeypatch.setattr(os, "memfd_create", create)
+    failures: list[tuple[int, str]] = []
+
+    def stage(each: Ranks) -> None:
+        try:
+            order = StageOrder("pool", f"version-{len(full)}", None)
+            stagings[each.rank].stage(lambda: pieces(weights, each), order, each)
+        except OSError as error:
+            failures.append((each.rank, str(error)))
+
+    on_ranks(2, stage)
+    why = "Cannot allocate memory"
+    assert failures == [(0, f"rank 0: {why}; rank 1: {why}")]
+    full.clear()
+    on_ranks(2, stage)
+    assert all(staging.parts.keys() == {"version-0"} for staging in stagings)
+    for staging in stagings:
+        staging.close()
+
+
+def test_a_header_says_what_safetensors_expects(tmp_path: Path) -> None:
+    weights = weights_of([([3], torch.bfloat16), ([2, 2], torch.float32)])
+    header = staged(weights, tmp_path / "weights")
+    table = json.loads(header.text[8:])
+    # Tensors of an odd size come last, so that all begin where their numbers may begin.
+    assert table["tensor.1"]["data_offsets"] == [0, 16]
+    assert table["tensor.0"] == {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]}

@@ -216,7 +216,8 @@ def at_labels(micro: MicroBatch, values: Tensor) -> Tensor:
     """Returns [R, L] or [R, L, N]: the values [n] or [n, N] at their labels, and 0 elsewhere."""
     # An assignment to the places of the mask would have the host wait for a GPU.
     mask = micro.mask if values.ndim == 1 else micro.mask[..., None]
-    return values.new_zeros(*micro.mask.shape, *values.shape[1:]).masked_scatter(mask, values)
+    zeros = values.new_zeros(micro.mask.shape + values.shape[1:])
+    return zeros.masked_scatter(mask, values)
 
 
 class LabelLogprobs(nn.Module):

@@ -181,6 +181,14 @@ def test_a_leaking_policy_trains_unpacked_and_warns_once(
     assert folder in said and "nats" in said and "rollouts/padding" in said
 
 
+def test_a_model_whose_tokens_see_their_padding_is_refused(tmp_path: Path) -> None:
+    network = open_tiny("bert-generation", tmp_path, 4.0)
+    named = rf"{tmp_path}.*BertGenerationDecoder.*nats in a log-prob"
+    for trial in (check_rows, may_share_rows):
+        with pytest.raises(ValueError, match=named):
+            trial(network)
+
+
 def test_a_leak_in_the_gradient_alone_is_found(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

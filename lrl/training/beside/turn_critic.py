@@ -68,7 +68,13 @@ class TurnCritic(Critic):
         max_grad_norm: float | None = 1.0,
         trunk_gradient: float = 0.0,
     ) -> None:
-        super().__init__(model, lr, 1.0, value_only_steps, max_grad_norm, None, trunk_gradient)
+        super().__init__(
+            model,
+            lr,
+            value_only_steps=value_only_steps,
+            max_grad_norm=max_grad_norm,
+            trunk_gradient=trunk_gradient,
+        )
         if not 0 <= gamma <= 1:
             fault(f"model.critic.gamma is {gamma}; it must be in [0, 1].")
         if not 0 < tau <= 1:

@@ -86,7 +86,7 @@ class RolloutDataModule(L.LightningDataModule):
         length_predictor: Learns which prompts have long responses; null does so only if `dispatch`
             or `migration` needs it.
         reward_workers: Processes that score responses on the trainer's machine.
-        reward_launcher: What starts workers on other machines (`lrl.members.launchers`), which
+        worker_launcher: What starts workers on other machines (`lrl.members.launchers`), which
             score, and play episodes if there is an environment; null for none.
         reward_timeout_s: Most seconds of a reward for one response.
         reward_memory_gib: Memory that scoring may allocate in one worker, in GiB; null for no
@@ -110,7 +110,6 @@ class RolloutDataModule(L.LightningDataModule):
         episode_timeout_s: Most seconds of an episode after its first turn.
         environment_workers: Processes of the trainer's machine that play episodes, each many of
             them at once; 0 if others alone play.
-        environment_launcher: The same as `reward_launcher`; name one of the two.
         environment_memory_gib: Memory that one of them may allocate, in GiB; null for no limit.
     """
 
@@ -135,7 +134,7 @@ class RolloutDataModule(L.LightningDataModule):
         migration: Migration | None = None,
         length_predictor: LengthPredictor | None = None,
         reward_workers: int = 1,
-        reward_launcher: Launcher | None = None,
+        worker_launcher: Launcher | None = None,
         reward_timeout_s: float = 10.0,
         reward_memory_gib: float | None = 4.0,
         worker_start_timeout_s: float = START_TIMEOUT_S,
@@ -149,7 +148,6 @@ class RolloutDataModule(L.LightningDataModule):
         turn_timeout_s: float = EpisodeSettings.turn_timeout_s,
         episode_timeout_s: float = EpisodeSettings.episode_timeout_s,
         environment_workers: int = EpisodeSettings.environment_workers,
-        environment_launcher: Launcher | None = EpisodeSettings.environment_launcher,
         environment_memory_gib: float | None = EpisodeSettings.environment_memory_gib,
     ) -> None:
         self._attached_to: L.Trainer | None = None  # Lightning sets `trainer` in its constructor
@@ -197,7 +195,7 @@ class RolloutDataModule(L.LightningDataModule):
             max_failures=max_reward_failures,
             start_timeout_s=worker_start_timeout_s,
         )
-        self.reward_launcher = reward_launcher
+        self.worker_launcher = worker_launcher
         self.skip_special_tokens = skip_special_tokens
         self.prepend_opened_tag = prepend_opened_tag
         self._reward_settings = settings_of(self.reward_pool.rewards)
@@ -211,12 +209,16 @@ class RolloutDataModule(L.LightningDataModule):
                 turn_timeout_s=turn_timeout_s,
                 episode_timeout_s=episode_timeout_s,
                 environment_workers=environment_workers,
-                environment_launcher=environment_launcher,
                 environment_memory_gib=environment_memory_gib,
             ),
             max_response_tokens,
             worker_start_timeout_s,
         )
+        if environment_workers == 0 and worker_launcher is None:
+            fault(
+                "data.environment_workers is 0, and there is no data.worker_launcher: nothing "
+                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
+            )
         self._environment_settings = self.environment.made_with if self.environment else {}
         self.learners = Learners(self.advantages, self.replay, self.length_predictor)
         self._loaded: list[Prompts] = []

@@ -18,8 +18,6 @@ ON_A_LAPTOP = ("lrl.cli.main", "lrl.cli.lightning", "lrl.policy", "lrl.datamodul
 """What `lrl fit` imports whatever the recipe names."""
 OF_OTHER_RUNS = (
     "lrl.distributed.rendezvous",
-    "lrl.members.launched",
-    "lrl.members.launchers.ray",
     "lrl.planning",
     "lrl.strategies.ddp",
     "lrl.strategies.fsdp",

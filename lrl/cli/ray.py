@@ -42,8 +42,6 @@ TRAINS = ("fit", "validate")
 EXAMPLE = "lrl ray --nodes 2 --gpus 8 fit --config own.yaml"
 TRAVEL = ("LRL_", "VLLM_", "HF_", "NCCL_", "GLOO_")
 """Beginnings of the variables that the command gets from here. The others are its node's own."""
-REACH_S = 10.0
-"""Seconds for a connection to the port of the cluster's head."""
 START_S = 120.0
 """Longest wait for the start of Ray's processes on nodes that are there, and of the command's."""
 SAY_AFTER_S = 10.0
@@ -127,7 +125,6 @@ def run(words: Sequence[str], asked: Request) -> int:
         OSError: There is no cluster, or no place in it within `wait_s`.
         RayError: A node cannot start the command; the last line of its text has the cause.
     """
-    check_reachable(asked.address)
     ray.init(address=asked.address, log_to_driver=False, logging_level=logging.ERROR)
     received: list[int] = []
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ray's own handler would end this process
@@ -139,17 +136,6 @@ def run(words: Sequence[str], asked: Request) -> int:
     finally:
         remove(group)  # and with it the actors
         ray.shutdown()
-
-
-def check_reachable(address: str) -> None:
-    """Raises OSError if nobody listens at `host:port`: Ray would try for a minute, and speak of its
-    own parts."""
-    host, _, port = address.rpartition(":")
-    try:
-        if host and port.isdecimal():
-            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except OSError as error:
-        raise ConnectionError(f"no Ray cluster answers at --address {address}: {error}") from error
 
 
 def wait_for_place(group: PlacementGroup, asked: Request, received: list[int]) -> None:

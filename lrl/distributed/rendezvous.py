@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import torch.distributed as dist
 
-from lrl.distributed.keepalive import close_silent_connections
 from lrl.distributed.ranks import Ranks
 from lrl.errors import ConfigError, RendezvousError
 from lrl.system.endpoint import is_loopback
@@ -33,6 +32,8 @@ ANSWER_S = 10.0
 names the missing."""
 LOG_AFTER_S = 10.0
 """When a wait is logged, once."""
+PROBES = 4
+"""Probes without an answer that close a connection."""
 SEEN_S = 5.0
 """Longest wait until a file that rank 0 has written is seen on another machine."""
 
@@ -123,6 +124,31 @@ class Rendezvous:
                 f"The connection to {self.host}:{self.port} has ended: rank 0, or its machine, is "
                 "gone. Look for its error."
             ) from error
+
+
+def close_silent_connections(silence_s: float) -> None:
+    """Has the kernel close each TCP connection that this process now has, if its other end is
+    silent for `silence_s`.
+
+    A process that ends closes its connections. A machine that loses its power or its network closes
+    nothing: a wait for it would last until its timeout.
+
+    The kernel of the other machine answers the probes, so a process may be busy as long as it
+    likes. One that is stopped (SIGSTOP) counts as silent when it has not read for so long what was
+    sent to it.
+    """
+    pause = max(1, round(silence_s / (PROBES + 1)))
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.status != psutil.CONN_ESTABLISHED:
+            continue
+        # The same connection, whose owner is a library.
+        with socket.socket(fileno=os.dup(connection.fd)) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+            # For what was sent.
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silence_s * 1000))
 
 
 def take_interface(address: str) -> None:

@@ -100,7 +100,6 @@ class Server:
         self.token = self.token or secrets.token_urlsafe(32)
         self.log_path = Path(self.folder) / f"generator-{self.number}.log"
         self._visible = _visible_devices(self.devices)
-        self.settings.endpoint.warn()
         self.trust = self.settings.endpoint.trust()
         self._reservation = self.settings.endpoint.reserve_port()
         self.port: int = self._reservation.getsockname()[1]

@@ -10,12 +10,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from lrl.errors import ConfigError, GeneratorError
 from lrl.generators.fleet import Fleet
 from lrl.generators.generator import Generator
-from lrl.generators.server import end_of
 from lrl.generators.settings import ServerSettings
 from lrl.members.registry import Kind, Member, Registry, Status
 from lrl.system.endpoint import Location
@@ -38,8 +36,11 @@ async def poll_forever(poll: Callable[[], Awaitable[None]]) -> None:
 class JoinedServer:
     """A server that another process has started; see `lrl.generators.generator.ServerHandle`."""
 
+    alive = True
+    """Whether its process had a lease at the last poll of the registry."""
+
     def __init__(
-        self, number: int, location: Location, token: str, settings: ServerSettings, folder: Path
+        self, number: int, location: Location, token: str, settings: ServerSettings
     ) -> None:
         self.number = number
         self.name = f"generator {number}"
@@ -48,13 +49,10 @@ class JoinedServer:
         self.trust = location.context()
         self.token = token
         self.settings = settings
-        self.log_path = folder / f"generator-{number}.log"
-        self.alive = True
-        """Whether its process had a lease at the last poll of the registry."""
 
     def log_tail(self) -> str:
-        """See `end_of`; empty if the run's folder has no log of it."""
-        return end_of(self.log_path.read_text(errors="replace") if self.log_path.exists() else "")
+        """Returns nothing: its own process has its log."""
+        return ""
 
 
 @dataclass
@@ -65,8 +63,6 @@ class GeneratorAdmission:
     registry: Registry
     token: str
     settings: ServerSettings
-    folder: Path
-    """Where their logs may be."""
 
     def __post_init__(self) -> None:
         self._generators: dict[int, tuple[JoinedServer, Generator]] = {}
@@ -86,9 +82,7 @@ class GeneratorAdmission:
 
     def _connect(self, number: int, location: Location) -> None:
         try:
-            server = JoinedServer(
-                number, location, token=self.token, settings=self.settings, folder=self.folder
-            )
+            server = JoinedServer(number, location, self.token, self.settings)
         except (OSError, ValueError) as error:
             why = f"its certificate cannot be read: {error}"
             self.registry.set_status(Kind.GENERATOR, number, Status.REFUSED, why=why)

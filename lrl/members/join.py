@@ -21,9 +21,8 @@ from typing import Any
 from lrl.errors import NoAnswer, NotRunning, WorkersError
 from lrl.generators.server import Server
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind, Member, Status
+from lrl.members.registry import JoinSpec, Kind, Member, RunClient, Status
 from lrl.members.run_file import find_run
-from lrl.members.service import RunClient
 from lrl.system.endpoint import Location, is_loopback, own_address_towards
 from lrl.weights import find_transport
 from lrl.workers.server import WorkersServer

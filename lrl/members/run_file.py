@@ -20,13 +20,12 @@ import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import NotRunning
-from lrl.members.service import RegistryServer, RunClient
+from lrl.members.registry import RegistryServer, RunClient
 from lrl.system.auth import TOKEN_VARIABLE, bearer, given_secret
 from lrl.system.config_errors import fault
 from lrl.system.endpoint import Endpoint, Location, connect, first_certificate, trust_only
@@ -126,17 +125,7 @@ def find_run(run: str, certificate: str | None = None) -> RunClient:
 
 
 def _location_of(url: str, certificate: str | None) -> Location:
-    address = urlsplit(url)
-    if (
-        address.scheme not in ("http", "https")
-        or not address.hostname
-        or address.port is None
-        or address.path
-    ):
-        raise NotRunning(
-            f"{url} is not the address of a run: give https://ADDRESS:PORT, as the run printed it."
-        )
-    if address.scheme == "http":
+    if url.startswith("http://"):
         return Location(url)
     text = first_certificate(certificate) if certificate else os.environ.get(RUN_CERTIFICATE, "")
     return Location(url, "certificate", text) if text else Location(url, "system")

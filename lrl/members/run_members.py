@@ -1,36 +1,152 @@
-"""All members of a run, from the opened registry to the end."""
+"""All members of a run, from the opened registry to the end; those that a launcher starts are jobs,
+replaced when they fail."""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lrl.errors import ServerError
+from lrl.errors import NotRunning, ServerError
 from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import GeneratorAdmission, WorkerAdmission, poll_forever
-from lrl.members.launchers import Launcher
-from lrl.members.registry import JoinSpec, Kind, Registry
-from lrl.members.run_file import remove_run_file, write_run_file
-from lrl.members.service import RegistryServer
+from lrl.members.launchers import Job, Launcher
+from lrl.members.registry import JoinSpec, Kind, Member, Registry, RegistryServer, RunClient, Status
+from lrl.members.run_file import RUN_CERTIFICATE, RUN_TOKEN, remove_run_file, write_run_file
 from lrl.system.best_effort import best_effort
-from lrl.system.endpoint import is_loopback
+from lrl.system.endpoint import Location, is_loopback
+from lrl.system.job_supervisor import Condition, JobState, JobSupervisor, Slot
 from lrl.workers.pool import Members
-
-if TYPE_CHECKING:
-    from lrl.members.launched import LaunchedMembers
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """Jobs of each slot that may fail before a run gives up at its start."""
+OWN_END_S = 20.0
+"""Seconds in which a job must end by itself after the run has announced its end."""
 POLL_S = 0.1
+
+
+class LaunchedMembers(JobSupervisor):
+    """Starts, watches, replaces and ends the jobs of a launcher, which join the run.
+
+    Args:
+        launcher: What starts them.
+        kind: What they are.
+        roster: Where they join: the registry on rank 0, or its client elsewhere.
+        location: Where they reach it.
+        token: The run's.
+        folder: The run's.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        kind: Kind,
+        roster: Registry | RunClient,
+        location: Location,
+        token: str,
+        folder: Path,
+    ) -> None:
+        words = ["join", location.url, "--kind", str(kind)]
+        # The token may be in no word of a command: every user of a machine can read those.
+        environment = {**os.environ, RUN_TOKEN: token, RUN_CERTIFICATE: location.certificate}
+        self.slots = [
+            _LaunchedSlot(
+                launcher,
+                kind,
+                index,
+                roster=roster,
+                words=words,
+                environment=environment,
+                folder=folder,
+            )
+            for index in range(launcher.jobs if launcher.starts else 0)
+        ]
+        super().__init__(self.slots)
+
+    @property
+    def last_words(self) -> str:
+        """The output of the job that failed last, or the resource that a job waits for."""
+        return self.last_failure or next(filter(None, (slot.tail() for slot in self.slots)), "")
+
+
+@dataclass(eq=False)
+class _LaunchedSlot(Slot):
+    """The slot of one job of a launcher."""
+
+    launcher: Launcher
+    kind: Kind
+    index: int
+    roster: Registry | RunClient
+    words: Sequence[str]
+    """After `lrl`, the same for all slots."""
+    environment: Mapping[str, str]
+    folder: Path
+    job: Job | None = None
+    number: int = -1
+
+    def __post_init__(self) -> None:
+        self.name = str(self.kind)
+
+    def start(self) -> None:
+        try:
+            self.number = self.roster.claim(self.kind)
+        except NotRunning as error:
+            raise ConnectionError(str(error)) from error
+        self.name = f"{self.kind} {self.number}"
+        self.job = self.launcher.start(
+            f"{self.kind}-{self.number}",
+            self.index,
+            words=[*self.words, *self._own_words(), "--number", str(self.number)],
+            environment=self.environment,
+            folder=self.folder,
+        )
+
+    def _own_words(self) -> list[str]:
+        if not self.kind.has_weights:
+            return [] if self.launcher.cores is None else ["--workers", str(self.launcher.cores)]
+        devices = ",".join(map(str, self.launcher.devices(self.index)))
+        return ["--devices", devices] if devices else []
+
+    def condition(self) -> Condition:
+        assert self.job is not None, "it was started"
+        try:
+            member = self.roster.view(self.kind, self.number)
+        except NotRunning:  # on another node: the run is gone, or does not answer now
+            member = Member(self.kind, self.number)
+        status = member.status
+        if status.over:
+            if status is Status.ENDED or (status is Status.LEFT and not member.by_itself):
+                return Condition(JobState.LEFT)
+            why = member.why or "its process was asked to end"
+            return Condition(JobState.FAILED, f"{why}\n{self.tail()}")
+        # What serves is kept, also when its scheduler has lost sight of it: the run notices
+        # silence.
+        if status is Status.SERVING:
+            return Condition(JobState.SERVING)
+        if not self.job.alive:
+            return Condition(JobState.FAILED, f"its process has ended\n{self.tail()}")
+        return Condition(JobState.STARTING)
+
+    def end(self) -> None:
+        job, self.job = self.job, None
+        if job is None:
+            return
+        deadline = time.monotonic() + OWN_END_S
+        while job.alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        job.stop()
+
+    def tail(self) -> str:
+        """Returns the end of the job's output, or the reason of its wait; empty without a job."""
+        return "" if self.job is None else self.job.tail()
 
 
 @dataclass
@@ -91,13 +207,7 @@ class RunMembers:
             ServerError: None of a launcher's has joined within `server.start_timeout_s`.
         """
         assert self.server is not None, "opened before"
-        admission = GeneratorAdmission(
-            self.fleet,
-            self.registry,
-            token=self.server.token,
-            settings=self.settings,
-            folder=self.folder,
-        )
+        admission = GeneratorAdmission(self.fleet, self.registry, self.server.token, self.settings)
         self.fleet.run_in_background(poll_forever(admission.poll))
         self._launch(Kind.GENERATOR, self.server)
         if of_nodes:
@@ -155,12 +265,8 @@ class RunMembers:
                 remove_run_file(self.folder)
 
     def _launch(self, kind: Kind, server: RegistryServer) -> None:
-        launcher = self.launchers.get(kind)
-        if launcher is None or not launcher.starts:
+        if (launcher := self.launchers.get(kind)) is None:
             return
-        # Here: most runs have no launcher.
-        from lrl.members.launched import LaunchedMembers
-
         self.launched[kind] = LaunchedMembers(
             launcher,
             kind,
@@ -172,8 +278,8 @@ class RunMembers:
         self.launched[kind].start()
 
     def _no_member_error(self, kind: Kind, when: str) -> ServerError:
-        launcher, launched = self.launchers[kind], self.launched.get(kind)
-        words = self.registry.refusal(kind) or (launched.last_words if launched else "")
+        launcher = self.launchers[kind]
+        words = self.registry.refusal(kind) or self.launched[kind].last_words
         cause = f" The last one ended with:\n{words}" if words else ""
         name = f"{launcher.setting} {type(launcher).__name__}"
         return ServerError(f"{name}: no {kind} has joined {when}.{cause}")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import lightning as L
 
     from lrl.datamodule import RolloutDataModule
-    from lrl.members.launchers import Launcher
     from lrl.policy_model import PolicyModel
     from lrl.run import Run
     from lrl.training.beside.critic import Critic
@@ -31,11 +30,11 @@ def check_settings(run: Run) -> None:
     trainer, strategy, policy, data = run.trainer, run.strategy, run.policy, run.data
     strategy.plan()
     if strategy.generator_launcher is not None:
-        strategy.generator_launcher.prepare(strategy.gpus_of_each)
+        strategy.generator_launcher.prepare(strategy.gpus_of_each, "strategy.launcher")
     strategy.check()
     check_servers(strategy, data)
     check_placement(strategy, data)
-    check_launchers(strategy, data)
+    check_worker_launcher(strategy, data)
     check_callbacks(trainer, data)
     if run.trains:
         check_objective(policy, data)
@@ -87,34 +86,27 @@ def check_placement(strategy: GeneratorDevices, data: RolloutDataModule) -> None
         )
 
 
-def check_launchers(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
+def check_worker_launcher(strategy: GeneratorDevices, data: RolloutDataModule) -> None:
     """Checks that members with workers can be started, can join, and can import what they need."""
-    launchers: dict[str, Launcher | None] = {}
-    script: list[str] = []
-    if data.trains:
-        launchers["data.reward_launcher"] = data.reward_launcher
-        own = [one for one in data.reward_pool.rewards if is_in_main(one)]
-        script += [f"data.rewards has {one.name!r}" for one in own]
-    if data.environment is not None:
-        launchers["data.environment_launcher"] = data.environment.launcher
-        name = type(data.environment.environment).__name__
-        script += [f"data.environment is {name}"] if data.environment.pool.is_in_main else []
-    wanted = {setting: one for setting, one in launchers.items() if one is not None}
-    if len(wanted) > 1:
+    launcher = data.worker_launcher
+    if launcher is None or not (data.trains or data.environment):
+        return
+    named = f"data.worker_launcher is {type(launcher).__name__}"
+    script = [
+        f"data.rewards has {one.name!r}"
+        for one in (data.reward_pool.rewards if data.trains else ())
+        if is_in_main(one)
+    ]
+    if data.environment is not None and data.environment.pool.is_in_main:
+        script.append(f"data.environment is {type(data.environment.environment).__name__}")
+    if script:
         raise ConfigError(
-            f"{' and '.join(wanted)} are set, and each starts workers that score and play episodes: "
-            "leave one of them out."
+            f"{named}, and {script[0]}, which is defined in the script that runs: other machines "
+            "cannot import it. Define it in a module that is on each of them."
         )
-    for setting, launcher in wanted.items():
-        kind = type(launcher).__name__
-        if script:
-            raise ConfigError(
-                f"{setting} is {kind}, and {script[0]}, which is defined in the script that runs: "
-                "other machines cannot import it. Define it in a module that is on each of them."
-            )
-        if not launcher.starts and not strategy.has_given_token:
-            fault_without_token(f"{setting} is {kind}", "workers")
-        launcher.prepare(0, setting)
+    if not launcher.starts and not strategy.has_given_token:
+        fault_without_token(named, "workers")
+    launcher.prepare(0, "data.worker_launcher")
 
 
 def check_callbacks(trainer: L.Trainer, data: RolloutDataModule) -> None:

@@ -43,8 +43,8 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
         save_distributed_checkpoint: A checkpoint is a folder into which each rank writes its share.
             Otherwise rank 0 gathers all and writes one file. A run with another number of ranks
             resumes from either.
-        **kwargs: See `SeveralRanks`, and Lightning's ModelParallelStrategy without the sizes of its
-            meshes.
+        **kwargs: See `SeveralRanks`, and Lightning's ModelParallelStrategy, whose
+            `data_parallel_size` follows from the other sizes.
     """
 
     resumes_parts = True
@@ -63,11 +63,6 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
             save_distributed_checkpoint=save_distributed_checkpoint,
             **kwargs,
         )
-        if kwargs.get("data_parallel_size", "auto") != "auto":
-            fault(
-                f"strategy.data_parallel_size is {kwargs['data_parallel_size']}. It follows from "
-                "the other sizes: the ranks over strategy.tensor_parallel_size. Leave it out."
-            )
         at_least(1, "strategy", replicas=replicas, tensor_parallel_size=tensor_parallel_size)
         one_of("strategy", reduce_gradients=(get_args(ReduceGradients), reduce_gradients))
         self.replicas = replicas
@@ -88,22 +83,15 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
     def check(self) -> None:
         """Checks the settings against the ranks."""
         super().check()
-        ranks = self.num_processes * self.num_nodes
-        if ranks % self.tensor_parallel_size or ranks // self.tensor_parallel_size < 2:
+        ranks, size = self.num_processes * self.num_nodes, self.tensor_parallel_size
+        one_group, one_rank = ranks // size < 2, self.shards < 2 <= self.replicas
+        if ranks % (self.replicas * size) or one_group or one_rank:
             fault(
-                f"strategy.tensor_parallel_size is {self.tensor_parallel_size} and there are "
-                f"{ranks} trainer ranks (trainer.devices less strategy.generator_devices, times "
-                "trainer.num_nodes): it must divide them, with two or more such groups. Change it "
-                "or trainer.devices."
-            )
-        elif (
-            ranks % (self.replicas * self.tensor_parallel_size) or self.shards < 2 <= self.replicas
-        ):
-            fault(
-                f"strategy.replicas is {self.replicas} and there are {ranks} trainer ranks "
-                "(trainer.devices less strategy.generator_devices, times trainer.num_nodes): each "
-                "copy needs as many, and two or more. Lower it to a divisor of the ranks, raise "
-                "trainer.devices, or train whole copies with lrl.AsyncDDP."
+                f"strategy.replicas is {self.replicas}, strategy.tensor_parallel_size is {size}, "
+                f"and there are {ranks} trainer ranks (trainer.devices less "
+                "strategy.generator_devices, times trainer.num_nodes): their product must be a "
+                "divisor of the ranks, with two or more ranks in each copy, and two or more "
+                "tensor-parallel groups. lrl.AsyncDDP trains whole copies."
             )
         if self._save_distributed_checkpoint and not isinstance(
             self.checkpoint_io, CheckpointFolder
@@ -112,10 +100,6 @@ class AsyncFSDP(SeveralRanks, ModelParallelStrategy):
                 f"trainer.plugins has {type(self.checkpoint_io).__name__}, which writes a "
                 "checkpoint on one rank, and strategy.save_distributed_checkpoint writes one on "
                 "all. Remove it, or set that to false."
-            )
-        if self.cpu_offload and self.root_device.type == "cpu":
-            fault(
-                "strategy.cpu_offload is set, and the trainer is on the CPU already. Leave it out."
             )
 
     def setup_environment(self) -> None:

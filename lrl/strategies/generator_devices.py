@@ -40,7 +40,7 @@ from lrl.weights import Machine, Transport, choose_transport
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.members.service import RegistryServer
+    from lrl.members.registry import RegistryServer
     from lrl.run import Run
 
 Placement = Literal["split", "shared"]
@@ -93,14 +93,15 @@ class GeneratorDevices(GracefulShutdown):
         server: ServerSettings | None = None,
         **kwargs: Any,
     ) -> None:
-        if generator_devices < 0:
-            fault(
-                f"strategy.generator_devices is {generator_devices}; it must be 0 (shared) or more."
-            )
-        at_least(0, "strategy", evaluation_generators=evaluation_generators)
+        at_least(
+            0,
+            "strategy",
+            generator_devices=generator_devices,
+            evaluation_generators=evaluation_generators,
+        )
         one_of("strategy", placement=(get_args(Placement), placement))
         if launcher is not None:
-            check_launcher(launcher, generator_devices, evaluation_generators, placement)
+            check_launcher(launcher, generator_devices, evaluation_generators)
         self.num_generator_devices = generator_devices
         above(0, "strategy", heartbeat_s=heartbeat_s, generator_timeout_s=generator_timeout_s)
         self.num_evaluation_generators = evaluation_generators
@@ -108,11 +109,6 @@ class GeneratorDevices(GracefulShutdown):
         self.heartbeat_s = heartbeat_s
         self.generator_timeout_s = generator_timeout_s
         self.weight_transfer = weight_transfer
-        if not 0 <= join_port < 2**16:
-            fault(
-                f"strategy.join_port is {join_port}: give a port between 1 and 65535, or 0 for a "
-                "free one."
-            )
         self.join_port = join_port
         self.generator_launcher = launcher
         self.server_settings = server or ServerSettings()
@@ -200,7 +196,14 @@ class GeneratorDevices(GracefulShutdown):
     def plan(self) -> tuple[type[Transport], list[list[int]]]:
         """Returns the transport and the CUDA indices of each generator; raises ConfigError if the
         devices do not allow it."""
-        return self.choose_transport(), self._enough(self.placements())
+        transport, placements = self.choose_transport(), self.placements()
+        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
+            raise ConfigError(
+                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
+                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
+                "generator_devices and trainer.devices."
+            )
+        return transport, placements
 
     def choose_transport(self) -> type[Transport]:
         """Returns the transport on these devices; raises ConfigError if they, or the servers'
@@ -262,15 +265,6 @@ class GeneratorDevices(GracefulShutdown):
             )
         return [indices[start : start + size] for start in range(0, len(indices), size)]
 
-    def _enough(self, placements: list[list[int]]) -> list[list[int]]:
-        if self.generator_launcher is None and self.num_evaluation_generators >= len(placements):
-            raise ConfigError(
-                f"strategy.evaluation_generators is {self.num_evaluation_generators} and there are "
-                f"{len(placements)} generators: none is left for rollouts. Lower it, or raise "
-                "generator_devices and trainer.devices."
-            )
-        return placements
-
     def on_train_start(self) -> None:
         """Excludes all objects made so far from garbage collection; most belong to libraries and
         stay."""
@@ -288,9 +282,7 @@ class GeneratorDevices(GracefulShutdown):
             super().teardown()
 
 
-def check_launcher(
-    launcher: Launcher, generator_devices: int, evaluation_generators: int, placement: str
-) -> None:
+def check_launcher(launcher: Launcher, generator_devices: int, evaluation_generators: int) -> None:
     """Notes settings that cannot work with a launcher."""
     if generator_devices:
         fault(
@@ -303,9 +295,4 @@ def check_launcher(
         fault(
             f"strategy.evaluation_generators is {evaluation_generators}: a launcher's generators "
             "all write rollouts. Set it to 0, or leave strategy.launcher out."
-        )
-    if placement == "shared":
-        fault(
-            "strategy.placement is shared, and strategy.launcher starts generators elsewhere: "
-            "leave one out."
         )

@@ -55,14 +55,14 @@ def make_fleet(run: Run, servers: list[Server]) -> Fleet:
 def make_members(run: Run, fleet: Fleet) -> RunMembers:
     """Makes the members of a run that other processes start."""
     data = run.data
-    launchers = {Kind.GENERATOR: run.strategy.generator_launcher}
-    pools = []
-    if run.trains:  # the responses of an evaluation are scored on rank 0 alone
-        launchers[Kind.WORKER] = data.reward_launcher
-        pools.append(data.reward_pool.workers)
+    # The responses of an evaluation are scored on rank 0 alone.
+    pools = [data.reward_pool.workers] if run.trains else []
     if data.environment is not None and data.environment.workers is not None:
-        launchers[Kind.WORKER] = launchers.get(Kind.WORKER) or data.environment.launcher
         pools.append(data.environment.workers)
+    launchers = {
+        Kind.GENERATOR: run.strategy.generator_launcher,
+        Kind.WORKER: data.worker_launcher if pools else None,
+    }
     return RunMembers(
         fleet,
         workers=Members(*pools) if pools else None,

@@ -33,14 +33,17 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
 from lrl.checkpoints.run_folder import run_folder
-from lrl.distributed.keepalive import close_silent_connections
 from lrl.distributed.ranks import Ranks, explain_broken_collective, explain_rank_loss
-from lrl.distributed.rendezvous import Rendezvous, check_seen, check_writes
+from lrl.distributed.rendezvous import (
+    Rendezvous,
+    check_seen,
+    check_writes,
+    close_silent_connections,
+)
 from lrl.errors import ConfigError
-from lrl.members.launched import LaunchedMembers
 from lrl.members.launchers import Local
-from lrl.members.registry import Kind
-from lrl.members.service import RunClient
+from lrl.members.registry import Kind, RunClient
+from lrl.members.run_members import LaunchedMembers
 from lrl.strategies.generator_devices import GeneratorDevices
 from lrl.system.config_errors import above, fault
 from lrl.system.endpoint import is_loopback
@@ -49,7 +52,7 @@ from lrl.system.processes import die_with, unbind_from_parent
 if TYPE_CHECKING:
     import lightning as L
 
-    from lrl.members.service import RegistryServer
+    from lrl.members.registry import RegistryServer
 
 T = TypeVar("T")
 

@@ -24,7 +24,9 @@ TOKEN_VARIABLE = "LRL_GENERATOR_TOKEN"
 OPEN_PATH = "/health"
 SHORTEST_SECRET = 16
 """Characters."""
-REJECTION = b'{"error": "This generator belongs to a run of lrl and answers only with the token of that run."}'
+REJECTION = (
+    '{"error": "This server belongs to a run of lrl and answers only with the token of that run."}'
+)
 
 
 class TokenMiddleware:
@@ -49,7 +51,7 @@ class TokenMiddleware:
         else:
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": REJECTION})
+            await send({"type": "http.response.body", "body": REJECTION.encode()})
 
     def _has_token(self, scope: Scope) -> bool:
         credentials = [value for name, value in scope["headers"] if name == b"authorization"]

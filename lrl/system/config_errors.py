@@ -1,10 +1,9 @@
 """Errors of wrong settings, which their classes' constructors raise."""
 
-import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from lrl.errors import ConfigError
 
@@ -18,30 +17,19 @@ def fault(text: str) -> NoReturn:
 
 
 def at_least(least: float, where: str, **values: float | None) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is below `least`, NaN, or no number;
+    """Raises ConfigError for the first of these settings of `where` that is below `least` or NaN;
     None passes."""
     for name, value in values.items():
-        if value is not None and not _holds(operator.ge, value, least):
-            fault(f"{where}.{name} is {value!r}; it must be {_number(value)}at least {least}.")
+        if value is not None and not value >= least:
+            fault(f"{where}.{name} is {value!r}; it must be at least {least}.")
 
 
 def above(least: float, where: str, **values: float | None) -> None:
-    """Raises ConfigError for the first of these settings of `where` that is not above `least`, or no number;
-    None passes."""
+    """Raises ConfigError for the first of these settings of `where` that is not above `least`; None
+    passes."""
     for name, value in values.items():
-        if value is not None and not _holds(operator.gt, value, least):
-            fault(f"{where}.{name} is {value!r}; it must be {_number(value)}above {least}.")
-
-
-def _number(value: object) -> str:
-    return "" if isinstance(value, int | float) else "a number, "
-
-
-def _holds(compare: Callable[[Any, Any], bool], value: object, least: float) -> bool:
-    try:
-        return compare(value, least)
-    except TypeError:  # a script may give text
-        return False
+        if value is not None and not value > least:
+            fault(f"{where}.{name} is {value!r}; it must be above {least}.")
 
 
 def one_of(where: str, **words_and_values: tuple[Sequence[object], object]) -> None:

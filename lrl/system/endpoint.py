@@ -9,7 +9,6 @@ import contextlib
 import http.client
 import ipaddress
 import os
-import shlex
 import socket
 import ssl
 import warnings
@@ -21,16 +20,6 @@ from urllib.parse import urlsplit
 from lrl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-OPEN_TO_A_NETWORK = (
-    "strategy.server.insecure: the generators listen on {host!r} in plain HTTP. Anyone able to "
-    "read that network sees every prompt, every response and the run's token; with the token one "
-    "can stop the run, replace its weights and call any method of vLLM's worker as your user. Use "
-    "it only if nobody else is on that network; otherwise set tls_cert and tls_key."
-)
-READABLE_KEY = (
-    "strategy.server.tls_key={key!r} can be read by other users of this machine, who could then "
-    "pose as a generator. Type: chmod 600 {quoted}"
-)
 
 
 @dataclass(frozen=True)
@@ -66,31 +55,26 @@ class Endpoint:
 
     def check(self) -> None:
         """Raises ConfigError if others could read the token on its way, or the trainer would not
-        trust `tls_cert`."""
+        trust `tls_cert`; warns of a key that others can read."""
         if bool(self.tls_cert) != bool(self.tls_key):
             lacking = "tls_cert" if self.tls_key else "tls_key"
             raise ConfigError(
                 f"strategy.server.{lacking} is not set: a certificate and its key are given "
                 "together."
             )
-        if self.tls_cert:
+        if self.tls_cert and self.tls_key:
             self._check_certificate()
+            if Path(self.tls_key).stat().st_mode & 0o077:
+                warnings.warn(
+                    f"strategy.server.tls_key={self.tls_key!r} can be read by other users of this "
+                    f"machine, who could then pose as a generator: chmod 600 {self.tls_key}",
+                    stacklevel=1,
+                )
         elif not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
                 f"strategy.server.host is {self.host!r}, which other machines may reach: plain "
                 "HTTP would show them the run's token. Set tls_cert and tls_key (PEM files), or "
                 "insecure: true if nobody else is on that network."
-            )
-
-    def warn(self) -> None:
-        """Warns of settings that are allowed but not safe. Python shows a warning of the same text
-        once."""
-        if self.insecure and not self.tls_cert and not is_loopback(self.host):
-            warnings.warn(OPEN_TO_A_NETWORK.format(host=self.host), stacklevel=1)
-        if self.tls_key and Path(self.tls_key).stat().st_mode & 0o077:
-            warnings.warn(
-                READABLE_KEY.format(key=self.tls_key, quoted=shlex.quote(self.tls_key)),
-                stacklevel=1,
             )
 
     def reserve_port(self, port: int = 0, setting: str = "strategy.join_port") -> socket.socket:

@@ -44,14 +44,10 @@ def function(name: str) -> Callable[..., Any]:
             The caller adds the name of the setting.
     """
     with_current_folder()
-    if name.endswith(".py"):
-        raise ValueError(f"it names a file and no function in it. Write {name}:function.")
     if match := _NAME.fullmatch(name):
         module, attribute = match["module"], match["attribute"]
     else:
         module, _, attribute = name.rpartition(".")
-    if not module:
-        raise ValueError(f"it names no module. {FORMS}")
     found: Any = _module_of_file(Path(module)) if module.endswith(".py") else _module(module)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -107,11 +103,6 @@ def _module_of_file(file: Path) -> ModuleType:
         near = did_you_mean(file.name, (other.name for other in file.parent.glob("*.py")))
         raise ValueError(f"there is no file {str(file)!r} (looked for {file.resolve()}).{near}")
     file = file.resolve()
-    if not file.stem.isidentifier():
-        raise ValueError(
-            f"Python cannot import a file with the name {file.name!r}: use only letters, digits "
-            "and _."
-        )
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     module = _module(file.stem)
@@ -126,17 +117,15 @@ def _module_of_file(file: Path) -> ModuleType:
 def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        absent = error.name or name
+        near = did_you_mean(absent, _neighbours(absent))
+        raise ValueError(f"{name} cannot be imported: {error}.{near or f' {FORMS}'}") from error
     except Exception as error:  # a user's file may raise anything
-        absent = error.name if isinstance(error, ModuleNotFoundError) else None
-        if absent is not None and f"{name}.".startswith(f"{absent}."):
-            near = did_you_mean(name, _neighbours(name))
-            raise ValueError(f"there is no module {name!r}.{near or f' {FORMS}'}") from error
         last = traceback.extract_tb(error.__traceback__)[-1]
-        file, line, text = last.filename, last.lineno, str(error)
-        if isinstance(error, SyntaxError):
-            file, line, text = error.filename or file, error.lineno, error.msg
         raise ValueError(
-            f"{name} cannot be imported: {type(error).__name__}: {text} ({file}, line {line})."
+            f"{name} cannot be imported: {type(error).__name__}: {error} ({last.filename}, line "
+            f"{last.lineno})."
         ) from error
 
 

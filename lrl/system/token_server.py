@@ -1,7 +1,6 @@
 """An HTTP server of rank 0 or of a member with workers: guarded by the run's token and encrypted as
 the generators are."""
 
-import json
 import logging
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from lrl.system.auth import is_allowed
+from lrl.system.auth import REJECTION, is_allowed
 from lrl.system.endpoint import Endpoint, Location
 from lrl.system.event_loop import LoopThread
 
@@ -25,9 +24,6 @@ log.addFilter(
     )
 )
 START_S = 30.0
-REJECTION = json.dumps(
-    {"error": "This server belongs to a run of lrl and answers only with the token of that run."}
-)
 
 
 class TokenServer:

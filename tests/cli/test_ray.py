@@ -67,11 +67,6 @@ def test_a_wrong_word_is_named(
     assert reason in capsys.readouterr().err and asked == []
 
 
-def test_without_a_cluster_it_says_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ray", "--gpus", "0", "--address", "127.0.0.1:9", "fit"]) == 1
-    assert "no Ray cluster answers at --address 127.0.0.1:9" in capsys.readouterr().err
-
-
 def test_the_manifest_for_kubernetes_asks_for_what_its_command_asks_for(asked: list[Any]) -> None:
     manifest = yaml.safe_load(MANIFEST.read_text())
     assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayJob")

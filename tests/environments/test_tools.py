@@ -151,7 +151,7 @@ BROKEN: list[tuple[Any, str]] = [
     ([Tools], "Tools'>: give a function"),
     ([functools.partial(made.add, 1)], "give a function"),
     (["tests.environments.tool_functions.ad"], "Did you mean add?"),
-    (["no_such_tools.add"], "there is no module 'no_such_tools'"),
+    (["no_such_tools.add"], "No module named 'no_such_tools'"),
     (["tests.environments.tool_functions.NUMBER"], "is a int, not a function"),
     ([made.untyped], "Argument a is missing a type hint"),
     ([made.undocumented], "no description for the argument 'a'"),

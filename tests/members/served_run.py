@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from lrl.generators.fleet import Fleet
 from lrl.generators.settings import ServerSettings
-from lrl.members.registry import JoinSpec, Kind, Registry
+from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer, RunClient
 from lrl.members.run_file import write_run_file
-from lrl.members.service import RegistryServer, RunClient
 from lrl.system.endpoint import Endpoint
 
 TOKEN = "the-token-of-this-run"
@@ -37,6 +37,31 @@ def served(
         yield server
     finally:
         server.close()
+
+
+def begin_sync(fleet: Fleet) -> None:
+    fleet.call(fleet.rollouts.admit_pending(), "the beginning of a sync")
+
+
+def end_sync(fleet: Fleet, version: int, failing: str = "") -> None:
+    """Ends a model of a sync, in which the generator of a name fails its probe."""
+
+    async def work() -> None:
+        failed = {}
+        for generator in fleet.rollouts.generators:
+            if generator.name == failing:
+                failed[generator] = "it does not compute what the policy does"
+            else:
+                generator.version = version
+                generator.verify()
+        await fleet.rollouts.finish_sync(failed)
+
+    fleet.call(work(), "a model of a sync")
+
+
+def sync(fleet: Fleet, version: int, failing: str = "") -> None:
+    begin_sync(fleet)
+    end_sync(fleet, version, failing)
 
 
 def client_of(server: RegistryServer, token: str = TOKEN) -> RunClient:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from lrl.system import job_supervisor
 from lrl.system.endpoint import Location
 from tests.generators.model_fleet import ModelClient, ModelServer, ask, resync
 from tests.leftovers import wait_for
-from tests.members.served_run import spec_of
+from tests.members.served_run import begin_sync, end_sync, spec_of, sync
 from tests.scripted_run import let_requests_succeed
 
 TOKEN = "the-token-of-this-run"
@@ -37,35 +36,16 @@ SOMEWHERE = Location("http://127.0.0.1:1")
 class LiveRun:
     """A fleet of two models of servers, open to others, and a trainer that syncs on request."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.servers = [ModelServer(0), ModelServer(1)]
         for server in self.servers:
             server.token = TOKEN
         self.fleet = Fleet(self.servers, capacity=4, heartbeat_s=0.02)  # type: ignore[arg-type]
         self.fleet.start()
         self.registry = Registry(SPEC)
-        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings(), folder)
+        admits = GeneratorAdmission(self.fleet, self.registry, TOKEN, ServerSettings())
         self.fleet.run_in_background(poll_forever(admits.poll))
-        self.sync(0)
-
-    def begin_sync(self) -> None:
-        self.fleet.call(self.fleet.rollouts.admit_pending(), "the beginning of a sync")
-
-    def end_sync(self, version: int, failing: Generator | None = None) -> None:
-        async def verify() -> None:
-            for generator in self.fleet.rollouts.generators:
-                if generator is not failing:
-                    generator.version = version
-                    generator.verify()
-            await self.fleet.rollouts.finish_sync(
-                {failing: "it does not compute what the policy does"} if failing else {}
-            )
-
-        self.fleet.call(verify(), "a model of a sync")
-
-    def sync(self, version: int) -> None:
-        self.begin_sync()
-        self.end_sync(version)
+        sync(self.fleet, 0)
 
     def joining(self) -> tuple[int, Generator]:
         """Returns a generator that has joined and waits for a sync."""
@@ -77,7 +57,7 @@ class LiveRun:
     def serving(self, version: int = 7) -> tuple[int, Generator]:
         """Returns a generator that has joined and serves."""
         number, generator = self.joining()
-        self.sync(version)
+        sync(self.fleet, version)
         wait_for(lambda: self.serves(number, version))
         return number, generator
 
@@ -103,11 +83,11 @@ class LiveRun:
 
 
 @pytest.fixture
-def live(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LiveRun]:
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveRun]:
     let_requests_succeed(monkeypatch)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.01)
     monkeypatch.setattr(admission, "POLL_S", 0.01)
-    made = LiveRun(tmp_path)
+    made = LiveRun()
     yield made
     made.fleet.stop()
 
@@ -120,7 +100,7 @@ def test_a_generator_joins_at_a_sync_and_serves(live: LiveRun) -> None:
         and joining not in live.fleet.rollouts.generators
         and live.fleet.joined == 0
     )
-    live.sync(7)
+    sync(live.fleet, 7)
     wait_for(lambda: live.serves(number, 7))
     wait_for(lambda: live.fleet.joined == 1)
     assert joining in live.fleet.rollouts.serving and live.fleet.alive == 3
@@ -130,8 +110,8 @@ def test_a_joining_generator_with_a_failed_probe_never_serves_and_is_not_restart
     live: LiveRun,
 ) -> None:
     number, joining = live.joining()
-    live.begin_sync()
-    live.end_sync(7, failing=joining)
+    begin_sync(live.fleet)
+    end_sync(live.fleet, 7, failing=joining.name)
     wait_for(lambda: live.status(number) is Status.REFUSED)
     assert live.member(number).why == "it does not compute what the policy does"
     wait_for(lambda: joining not in live.fleet.generators)
@@ -183,7 +163,7 @@ def test_a_generator_that_leaves_stays_out_and_the_run_stops_its_own_server(live
     assert [generator.server.number for generator in live.fleet.generators] == [
         1
     ] and live.fleet.left == 2
-    live.sync(8)
+    sync(live.fleet, 8)
     assert live.fleet.alive == 1 and len(live.servers[0].starts) == 1
     assert joined.eviction == "generator 2 has left the run."
     assert live.status(number) is Status.LEFT and live.member(number).version == 7, "and not lost"
@@ -195,18 +175,18 @@ def test_the_last_serving_generator_and_an_unknown_one_cannot_leave(live: LiveRu
     assert "the last one that serves" in live.ask_to_leave(0)
     assert live.servers[0].alive and live.fleet.alive == 1
     assert "no generator 9" in live.ask_to_leave(9)
-    live.sync(7)
+    sync(live.fleet, 7)
     assert live.ask_to_leave(0) == "" and "the last one" in live.ask_to_leave(number)
 
 
 def test_no_generator_leaves_during_a_sync(live: LiveRun) -> None:
     number, generator = live.serving()
-    live.begin_sync()
+    begin_sync(live.fleet)
     live.registry.ask_to_leave(Kind.GENERATOR, number)
     looks = threading.Event()
     live.fleet.loop.loop.call_soon_threadsafe(live.fleet.loop.loop.call_later, 0.2, looks.set)
     assert looks.wait(60) and live.member(number).leaving and generator.eviction is None
-    live.end_sync(8)
+    end_sync(live.fleet, 8)
     wait_for(lambda: live.status(number) is Status.LEFT)
     assert live.member(number).version == 8
 
@@ -217,7 +197,7 @@ def test_a_generator_sends_the_tokens_that_it_holds_before_it_leaves_and_may_die
 ) -> None:
     async def scene() -> tuple[Fleet, list[State]]:
         fleet, states = Fleet([ModelServer(0)], capacity=4), list[State]()  # type: ignore[list-item]
-        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings(), Path()), 4)
+        leaving = Generator(JoinedServer(1, SOMEWHERE, TOKEN, ServerSettings()), 4)
         fleet.generators.append(leaving)
         fleet.rollouts.generators = list(fleet.generators)
 
@@ -254,7 +234,7 @@ def test_leaving_loses_no_token_and_no_response(
     async def scene() -> Fleet:
         fleet = Fleet([ModelServer(0)], capacity=4)  # type: ignore[list-item]
         for number in (1, 2):
-            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings(), Path())
+            server = JoinedServer(number, SOMEWHERE, TOKEN, ServerSettings())
             fleet.generators.append(Generator(server, 4))
         fleet.rollouts.generators = list(fleet.generators)
         for generator in fleet.generators:

@@ -33,7 +33,7 @@ from lrl.members.registry import JoinSpec, Kind, Member
 from lrl.members.run_file import find_run
 from tests.cli.test_prompt import Scripted
 from tests.leftovers import wait_for
-from tests.members.served_run import served, spec_of
+from tests.members.served_run import served, spec_of, sync
 from tests.members.test_run_file import ELSEWHERE
 from tests.scripted_run import ScriptedRun, let_requests_succeed
 
@@ -50,23 +50,6 @@ class Watched(Scripted):
         self.made.append(self)
 
 
-def sync(fleet: Fleet, version: int, failing: str = "") -> None:
-    """Does a model of a sync."""
-
-    async def work() -> None:
-        await fleet.rollouts.admit_pending()
-        failed = {
-            one: "it is not the same" for one in fleet.rollouts.generators if one.name == failing
-        }
-        for generator in fleet.rollouts.generators:
-            if generator not in failed:
-                generator.version = version
-                generator.verify()
-        await fleet.rollouts.finish_sync(failed)
-
-    fleet.call(work(), "a model of a sync")
-
-
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     """A fleet of one generator, which serves version 0."""
@@ -80,7 +63,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     try:
         made.start()
         with served(SPEC, tmp_path, own.token) as server:
-            admits = GeneratorAdmission(made, server.registry, own.token, own.settings, tmp_path)
+            admits = GeneratorAdmission(made, server.registry, own.token, own.settings)
             made.run_in_background(poll_forever(admits.poll))
             sync(made, 0)
             made.registry_server = server  # type: ignore[attr-defined]
@@ -134,25 +117,13 @@ def test_it_joins_with_the_token_of_the_run_serves_and_leaves_at_ctrl_c(
     assert -1 not in places and places == sorted(places), said
     (server,) = Watched.made
     assert not server.alive and fleet.left == 1 and fleet.alive == 1
+    weights = f"lrl-{SPEC.run_id}-0-"  # as `lrl.callbacks.weight_sync` and its transport name it
+    assert not weights.startswith(f"lrl-{server.run_id}-"), "its supervisor may not remove them"
+    assert server.run_id.startswith(SPEC.run_id), "the run's own supervisors may remove its files"
     token = server.token
     assert token == fleet.generators[0].server.token and token not in said
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) >= 3 and not any(token.encode() in path.read_bytes() for path in files)
-
-
-def test_its_supervisor_may_not_remove_the_runs_own_shared_memory(
-    fleet: Fleet, tmp_path: Path
-) -> None:
-    others = Meanwhile(
-        lambda: wait_for(lambda: bool(pending(fleet))), lambda: os.kill(os.getpid(), signal.SIGTERM)
-    )
-    assert main(["join", str(tmp_path)]) == 0
-    others.done()
-    weights = f"lrl-{SPEC.run_id}-0-"  # as `lrl.callbacks.weight_sync` and its transport name it
-    assert not weights.startswith(f"lrl-{Watched.made[0].run_id}-")
-    assert Watched.made[0].run_id.startswith(SPEC.run_id), (
-        "the run's own supervisors may remove its files"
-    )
 
 
 def test_it_ends_with_the_run_and_prints_so(
@@ -181,7 +152,7 @@ def test_a_generator_that_fails_its_probe_prints_the_reason_and_ends(
     assert main(["join", str(tmp_path)]) == 1
     others.done()
     assert (
-        "not admitted it: it is not the same" in capsys.readouterr().out
+        "not admitted it: it does not compute" in capsys.readouterr().out
         and not Watched.made[0].alive
     )
 

@@ -1,7 +1,4 @@
-"""What a joining process asks of a run over HTTP, and what the run answers.
-
-Covers lrl/members/service.py.
-"""
+"""What a joining process asks of a run over HTTP, and what the run answers."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import pytest
 
 from lrl.errors import ConfigError, NoAnswer, NotRunning
 from lrl.members import registry as registry_module
-from lrl.members.registry import LEASE_S, Kind, Member, Registry, Status
-from lrl.members.service import RegistryServer, RunClient
+from lrl.members.registry import LEASE_S, Kind, Member, Registry, RegistryServer, RunClient, Status
 from lrl.system.endpoint import Endpoint, Location
 from tests.certificates import self_signed
 from tests.http_call import call
@@ -41,16 +37,24 @@ def speak(client: RunClient, kind: Kind, number: int, **words: Any) -> Member:
     return client.register(kind, number, spec_of().run_id, SOMEWHERE, **words)
 
 
-def test_a_run_tells_its_requirements_as_they_are(server: RegistryServer) -> None:
+def test_a_run_tells_its_requirements_as_they_are_and_serves_no_model_that_has_a_name(
+    server: RegistryServer, tmp_path: Path
+) -> None:
     assert client_of(server).spec() == server.registry.spec
     for kind, find in TERMS.items():
         assert client_of(server).terms(kind) == find()
+    client_of(server).fetch_model(tmp_path / "copy")
+    assert list((tmp_path / "copy").iterdir()) == []
 
 
 def test_every_claim_of_a_number_gets_another_one(server: RegistryServer) -> None:
     for kind in Kind:
         numbers = [1, 2, 3] if kind is Kind.GENERATOR else [0, 1, 2]
         assert [client_of(server).claim(kind) for _ in range(3)] == numbers
+    server.registry.set_status(Kind.WORKER, 1, Status.LOST)
+    server.registry.ask_to_leave(Kind.GENERATOR, 1)
+    assert server.registry.view(Kind.GENERATOR, 1).status is Status.STARTING, "of its kind alone"
+    assert server.registry.leaving(Kind.WORKER) == []
 
 
 def test_a_member_is_alive_where_it_says_as_long_as_it_speaks(
@@ -102,19 +106,6 @@ def test_the_runs_word_about_a_member_reaches_its_process(
     registry.set_status(kind, number, Status.LEFT, 8)
     registry.answer_leave(kind, number, "")
     assert seen() == (Status.LEFT, 8, False, "") and client.joined(kind) == []
-
-
-def test_what_is_said_of_one_kind_is_not_said_of_the_other(server: RegistryServer) -> None:
-    registry = server.registry
-    assert registry.claim(Kind.GENERATOR) == 1 and [
-        registry.claim(Kind.WORKER) for _ in range(2)
-    ] == [0, 1]
-    registry.set_status(Kind.WORKER, 1, Status.LOST)
-    registry.ask_to_leave(Kind.GENERATOR, 1)
-    assert (
-        registry.view(Kind.GENERATOR, 1).status is Status.STARTING
-        and registry.leaving(Kind.WORKER) == []
-    )
 
 
 @pytest.mark.parametrize("number", [0, 1, 7])
@@ -228,6 +219,8 @@ def test_without_the_token_no_route_answers(
         status, answer = call(server.location().url, method, route, headers, body)
         assert status == 401 and TOKEN not in str(answer)
     assert server.registry.claim(Kind.WORKER) == 0, "nothing has changed"
+    with pytest.raises(NotRunning, match="401.*only with the token of that run"):
+        client_of(server, "another").spec()
 
 
 def test_all_routes_are_among_those_that_are_tried(server: RegistryServer) -> None:
@@ -238,11 +231,6 @@ def test_all_routes_are_among_those_that_are_tried(server: RegistryServer) -> No
         for name in server.calls
     }
     assert known <= set(ROUTES)
-
-
-def test_another_token_is_named_by_the_error(server: RegistryServer) -> None:
-    with pytest.raises(NotRunning, match="401.*only with the token of that run"):
-        client_of(server, "another").spec()
 
 
 def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_path: Path) -> None:
@@ -258,11 +246,6 @@ def test_the_files_of_a_model_arrive_unchanged_and_no_other_file_can_be_had(tmp_
             headers = {"Authorization": f"Bearer {TOKEN}"}
             assert call(server.location().url, "GET", f"/run/model/{name}", headers)[0] == 404
     assert {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()} == files
-
-
-def test_a_model_that_has_a_name_is_not_served(server: RegistryServer, tmp_path: Path) -> None:
-    client_of(server).fetch_model(tmp_path / "copy")
-    assert list((tmp_path / "copy").iterdir()) == []
 
 
 def test_a_port_that_is_taken_is_named_with_its_setting(server: RegistryServer) -> None:

@@ -18,6 +18,7 @@ import pytest
 from lrl.checkpoints.owner_only_files import OwnerOnlyFolder
 from lrl.errors import ConfigError, NotRunning, UntrustedFile
 from lrl.members import run_file
+from lrl.members.registry import RegistryServer
 from lrl.members.run_file import (
     RunFile,
     find_run,
@@ -25,7 +26,6 @@ from lrl.members.run_file import (
     token_of_run,
     write_run_file,
 )
-from lrl.members.service import RegistryServer
 from lrl.system import processes
 from lrl.system.processes import ProcessIdentity
 from tests.certificates import self_signed
@@ -55,16 +55,30 @@ def test_the_file_is_closed_to_all_others_and_has_no_token(
     assert not (tmp_path / "fleet").exists()
 
 
-@pytest.mark.parametrize("mode", [0o622, 0o640, 0o604])
-def test_an_open_file_is_not_trusted(server: RegistryServer, tmp_path: Path, mode: int) -> None:
-    (tmp_path / "fleet" / "run.json").chmod(mode)
-    with pytest.raises(NotRunning, match=rf"run.json is not trusted.*{mode:04o}"):
-        find_run(str(tmp_path))
+def with_a_link(fleet: Path) -> None:
+    (fleet / "run.json").rename(fleet / "mine.json")
+    (fleet / "run.json").symlink_to(fleet / "mine.json")
 
 
-def test_nothing_in_an_open_folder_is_trusted(server: RegistryServer, tmp_path: Path) -> None:
-    (tmp_path / "fleet").chmod(0o777)
-    with pytest.raises(NotRunning, match="fleet is not trusted.*0777"):
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda fleet: (fleet / "run.json").chmod(0o622), "run.json is not trusted.*0622"),
+        (lambda fleet: (fleet / "run.json").chmod(0o640), "run.json is not trusted.*0640"),
+        (lambda fleet: (fleet / "run.json").chmod(0o604), "run.json is not trusted.*0604"),
+        (lambda fleet: fleet.chmod(0o777), "fleet is not trusted.*0777"),
+        (with_a_link, "symbolic link"),
+        (
+            lambda fleet: OwnerOnlyFolder(fleet).write("run.json", {"model": "base"}),
+            "use the release of the run",
+        ),
+    ],
+)
+def test_a_file_that_others_could_have_written_is_not_trusted(
+    server: RegistryServer, tmp_path: Path, change: Callable[[Path], object], why: str
+) -> None:
+    change(tmp_path / "fleet")
+    with pytest.raises(NotRunning, match=why):
         find_run(str(tmp_path))
 
 
@@ -77,21 +91,6 @@ def test_another_users_file_is_not_trusted(
         find_run(str(tmp_path))
     with pytest.raises(UntrustedFile):
         write_run_file(tmp_path, server)
-
-
-def test_a_link_in_the_place_of_a_file_is_not_followed(
-    server: RegistryServer, tmp_path: Path
-) -> None:
-    (tmp_path / "fleet" / "run.json").rename(tmp_path / "mine.json")
-    (tmp_path / "fleet" / "run.json").symlink_to(tmp_path / "mine.json")
-    with pytest.raises(NotRunning, match="symbolic link"):
-        find_run(str(tmp_path))
-
-
-def test_a_file_of_another_release_names_the_remedy(server: RegistryServer, tmp_path: Path) -> None:
-    OwnerOnlyFolder(tmp_path / "fleet").write("run.json", {"model": "base"})
-    with pytest.raises(NotRunning, match="use the release of the run"):
-        find_run(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -127,16 +126,10 @@ def test_on_another_machine_the_token_comes_from_the_environment_and_is_removed_
         assert "LRL_TOKEN" not in os.environ, (
             "what is started from here has it by another name, or not at all"
         )
-    monkeypatch.setattr(run_file.getpass, "getpass", lambda prompt: f"typed after {prompt}")
-    assert "lrl prompt" in find_run(str(tmp_path)).token
-
-
-def test_another_machine_gets_the_url_that_leads_there(
-    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)
     rewrite(tmp_path, owner=ELSEWHERE, elsewhere="http://10.0.0.7:5")
-    assert find_run(str(tmp_path)).location.url == "http://10.0.0.7:5"
+    monkeypatch.setattr(run_file.getpass, "getpass", lambda prompt: f"typed after {prompt}")
+    found = find_run(str(tmp_path))
+    assert "lrl prompt" in found.token and found.location.url == "http://10.0.0.7:5"
 
 
 def test_without_a_keyboard_the_error_names_the_variable_of_the_token(
@@ -173,15 +166,6 @@ def test_a_run_takes_the_token_that_it_is_started_with_and_none_that_is_easily_g
     monkeypatch.setenv("LRL_TOKEN", "1234")
     with pytest.raises(ConfigError, match="LRL_TOKEN has 4 characters.*openssl rand -hex 32"):
         token_of_run()
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://10.0.0.7:5", "https://10.0.0.7", "https://:5", "http://10.0.0.7:5/run"]
-)
-def test_what_is_no_address_of_a_run_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    with pytest.raises(NotRunning, match="give https://ADDRESS:PORT"):
-        find_run(url)
 
 
 def test_the_certificate_of_a_url_is_the_only_one_that_is_trusted(

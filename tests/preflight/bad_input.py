@@ -216,8 +216,8 @@ MEMBERS: Cases = {
         *("strategy.evaluation_generators is 1", "leave strategy.launcher out"),
     ),
     "scorers without srun": (
-        "--data.reward_launcher Slurm --data.reward_launcher.jobs 1",
-        *("data.reward_launcher is Slurm", "no srun on the path"),
+        "--data.worker_launcher Slurm --data.worker_launcher.jobs 1",
+        *("data.worker_launcher is Slurm", "no srun on the path"),
     ),
 }
 
@@ -357,7 +357,7 @@ DATA: Cases = {
     ),
     "a reward that cannot be imported": (
         "--data.rewards rr:f",
-        *("'rr:f'", "no module 'rr'", "file.py:function"),
+        *("'rr:f'", "No module named 'rr'", "file.py:function"),
     ),
     "a misspelt reward": ("--data.rewards lrl.rewards.GSM9K", "Did you mean GSM8K?"),
     "a reward of TRL": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import lightning as L
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
@@ -20,7 +21,9 @@ from lightning.pytorch.callbacks import (
 STEP = ("data.micro_batch_tokens", "data.groups_per_step")
 EVALUATION = ("Evaluation.every_n_steps",)
 
-FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+Cases = dict[str, tuple[dict[str, Any], tuple[str, ...]]]
+
+FLAGS: Cases = {
     "strategy (Lightning's own)": (
         {"devices": 1, "strategy": "auto"},
         ("SingleDeviceStrategy", "lrl.AsyncDDP"),
@@ -52,25 +55,24 @@ FLAGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "num_nodes with AsyncSingleDevice": ({"num_nodes": 2}, ("trainer.num_nodes=2", "lrl.AsyncDDP")),
 }
 
-CALLBACKS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "GradientAccumulationScheduler": (lambda: GradientAccumulationScheduler({0: 2}), STEP),
-    "StochasticWeightAveraging": (lambda: StochasticWeightAveraging(1e-2), ("the policy itself",)),
-    "WeightAveraging, EMAWeightAveraging": (
-        WeightAveraging,
-        ("WeightAveraging", "the policy itself"),
-    ),
-    "BatchSizeFinder, Tuner.scale_batch_size": (BatchSizeFinder, ("data.micro_batch_tokens",)),
-    "LearningRateFinder, Tuner.lr_find": (LearningRateFinder, ("by reward or accuracy",)),
-    "ModelPruning": (lambda: ModelPruning("l1_unstructured"), ("know them by their names",)),
-    "BackboneFinetuning": (BackboneFinetuning, ("a PolicyModule of your own",)),
-    "OnExceptionCheckpoint": (
-        lambda: OnExceptionCheckpoint("."),
-        ("saves at a bad end by itself",),
-    ),
-    "SpikeDetection": (SpikeDetection, ("lrl.callbacks.Health",)),
+CALLBACKS: dict[str, tuple[L.Callback, str]] = {
+    "GradientAccumulationScheduler": (GradientAccumulationScheduler({0: 2}), STEP[0]),
+    "StochasticWeightAveraging": (StochasticWeightAveraging(1e-2), "the policy itself"),
+    "WeightAveraging, EMAWeightAveraging": (WeightAveraging(), "the policy itself"),
+    "BatchSizeFinder, Tuner.scale_batch_size": (BatchSizeFinder(), "data.micro_batch_tokens"),
+    "LearningRateFinder, Tuner.lr_find": (LearningRateFinder(), "by reward or accuracy"),
+    "ModelPruning": (ModelPruning("l1_unstructured"), "know them by their names"),
+    "BackboneFinetuning": (BackboneFinetuning(), "a PolicyModule of your own"),
+    "OnExceptionCheckpoint": (OnExceptionCheckpoint("."), "saves at a bad end by itself"),
+    "SpikeDetection": (SpikeDetection(), "lrl.callbacks.Health"),
 }
 
-VERBS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "trainer.test": ("test", ("trainer.test", "trainer.validate")),
-    "trainer.predict": ("predict", ("trainer.predict", "lrl chat")),
+REFUSED: Cases = {
+    **FLAGS,
+    **{
+        row: ({"callbacks": [callback]}, ("trainer.callbacks has", reason))
+        for row, (callback, reason) in CALLBACKS.items()
+    },
+    "trainer.test": ({"verb": "test"}, ("trainer.test", "trainer.validate")),
+    "trainer.predict": ({"verb": "predict"}, ("trainer.predict", "lrl chat")),
 }

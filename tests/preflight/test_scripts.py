@@ -13,8 +13,6 @@ import pytest
 import lrl
 from lrl.rewards.function import as_reward
 
-ROWS = [{"prompt": "1+1=", "answer": "2"}]
-
 
 @pytest.mark.parametrize(
     ("settings", "text"),
@@ -23,38 +21,21 @@ ROWS = [{"prompt": "1+1=", "answer": "2"}]
         ({"objective": lrl.objectives.PPO}, "give PPO()."),
         ({"lora": 8}, "model.lora is 8; give an object of the class LoRA."),
         ({"reference": True}, "model.reference is True; give an object of the class Reference."),
-        ({"lr": "1e-5"}, "model.lr is '1e-5'; it must be a number, at least 0."),
-        ({"max_grad_norm": "1"}, "model.max_grad_norm is '1'; it must be a number, above 0."),
+        ({"advantages": lrl.advantages.GRPO}, "give GRPO()."),
+        ({"replay": 4}, "data.replay is 4; give an object of the class Replay."),
+        ({"dispatch": "LeastTokens"}, "give an object of the class DispatchPolicy."),
     ],
 )
-def test_a_policys_setting_of_another_kind_is_named(
+def test_a_setting_of_another_kind_is_named(
     settings: dict[str, Any], text: str, quickstart_policy: object
 ) -> None:
+    of_data = settings.keys() & {"advantages", "replay", "dispatch"}
     with pytest.raises(lrl.ConfigError) as caught:
-        lrl.PolicyModule(str(quickstart_policy), **settings)
-    assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        (
-            {"advantages": lrl.advantages.GRPO},
-            "data.advantages is <class 'lrl.advantages.GRPO'>; give GRPO().",
-        ),
-        ({"replay": 4}, "data.replay is 4; give an object of the class Replay."),
-        (
-            {"dispatch": "LeastTokens"},
-            "data.dispatch is 'LeastTokens'; give an object of the class DispatchPolicy.",
-        ),
-        ({"max_lag": "1"}, "data.max_lag is '1'; it must be a number, at least 0."),
-    ],
-)
-def test_a_data_modules_setting_of_another_kind_is_named(
-    settings: dict[str, Any], text: str
-) -> None:
-    with pytest.raises(lrl.ConfigError) as caught:
-        lrl.RolloutDataModule(ROWS, [lrl.rewards.ExactMatch()], **settings)
+        if of_data:
+            rows = [{"prompt": "1+1=", "answer": "2"}]
+            lrl.RolloutDataModule(rows, [lrl.rewards.ExactMatch()], **settings)
+        else:
+            lrl.PolicyModule(str(quickstart_policy), **settings)
     assert text in str(caught.value)
 
 

@@ -27,7 +27,7 @@ from lrl.objectives import (
     Objective,
     Tokens,
 )
-from lrl.preflight.settings import check_launchers, check_skipping
+from lrl.preflight.settings import check_skipping, check_worker_launcher
 from lrl.rewards import GSM8K, RewardPool
 
 TOKEN = "a-token-that-is-long-enough"
@@ -39,7 +39,7 @@ def of_the_script(prompt: str, response: str, **columns: object) -> float:
 
 def data_with(*rewards: Any) -> Any:
     return SimpleNamespace(
-        reward_launcher=Given(1), reward_pool=RewardPool(rewards), trains=True, environment=None
+        worker_launcher=Given(1), reward_pool=RewardPool(rewards), trains=True, environment=None
     )
 
 
@@ -48,23 +48,12 @@ def test_workers_that_somebody_starts_need_a_token_that_somebody_knows(
 ) -> None:
     monkeypatch.delenv("LRL_TOKEN", raising=False)
     with pytest.raises(
-        ConfigError, match=r"data.reward_launcher is Given, and LRL_TOKEN is not set.*openssl rand"
+        ConfigError, match=r"data.worker_launcher is Given, and LRL_TOKEN is not set.*openssl rand"
     ):
-        check_launchers(lrl.AsyncSingleDevice(), data_with(GSM8K()))
+        check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K()))
     monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    check_launchers(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
-    assert data.reward_launcher.setting == "data.reward_launcher"
-
-
-def test_one_launcher_starts_the_workers_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LRL_TOKEN", TOKEN)
-    strategy, data = lrl.AsyncSingleDevice(), data_with(GSM8K())
-    pool = SimpleNamespace(is_in_main=False)
-    data.environment = SimpleNamespace(launcher=Given(1), environment=None, pool=pool)
-    with pytest.raises(ConfigError, match="reward_launcher and data.environment_launcher are set"):
-        check_launchers(strategy, data)
-    data.reward_launcher = None
-    check_launchers(strategy, data)
+    check_worker_launcher(lrl.AsyncSingleDevice(), data := data_with(GSM8K()))
+    assert data.worker_launcher.setting == "data.worker_launcher"
 
 
 def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
@@ -79,7 +68,7 @@ def test_a_reward_of_the_script_that_runs_is_not_sent_to_other_machines(
         ConfigError,
         match="'of_the_script', which is defined in the script that runs.*on each of them",
     ):
-        check_launchers(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
+        check_worker_launcher(lrl.AsyncSingleDevice(), data_with(GSM8K(), of_the_script))
 
 
 class Spread(Objective):

@@ -4,8 +4,6 @@ one command.
 One node is in another network namespace. A cluster takes a core half a minute to start, so all
 tests have the same, and the last one leaves none. The command runs beside the cluster's head, and
 Ray chooses which is node 0.
-
-Covers lrl/members/launchers/ray.py.
 """
 
 from __future__ import annotations
@@ -120,7 +118,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
         max_num_seqs=64, dtype="float32", kv_cache_gib=0.1, host=HERE, insecure=True
     )
     half = {"address": ADDRESS, "cpus": 0.5, "resources": {"there": 0.5}}
-    launcher, reward_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
+    launcher, worker_launcher = (Ray(1, **half) for _ in range(2))  # type: ignore[arg-type]
     strategy = lrl.AsyncSingleDevice(
         generator_devices=0, launcher=launcher, server=settings, heartbeat_s=5.0
     )
@@ -148,7 +146,7 @@ def test_a_run_whose_ray_node_is_lost_goes_on_with_the_next_node_and_leaves_noth
     )
     rows = PROMPTS[: STEPS * GROUPS]
     data = data_module(
-        groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=reward_launcher
+        groups_per_step=GROUPS, max_lag=1, prompts=rows, worker_launcher=worker_launcher
     )
     trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
     assert strategy.choose_transport().backend == "pull"

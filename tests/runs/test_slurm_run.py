@@ -67,7 +67,7 @@ def test_a_run_whose_jobs_slurm_has_cancelled_goes_on_with_other_jobs_and_leaves
         monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the node imports the reward
         rows = PROMPTS[: STEPS * GROUPS]
         data = data_module(
-            groups_per_step=GROUPS, max_lag=1, prompts=rows, reward_launcher=Slurm(1)
+            groups_per_step=GROUPS, max_lag=1, prompts=rows, worker_launcher=Slurm(1)
         )
         trainer.fit(lrl.PolicyModule(str(policy_folder), lr=5e-4), datamodule=data)
         left = [message for process in living(strategy.run_id) if (message := words(process))]

@@ -28,10 +28,7 @@ from lrl.distributed.ranks import Ranks
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    [
-        "tests.strategies." + name
-        for name in ("gradient_of_ranks", "reads_of_ranks", "sharded_step", "sharded_fit")
-    ]
+    ["tests.strategies." + name for name in ("gradient_of_ranks", "sharded_step", "sharded_fit")]
     + ["tests.strategies.run_of_ranks", "tests.strategies.run_that_ends"]
 )
 DEADLINE_S = 600.0

@@ -7,8 +7,10 @@ would clip.
 
 from __future__ import annotations
 
+import copy
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lrl.advantages import GroupMean
-from lrl.distributed.ranks import Ranks
+from lrl.advantages import Advantages, GroupMean
 from lrl.rollouts.learners import Learners
 from lrl.rollouts.packing import Packer
 from lrl.rollouts.stream import GroupSource, RankStream, StepStream
@@ -34,7 +35,11 @@ BUDGET = 48
 def main(model: str, folder: Path) -> None:
     them = meet(folder)
     rank, ranks, policy = them.rank, them.size, opened(model)
-    step = RankStream(SimpleNamespace(ranks=them)) if rank else stream(them)
+    of_rank: Any = SimpleNamespace(
+        ranks=them, data_parallel_size=ranks, prepare=lambda *settings: None
+    )
+    whole = stream(of_rank, Arriving(GROUPS), len(GROUPS), GroupMean())
+    step = RankStream(of_rank) if rank else whole
     passes = 0
     print("trains", flush=True)
     for micro in step:
@@ -55,26 +60,27 @@ def main(model: str, folder: Path) -> None:
 
 
 class Arriving(GroupSource):
-    """The groups, each `SLOW` seconds after the one before."""
+    """Groups, each `SLOW` seconds after the one before, or after what else is done first."""
 
-    def __init__(self) -> None:
-        self.coming = iter(GROUPS)
+    def __init__(self, groups: Sequence[Group], first: Callable[[], Any] | None = None) -> None:
+        self.coming = iter(copy.deepcopy(groups))  # each policy adds its own values
+        self.first = first or (lambda: time.sleep(float(os.environ.get("SLOW", 0))))
 
     def next_group(self, step: int) -> Group:
-        time.sleep(float(os.environ.get("SLOW", 0)))
+        self.first()
         return next(self.coming)
 
 
-def stream(ranks: Ranks) -> StepStream:
-    policy: Any = SimpleNamespace(
-        ranks=ranks, data_parallel_size=ranks.size, prepare=lambda *settings: None
-    )
+def stream(
+    policy: Any, source: Arriving, groups: int, advantages: Advantages, blanks: bool = False
+) -> StepStream:
+    size = policy.data_parallel_size
     return StepStream(
         0,
-        len(GROUPS),
-        source=Arriving(),
+        groups,
+        source=source,
         policy=policy,
-        learners=Learners(GroupMean()),
-        packer=Packer(BUDGET, GroupMean(), 1.0, data_parallel_size=ranks.size),
+        learners=Learners(advantages),
+        packer=Packer(BUDGET, advantages, 1.0, data_parallel_size=size, blanks=blanks),
         stopwatch=Stopwatch(),
     )

@@ -36,7 +36,7 @@ RANKS = 2
 class ServerElsewhere(JoinedServer):
     """It runs already, and keeps running."""
 
-    model, backend = "", "shared_memory"
+    model, backend, log_path = "", "shared_memory", Path()
 
     def start(self) -> None:
         """Has it write again: a signal may have ended the last run while a sync paused it."""
@@ -63,9 +63,7 @@ class Borrowing(SeveralRanks):
         """See `GeneratorDevices.make_servers`."""
         end_half_sync(self.where["url"], self.where["token"])
         settings = lrl.ServerSettings(max_model_len=512, max_num_seqs=96, dtype="float32")
-        return [
-            ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings, Path())
-        ]
+        return [ServerElsewhere(0, Location(self.where["url"]), self.where["token"], settings)]
 
 
 class BorrowingDDP(Borrowing, lrl.AsyncDDP):

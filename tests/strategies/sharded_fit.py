@@ -33,7 +33,6 @@ PLACES: dict[str, tuple[str, str]] = {
     "step": ("lrl.policy", "PolicyModule.compute_loss"),
     "sync": ("lrl.training.model", "whole_on"),
     "save": ("lrl.checkpoints.checkpoint_folder", "save_parts"),
-    "export": ("lrl.policy_model", "on_cpu"),
 }
 """A function that every rank of a sharded run calls in each phase: its module and its name in
 there."""

@@ -8,10 +8,10 @@ reference.
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,14 +21,11 @@ import lrl
 from lrl.advantages import GAE, Advantages, ArCHer, GroupMean
 from lrl.distributed.collective import follow
 from lrl.distributed.ranks import Ranks
-from lrl.rollouts.learners import Learners
-from lrl.rollouts.packing import Packer
-from lrl.rollouts.stream import GroupSource, RankStream, StepStream
-from lrl.system.stopwatch import Stopwatch
+from lrl.rollouts.stream import RankStream
 from lrl.training.sharding import Sharding
 from lrl.types import ENVIRONMENT, Group
 from tests.strategies.forked_ranks import meet
-from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
+from tests.strategies.gradient_of_ranks import BUDGET, GROUPS, Arriving, stream
 from tests.test_policy import make_group
 
 TEXT = [1, 2, 3, 4, 5]
@@ -107,7 +104,12 @@ def main(models: Path, folder: Path, tensor: int) -> None:
             str(model), them, tensor, torch.bfloat16 if model.name.endswith("bf16") else None
         )
         found = train(policy)
-        if them.rank == 0:
+        if them.rank:
+            with pytest.raises(
+                RuntimeError, match="has called PolicyModel.prompt_logprobs by itself"
+            ):
+                policy.prompt_logprobs(TEXT)
+        else:
             found["logprobs"] = policy.prompt_logprobs(TEXT)
             found["rounded"] = policy.prompt_logprobs(TEXT, "bfloat16")
             found["held"] = policy.prompt_logprobs(TEXT, None, "bfloat16")
@@ -125,7 +127,10 @@ def train(policy: Sharded) -> dict[str, Any]:
     """Runs the passes of a step; returns its gradient, and what this rank did and holds."""
     passes = blanks = tokens = 0
     for groups in (GROUPS, [LONE]):
-        step = RankStream(policy) if policy.ranks.rank else stream(policy, groups)
+        # A read before each group, as a probe does while the trainer waits.
+        source = Arriving(groups, lambda: policy.prompt_logprobs(TEXT))
+        whole = stream(policy, source, len(groups), advantages_of(policy), blanks=True)
+        step = RankStream(policy) if policy.ranks.rank else whole
         for micro in step:
             blank = not micro.mask.any()
             (policy.blank_loss(micro) if blank else policy.compute_loss(micro)).backward()
@@ -152,32 +157,6 @@ def reference_logprobs(policy: lrl.PolicyModule) -> list[Any]:
     group = make_group(0, responses=3)
     policy.prepare(group, 1.0, micro_batch_tokens=1)
     return [rollout.reference_logprobs for rollout in group.rollouts]
-
-
-class Arriving(GroupSource):
-    """Groups, and a read of the weights before each."""
-
-    def __init__(self, policy: Sharded, groups: list[Group]) -> None:
-        self.policy = policy
-        self.coming = iter(copy.deepcopy(groups))  # each policy adds its own values
-
-    def next_group(self, step: int) -> Group:
-        self.policy.prompt_logprobs(TEXT)  # as a probe does while the trainer waits
-        return next(self.coming)
-
-
-def stream(policy: Sharded, groups: list[Group]) -> StepStream:
-    size = policy.data_parallel_size
-    advantages = advantages_of(policy)
-    return StepStream(
-        0,
-        len(groups),
-        source=Arriving(policy, groups),
-        policy=policy,
-        learners=Learners(advantages),
-        packer=Packer(BUDGET, advantages, 1.0, data_parallel_size=size, blanks=True),
-        stopwatch=Stopwatch(),
-    )
 
 
 def prepare(policy: lrl.PolicyModule, group: Group) -> None:

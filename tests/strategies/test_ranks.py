@@ -7,41 +7,22 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-import lrl
-from lrl.callbacks import WeightSync
 from lrl.strategies import several_ranks
 from tests.leftovers import wait_for
-from tests.strategies import gradient_of_ranks, reads_of_ranks
+from tests.strategies import gradient_of_ranks, sharded_fit
 from tests.strategies.forked_ranks import DEADLINE_S, free_port, run_ranks, start_rank
 from tests.strategies.gradient_of_ranks import BUDGET, GROUPS
 from tests.test_policy import gradient, opened, pack
 
 
-def fit_alone(policy: str, folder: Path) -> None:
+def fit_alone(policy: str, folder: str) -> None:
     """Begins a run of two ranks."""
     several_ranks.MEETING = timedelta(seconds=2)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        devices=3,
-        strategy=lrl.AsyncDDP(),
-        callbacks=[WeightSync()],
-        max_steps=1,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-    )
-    rows = [{"prompt": f"{n}+1="} for n in range(10, 50)]
-    trainer.fit(
-        lrl.PolicyModule(policy), lrl.RolloutDataModule(rows, ["tests.odd_lengths:brevity"])
-    )
+    sharded_fit.main(policy, folder, ranks=2, steps=1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -57,24 +38,6 @@ def test_the_gradient_does_not_depend_on_the_number_of_ranks(
         assert rank["passes"] > 1 and rank["sequences"] == sum(
             len(group.rollouts) for group in GROUPS
         )
-
-
-def test_every_rank_takes_part_in_every_read_of_the_weights(
-    policy_folder: Path, tmp_path: Path
-) -> None:
-    run_ranks(reads_of_ranks.main, 3, tmp_path, str(policy_folder), tmp_path)
-    led, *others = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
-    expected = reads_of_ranks.alone(str(policy_folder))
-    assert led["logprobs"] == pytest.approx(expected["logprobs"], abs=1e-5)
-    for found, right in zip(led["reference"], expected["reference"], strict=True):
-        assert found == pytest.approx(right, abs=1e-5)
-    torch.testing.assert_close(led["weights"], expected["weights"])
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "policy").num_parameters() > 0
-    for other in others:
-        assert other["reads"]["forward"] == led["reads"]["forward"] == 1
-        assert other["reads"]["weights"] == led["reads"]["weights"] >= 2
-        assert 0 < other["reads"]["reference"] <= led["reads"]["reference"]
-        assert "alone" not in other
 
 
 def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
@@ -96,29 +59,9 @@ def test_no_rank_outlives_rank_0(policy_folder: Path, tmp_path: Path) -> None:
 def test_a_rank_that_never_comes_ends_the_run_and_is_named(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), tmp_path)
+    rank = start_rank(fit_alone, 0, 2, free_port(), tmp_path, str(policy_folder), str(tmp_path))
     rank.process.join(DEADLINE_S)
     said = rank.printed()
     assert rank.process.exitcode == 1, said
     assert "Rank 0 has not met all 2 ranks within 0:00:02 (Timed out" in said
     assert "1/2 clients joined" in said and "Look for another rank's error" in said
-
-
-@pytest.mark.parametrize("name, value", [("model_averaging_period", 2), ("static_graph", True)])
-def test_a_setting_of_torchs_wrapper_is_refused(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=rf"strategy.{name} is {value}.*Leave it out"):
-        lrl.AsyncDDP(**{name: value})
-
-
-def test_the_command_lines_defaults_for_torchs_wrapper_are_not_refused() -> None:
-    assert lrl.AsyncDDP(
-        model_averaging_period=None, find_unused_parameters=False, bucket_cap_mb=None
-    )
-
-
-def test_a_size_of_the_mesh_that_follows_from_the_others_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="strategy.data_parallel_size is 2. It follows from the other sizes"
-    ):
-        lrl.AsyncFSDP(data_parallel_size=2)
-    assert lrl.AsyncFSDP(data_parallel_size="auto", tensor_parallel_size=2)

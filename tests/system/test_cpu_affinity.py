@@ -46,30 +46,24 @@ def all_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "threads"),
-    [("passive", CORES), ("PASSIVE", CORES), ("active", max(1, CORES // 2)), ("", CORES // 2)],
+    ("variables", "ranks", "threads"),
+    [
+        ({"OMP_WAIT_POLICY": "passive"}, 1, CORES),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, 1, CORES),
+        ({"OMP_WAIT_POLICY": "active"}, 1, CORES // 2),
+        ({"OMP_WAIT_POLICY": ""}, 1, CORES // 2),
+        ({"OMP_WAIT_POLICY": "passive"}, 2, CORES // 2),
+        ({"OMP_WAIT_POLICY": "active"}, 2, CORES // 2 // 2),
+        ({"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "7"}, 1, CORES),
+    ],
 )
-def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores(
-    policy: str, threads: int, monkeypatch: pytest.MonkeyPatch
+def test_only_threads_that_sleep_while_they_wait_may_be_on_all_cores_which_ranks_divide(
+    variables: dict[str, str], ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    share_cores()
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    share_cores(ranks)
     assert torch.get_num_threads() == max(1, threads)
-
-
-@pytest.mark.parametrize(("policy", "cores"), [("passive", CORES), ("active", max(1, CORES // 2))])
-def test_ranks_divide_the_trainers_cores(
-    policy: str, cores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    share_cores(ranks=2)
-    assert torch.get_num_threads() == max(1, cores // 2)
-
-
-def test_the_users_own_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", str(CORES))
-    share_cores()
-    assert torch.get_num_threads() == CORES
 
 
 @pytest.mark.parametrize(

@@ -167,28 +167,17 @@ def stay_busy(policy: str, folder: Path) -> None:
     fit(policy, trainer(folder, Stuck()))
 
 
-def interrupted_while_loading() -> list[dict[str, str]]:
-    """Interrupts the loading of a data set, in the preflight checks."""
-    os.kill(os.getpid(), signal.SIGINT)
-    raise AssertionError("the signal came too late")
-
-
 def stopped_while_loading() -> list[dict[str, str]]:
-    """Does the same with the other signal."""
-    os.kill(os.getpid(), signal.SIGTERM)
+    """Is stopped by the signal of `SIGNUM` while it loads a data set, in the preflight checks."""
+    os.kill(os.getpid(), int(os.environ["SIGNUM"]))
     raise AssertionError("the signal came too late")
 
 
-@pytest.mark.parametrize(
-    ("source", "status"), [("interrupted_while_loading", 130), ("stopped_while_loading", 143)]
-)
+@pytest.mark.parametrize("signum", BOTH)
 def test_the_command_exits_with_the_status_of_the_signal(
-    quickstart_policy: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    status: int,
+    quickstart_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
+    monkeypatch.setenv("SIGNUM", str(int(signum)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lrl"])
     # Without a handler, SIGTERM would end the tests themselves.
@@ -197,9 +186,9 @@ def test_the_command_exits_with_the_status_of_the_signal(
         "--model.model",
         str(quickstart_policy),
         "--data.prompts.source",
-        f"tests.system.test_signals:{source}",
+        "tests.system.test_signals:stopped_while_loading",
     ]
     with pytest.raises(SystemExit) as end:
         main(["fit", "--config", "quickstart", *words])
-    assert end.value.code == status
+    assert end.value.code == 128 + signum
     assert not list(tmp_path.glob("**/generator-*.log"))

@@ -13,8 +13,7 @@ from typing import Any
 
 from lrl.generators.settings import ServerSettings
 from lrl.members.admission import WorkerAdmission, poll_forever
-from lrl.members.registry import JoinSpec, Kind, Registry
-from lrl.members.service import RegistryServer
+from lrl.members.registry import JoinSpec, Kind, Registry, RegistryServer
 from lrl.system.endpoint import Endpoint
 from lrl.system.event_loop import LoopThread
 from lrl.workers.pool import Members

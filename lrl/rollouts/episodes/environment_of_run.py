@@ -65,8 +65,6 @@ class EnvironmentOfRun:
         self.environment = environment
         self.timeout_s = settings.episode_timeout_s
         """Most seconds of an episode after its first turn."""
-        self.launcher = settings.environment_launcher
-        """What starts members that play episodes; None for nothing."""
         self._max_turns = settings.max_turns
         self._max_turn_tokens = longest
         self.pool: EnvironmentPool | ExternalAgents

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-from lrl.system.config_errors import above, at_least, fault
-
-if TYPE_CHECKING:
-    from lrl.members.launchers import Launcher
+from lrl.system.config_errors import above, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +16,6 @@ class EpisodeSettings:
     turn_timeout_s: float = 60.0
     episode_timeout_s: float = 1800.0
     environment_workers: int = 1
-    environment_launcher: Launcher | None = None
     environment_memory_gib: float | None = 4.0
 
     def __post_init__(self) -> None:
@@ -33,11 +28,6 @@ class EpisodeSettings:
             episode_timeout_s=self.episode_timeout_s,
             environment_memory_gib=self.environment_memory_gib,
         )
-        if not self.environment_workers and self.environment_launcher is None:
-            fault(
-                "data.environment_workers is 0, and there is no data.environment_launcher: nothing "
-                "would play episodes. Raise it, or name a launcher (Given, if others start it)."
-            )
 
     @property
     def changed(self) -> list[str]:

@@ -3,7 +3,7 @@ them.
 
 The jobs are models, but for the last test.
 
-Covers lrl/members/run_members.py, lrl/members/launchers/base.py.
+Covers lrl/members/launchers.py.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import pytest
 import lrl
 from lrl.errors import ConfigError, ServerError
 from lrl.generators.settings import ServerSettings
-from lrl.members import launched as launched_module
-from lrl.members.launched import LaunchedMembers
+from lrl.members import run_members
 from lrl.members.launchers import Command, Given, Launcher, Local, Ray, Slurm
-from lrl.members.registry import Kind, Status
-from lrl.members.run_members import ATTEMPTS, RunMembers
-from lrl.members.service import RegistryServer
+from lrl.members.registry import Kind, RegistryServer, Status
+from lrl.members.run_members import ATTEMPTS, LaunchedMembers, RunMembers
 from lrl.rewards import RewardPool
 from lrl.strategies.generator_servers import make_members
 from lrl.system import job_supervisor
@@ -115,7 +113,7 @@ class Scene:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of a job does not end by itself."""
-    monkeypatch.setattr(launched_module, "OWN_END_S", 0.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 0.0)
     monkeypatch.setattr(job_supervisor, "FIRST_BACKOFF_S", 0.0)
 
 
@@ -169,7 +167,7 @@ def test_a_job_has_the_devices_or_the_workers_of_its_place(
         Scene(launcher, kind, server, tmp_path).poll()
         assert [words[4:6] for words in launcher.words] == [[option, value] for value in of_places]
     one = ModelLauncher(1)
-    one.prepare(2)
+    one.gpus = 2
     assert list(one.devices(0)) == [0, 1] and list(Local([[4, 5], [6, 7]]).devices(1)) == [6, 7]
 
 
@@ -189,64 +187,45 @@ def test_a_job_that_ends_is_replaced_and_what_it_said_is_kept(
     )
 
 
-@pytest.mark.parametrize("status", [Status.LOST, Status.REFUSED])
-def test_the_job_of_a_member_that_the_run_gave_up_is_ended_and_replaced(
-    scene: Scene, launcher: ModelLauncher, status: Status
+@pytest.mark.parametrize(
+    ("status", "by_itself", "job_alive", "replaced"),
+    [
+        (Status.LOST, False, True, True),
+        (Status.REFUSED, False, True, True),
+        (Status.SERVING, False, False, False),  # only its scheduler has lost sight of it
+        (Status.LEFT, False, False, False),  # somebody has asked it to leave
+        (Status.LEFT, True, True, True),  # its scheduler takes its place away
+        (Status.ENDED, False, False, False),
+    ],
+)
+def test_a_member_is_replaced_unless_it_serves_or_was_asked_to_leave(
+    scene: Scene,
+    launcher: ModelLauncher,
+    status: Status,
+    by_itself: bool,
+    job_alive: bool,
+    replaced: bool,
 ) -> None:
     scene.poll()
+    scene.registry.ask_to_leave(scene.kind, 0, by_itself=by_itself)
     scene.set_status(0, status, "it is silent")
-    scene.poll(times=2)
-    assert [job.stops for job in launcher.made] == [1, 0, 0]
-
-
-def test_a_member_that_serves_is_kept_when_its_scheduler_has_lost_sight_of_it(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.set_status(0, Status.SERVING)
-    launcher.made[0].alive = False
+    launcher.made[0].alive = job_alive
     scene.poll(times=3)
-    assert len(launcher.made) == 2 and launcher.made[0].stops == 0
-    scene.set_status(0, Status.LOST, "it is silent")
-    scene.poll(times=2)
-    assert len(launcher.made) == 3
-
-
-def test_a_member_that_was_asked_to_leave_is_not_replaced(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.set_status(0, Status.LEFT)
-    launcher.made[0].alive = False
-    scene.poll(times=5)
-    assert len(launcher.made) == 2
-
-
-def test_a_member_whose_scheduler_takes_its_place_away_is_replaced(
-    scene: Scene, launcher: ModelLauncher
-) -> None:
-    scene.poll()
-    scene.registry.ask_to_leave(scene.kind, 0, by_itself=True)
-    scene.set_status(0, Status.LEFT)
-    scene.poll(times=2)
-    assert len(launcher.made) == 3
+    assert len(launcher.made) == 2 + replaced
+    assert launcher.made[0].stops == (status is not Status.SERVING)
+    assert launcher.made[1].stops == 0
 
 
 def test_a_job_that_ends_by_itself_is_not_forced(
     scene: Scene, launcher: ModelLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launched_module, "OWN_END_S", 600.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 600.0)
     scene.poll()
     ends = [threading.Timer(0.3, setattr, (job, "alive", False)) for job in launcher.made]
     for end in ends:
         end.start()
     scene.launched.stop()
     assert not any(end.is_alive() for end in ends), "it has waited for them"
-
-
-def test_all_jobs_end_with_the_run(scene: Scene, launcher: ModelLauncher) -> None:
-    scene.poll()
-    scene.launched.stop()
     assert [job.stops for job in launcher.made] == [1, 1]
 
 
@@ -309,7 +288,7 @@ def test_given_members_are_waited_for_and_nothing_is_started(
     members = RunMembers(None, {}, {kind: Given(2)}, ServerSettings(start_timeout_s=0.1), tmp_path)  # type: ignore[arg-type]
     members.server = server
     members._launch(kind, server)
-    assert members.launched == {}
+    assert members.launched[kind].watches == []
     server.registry.claim(kind)
     server.registry.register(kind, 0, Location(), "far")
     server.registry.withdraw(kind, 0, "there is no module named 'mine'")
@@ -388,7 +367,7 @@ def test_generators_that_somebody_starts_need_a_token_that_somebody_knows(
 def test_a_run_that_does_not_train_has_no_responses_scored_elsewhere(tmp_path: Path) -> None:
     data = SimpleNamespace(
         reward_pool=RewardPool([lrl.rewards.GSM8K()]),
-        reward_launcher=ModelLauncher(1),
+        worker_launcher=ModelLauncher(1),
         environment=None,
         max_model_tokens=64,
     )
@@ -412,14 +391,14 @@ def test_a_run_starts_its_workers_has_them_score_and_ends_them(
 ) -> None:
     """The generator is a small program; the worker is a real one."""
     let_requests_succeed(monkeypatch)
-    monkeypatch.setattr(launched_module, "OWN_END_S", 60.0)
+    monkeypatch.setattr(run_members, "OWN_END_S", 60.0)
     strategy = ScriptedRun(Scripted, tmp_path, ServerSettings())
     pool, launcher = RewardPool([lrl.rewards.GSM8K()], workers=1), Command(1, "env {join}")
     data = SimpleNamespace(
         reward_pool=pool,
         end_workers=pool.close,
         max_model_tokens=64,
-        reward_launcher=launcher,
+        worker_launcher=launcher,
         environment=None,
         resumes_from=None,
         dispatch=None,

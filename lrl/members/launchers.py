@@ -1,23 +1,35 @@
-"""What a launcher is, and those that start a command on this machine for each member."""
+"""Launchers: they start members away from the trainer.
+
+A scheduler places; the processes join at rank 0, which watches and replaces them
+(`lrl.members.run_members`). Without a launcher the run starts its generators itself
+(`lrl.generators.server`), and scores and plays in processes of its own.
+"""
 
 import contextlib
+import json
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from lrl.errors import ConfigError
 from lrl.members.run_file import RUN_TOKEN
-from lrl.system.config_errors import at_least
+from lrl.system.config_errors import above, at_least
 from lrl.system.processes import bound_to_this_process
+
+__all__ = ["Command", "Given", "Job", "Launcher", "Local", "Ray", "Slurm"]
 
 END_S = 20.0
 """Seconds that a process has to end after each signal."""
-BIN = Path(sys.executable).parent
+RAY_GRACE_S = 10.0
+"""Seconds that a member has to leave when its node of Ray is lost: it may be the last one, which
+stays."""
 
 
 class Job:
@@ -70,9 +82,8 @@ class Job:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 
 
-class Launcher:
-    """Starts jobs: generators as `strategy.launcher`, workers as `data.reward_launcher` or
-    `data.environment_launcher`.
+class Launcher(ABC):
+    """Starts jobs: generators as `strategy.launcher`, workers as `data.worker_launcher`.
 
     Args:
         jobs: How many.
@@ -95,24 +106,16 @@ class Launcher:
         at_least(1, type(self).__name__, jobs=jobs)
         self.jobs = jobs
 
-    def prepare(self, gpus: int, setting: str = setting) -> None:
-        """Raises ConfigError if it cannot work here; called before anything starts.
-
-        Args:
-            gpus: GPUs of each job; 0 for none.
-            setting: The setting that it is the value of.
-        """
+    def prepare(self, gpus: int, setting: str) -> None:
+        """Raises ConfigError if it cannot work here; called before anything starts."""
         self.gpus = gpus
         self.setting = setting
 
     def devices(self, index: int) -> Sequence[int]:
-        """Returns the CUDA indices of a job among those that it sees; empty on a CPU.
-
-        Args:
-            index: Which of the `jobs`, from 0.
-        """
+        """Returns the CUDA indices of job `index` among those that it sees; empty on a CPU."""
         return range(self.gpus)
 
+    @abstractmethod
     def start(
         self,
         name: str,
@@ -134,7 +137,6 @@ class Launcher:
         Raises:
             OSError: It cannot be started now.
         """
-        raise NotImplementedError
 
 
 class Given(Launcher):
@@ -145,6 +147,10 @@ class Given(Launcher):
     """
 
     starts = False
+
+    def start(self, name: str, *_: object, **__: object) -> Job:
+        """Raises OSError."""
+        raise OSError(f"somebody else starts {name}")
 
 
 class Command(Launcher):
@@ -176,7 +182,7 @@ class Command(Launcher):
         """Returns the command line, with its places."""
         return self.command
 
-    def prepare(self, gpus: int, setting: str = Launcher.setting) -> None:
+    def prepare(self, gpus: int, setting: str) -> None:
         """See `Launcher.prepare`."""
         super().prepare(gpus, setting)
         if shutil.which(program := shlex.split(self.line())[0], path=search_path()) is None:
@@ -208,7 +214,7 @@ class Command(Launcher):
 
 def search_path() -> str:
     """Returns the PATH of commands: `lrl` is this Python's."""
-    return f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
 class Local(Command):
@@ -254,3 +260,55 @@ class Slurm(Command):
         srun = ["srun", "--nodes=1", "--ntasks=1", "--export=ALL", "--unbuffered"]
         srun += [*([f"--gpus={self.gpus}"] if self.gpus else []), *self.options]
         return f"{shlex.join(srun)} --job-name=lrl-{{name}} {{join}}"
+
+
+class Ray(Command):
+    """Starts each job by `lrl ray`, as an actor of a Ray cluster.
+
+    Needs `pip install lrl[ray]`, here and on each node.
+
+    Args:
+        jobs: How many.
+        address: The cluster's, `host:port`; `auto` for the one that RAY_ADDRESS names or this
+            machine belongs to.
+        cpus: CPU cores of each, as Ray counts them; workers have a process for each. The GPUs of a
+            generator are `server.tensor_parallel_size`, none on a CPU.
+        resources: Ray's custom resources of each, such as `{"h100": 1}`.
+
+    Raises:
+        ConfigError: There are no jobs, or a number is not above 0.
+    """
+
+    def __init__(
+        self,
+        jobs: int,
+        address: str = "auto",
+        cpus: float = 1.0,
+        resources: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__(jobs, "lrl ray {join}")
+        above(0, "Ray", cpus=cpus)
+        self.address = address
+        self.cpus = cpus
+        self.resources = resources or {}
+        self.cores = max(1, int(cpus))
+
+    def prepare(self, gpus: int, setting: str) -> None:
+        """See `Launcher.prepare`."""
+        super().prepare(gpus, setting)
+        if find_spec("ray") is None:
+            raise ConfigError(
+                f"{setting} is Ray, and the package ray is not installed: pip install lrl[ray]."
+            )
+
+    def line(self) -> str:
+        """See `Command.line`."""
+        asked = {
+            "--gpus": str(self.gpus),
+            "--cpus": str(self.cpus),
+            "--resources": json.dumps(self.resources),
+            "--address": self.address,
+            "--grace_s": str(RAY_GRACE_S),
+        }
+        options = shlex.join(word for option in asked.items() for word in option)
+        return f"lrl ray {options} {{join}}"
